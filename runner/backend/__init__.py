@@ -1,0 +1,81 @@
+"""Where arrays live and kernels run. One protocol, parallel implementations: `cpu` (NumPy), `cuda` (CuPy)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from runner.comm import Array
+from runner.partition import Shape
+
+POISON = 0xA5  # what unwritten integer memory holds; unwritten floats hold NaN
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a rank computes on.
+
+    uuid: of a GPU, the only name that is the same however a launcher renumbers devices; "" on a CPU.
+    bandwidth: bytes per second its memory could move, read plus written; None when not known.
+    bandwidth_source: what that figure is taken from.
+    """
+
+    kind: str
+    name: str
+    index: int = 0
+    uuid: str = ""
+    bus_id: str = ""
+    memory: int = 0
+    bandwidth: float | None = None
+    bandwidth_source: str = ""
+
+    def __str__(self) -> str:
+        return f"GPU {self.index}" if self.kind == "cuda" else "CPU"
+
+
+class Backend(Protocol):
+    """Arrays, copies and ordering on one device."""
+
+    device: Device
+    xp: ModuleType
+    asynchronous: bool
+
+    @property
+    def stream(self) -> Any:
+        """The stream that work is issued to; None on a CPU."""
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """A device array, not initialised."""
+
+    def host_empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """A host array, not initialised; pinned where that makes copies faster."""
+
+    def upload(self, host: np.ndarray[Any, Any], device: Array) -> None:
+        """Copy host to device, in stream order; both C-contiguous."""
+
+    def download(self, device: Array) -> np.ndarray[Any, Any]:
+        """A host copy of a device array; complete after `synchronize`."""
+
+    def mark(self) -> Any:
+        """A point in the work issued so far, for `beside`."""
+
+    def beside(self, mark: Any) -> AbstractContextManager[None]:
+        """Work issued inside runs beside what was issued after `mark`, and before what follows the block."""
+
+    def synchronize(self) -> None:
+        """Return when all issued work is done."""
+
+    def copy_rate(self) -> float:
+        """Bytes per second, read plus written, of a large copy inside this device's memory; measured now."""
+
+
+def poison(array: Array) -> None:
+    """Fill with what no kernel writes by accident, so that a cell left unwritten shows."""
+    if array.dtype.kind in "fc":
+        array.fill(np.nan)
+    elif array.size:
+        array.reshape(-1).view(np.uint8).fill(POISON)

@@ -1,0 +1,118 @@
+"""CuPy on one GPU. The only importer of CuPy outside `comm/nccl`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+from runner.backend import Device
+from runner.comm import Array
+from runner.partition import Shape
+
+
+def count() -> int:
+    """GPUs that this process sees; 0 when there is no driver."""
+    try:
+        visible: int = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+    return visible
+
+
+def describe(index: int) -> Device:
+    """Device `index`, with the peak memory rate that its clock and bus width give."""
+    properties = cupy.cuda.runtime.getDeviceProperties(index)
+    attributes = cupy.cuda.Device(index).attributes
+    # Double data rate: two transfers a clock (kHz) over the bus (bits).
+    peak = 2 * attributes["MemoryClockRate"] * 1e3 * attributes["GlobalMemoryBusWidth"] / 8
+    uuid = bytes(properties["uuid"]).hex()
+    return Device(
+        kind="cuda",
+        name=properties["name"].decode(),
+        index=index,
+        uuid=f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}",
+        bus_id=cupy.cuda.runtime.deviceGetPCIBusId(index),
+        memory=properties["totalGlobalMem"],
+        bandwidth=peak or None,
+        bandwidth_source="memory clock x bus width",
+    )
+
+
+class CudaBackend:
+    """One GPU: a main stream, a second one beside it, pinned host buffers of exact size."""
+
+    xp = cupy
+    asynchronous = True
+
+    def __init__(self, index: int) -> None:
+        cupy.cuda.Device(index).use()
+        self.device = describe(index)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        # Higher priority (lower number): an exchange gets its few thread blocks in while a kernel fills the GPU.
+        self._side = cupy.cuda.Stream(non_blocking=True, priority=-1)
+        self.stream.use()
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        return cupy.empty(shape, dtype)
+
+    def host_empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        # CuPy's pinned pool rounds sizes up to powers of two; a block is as large as it is.
+        size = int(np.prod(shape, dtype=np.int64))
+        memory = cupy.cuda.PinnedMemory(max(size * dtype.itemsize, 1))
+        pointer = cupy.cuda.PinnedMemoryPointer(memory, 0)
+        return np.frombuffer(pointer, dtype, size).reshape(shape)
+
+    def upload(self, host: np.ndarray[Any, Any], device: Array) -> None:
+        device.set(host, stream=cupy.cuda.get_current_stream())
+
+    def download(self, device: Array) -> np.ndarray[Any, Any]:
+        host = self.host_empty(device.shape, device.dtype)
+        device.get(stream=cupy.cuda.get_current_stream(), out=host, blocking=False)
+        return host
+
+    def mark(self) -> Any:
+        return cupy.cuda.get_current_stream().record()
+
+    @contextmanager
+    def beside(self, mark: Any) -> Iterator[None]:
+        self._side.wait_event(mark)
+        with self._side:
+            yield
+            done = self._side.record()
+        self.stream.wait_event(done)
+
+    def synchronize(self) -> None:
+        cupy.cuda.get_current_stream().synchronize()
+
+    def copy_rate(self) -> float:
+        source = cupy.ones(1 << 26, cupy.float32)  # 256 MiB: several times the largest L2
+        target = cupy.empty_like(source)
+        events = [cupy.cuda.Event() for _ in range(6)]
+        for event in events:
+            event.record()
+            cupy.copyto(target, source)
+        events[-1].synchronize()
+        times = [cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events[1:], events[2:], strict=False)]
+        return 2e3 * float(source.nbytes) / min(times)
+
+
+@functools.lru_cache(maxsize=None)
+def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
+    """The compiled kernel `name` (a template instance such as "laplacian<float, float>") of a .cu file.
+
+    Call it with (grid, block, arguments). Fused multiply-add is off, so that a kernel rounds as
+    NumPy does and CPU and GPU agree.
+    """
+    module = cupy.RawModule(
+        code=path.read_text(),
+        options=("-std=c++17", "--fmad=false", f"-I{path.parent}", *options),
+        name_expressions=[name],
+    )
+    launch: Callable[..., None] = module.get_function(name)
+    return launch

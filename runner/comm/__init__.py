@@ -1,0 +1,68 @@
+"""How ranks talk. One protocol, parallel implementations:
+
+`mpi` moves control values and host arrays; `nccl` moves device arrays; `staged` moves device
+arrays through host memory where NCCL cannot (two ranks on one GPU); `simulated` makes ranks of
+threads, and of a lone process the one rank of its world, with no MPI.
+
+Arrays that cross are C-contiguous and are never pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+Array = Any  # numpy.ndarray or cupy.ndarray: a protocol over both would promise more than it checks
+Message = tuple[int, Array]  # (peer, C-contiguous array)
+Operation = Literal["sum", "prod", "min", "max"]
+
+
+class Pending(Protocol):
+    """Messages under way."""
+
+    def wait(self) -> None:
+        """Return when every array received may be read and every array sent may be reused.
+
+        For device arrays that is: by work issued to the current stream from now on.
+        """
+
+
+class Arrays(Protocol):
+    """Moves arrays between ranks."""
+
+    @property
+    def label(self) -> str:
+        """How the bytes travel, for the report."""
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        """Start all messages as one group. Between two ranks, order of sending is order of receiving."""
+
+    def all_reduce(self, array: Array, operation: Operation) -> None:
+        """Replace `array` on every rank by the elementwise reduction over all ranks."""
+
+
+class Control(Arrays, Protocol):
+    """A world of ranks: small Python values, host arrays, the end."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def barrier(self) -> None: ...
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, in rank order."""
+
+    def shared_memory_size(self) -> int | None:
+        """How many ranks share this rank's memory, as the transport sees it; None when it cannot tell."""
+
+    def abort(self, status: int) -> None:
+        """End every rank now."""
+
+    def close(self) -> None:
+        """Orderly end; every rank calls it."""

@@ -1,0 +1,92 @@
+"""Ranks of MPI, through mpi4py: control values and host arrays."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.comm import Array, Message, Operation
+
+PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages travel in pieces
+
+
+def load() -> Any:
+    """mpi4py's MPI module, initialised; raises RuntimeError or ImportError when there is no MPI library."""
+    wheel = Path(sys.prefix, "lib", "libmpi.so.40")
+    if wheel.exists() and "mpi4py.MPI" not in sys.modules:
+        # The Open MPI wheel's one-sided OFI component sleeps 1 s at start; this project does not use it.
+        os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+    from mpi4py import MPI
+
+    return MPI
+
+
+class _Requests:
+    def __init__(self, mpi: Any, requests: list[Any]) -> None:
+        self._mpi, self._requests = mpi, requests
+
+    def wait(self) -> None:
+        self._mpi.Request.Waitall(self._requests)
+
+
+class MpiComm:
+    """The ranks of MPI.COMM_WORLD, on a communicator of our own."""
+
+    label = "MPI, host memory"
+
+    def __init__(self) -> None:
+        already_running = "mpi4py.MPI" in sys.modules
+        self._mpi = load()
+        self._owned = not already_running
+        self._comm = self._mpi.COMM_WORLD.Dup()
+        self.rank: int = self._comm.rank
+        self.size: int = self._comm.size
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def broadcast(self, value: Any) -> Any:
+        return self._comm.bcast(value, root=0)
+
+    def allgather(self, value: Any) -> list[Any]:
+        gathered: list[Any] = self._comm.allgather(value)
+        return gathered
+
+    def shared_memory_size(self) -> int | None:
+        shared = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        size: int = shared.size
+        shared.Free()
+        return size
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Requests:
+        # Receives first, so that a message finds its place when it arrives.
+        requests = [self._comm.Irecv(piece, peer) for peer, array in receives for piece in self._pieces(array)]
+        requests += [self._comm.Isend(piece, peer) for peer, array in sends for piece in self._pieces(array)]
+        return _Requests(self._mpi, requests)
+
+    def _pieces(self, array: Array) -> list[list[Any]]:
+        # Bytes, because MPI has no type for float16 and none of NumPy's other byte orders.
+        flat = array.reshape(-1).view(np.uint8)
+        return [[flat[i : i + PIECE], self._mpi.BYTE] for i in range(0, max(flat.size, 1), PIECE)]
+
+    def all_reduce(self, array: Array, operation: Operation) -> None:
+        mpi_operation = getattr(self._mpi, operation.upper())
+        if array.dtype == np.float16:  # no MPI type: added up in float32, rounded once
+            wide = array.astype(np.float32)
+            self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
+            array[...] = wide
+        else:
+            self._comm.Allreduce(self._mpi.IN_PLACE, array, mpi_operation)
+
+    def abort(self, status: int) -> None:
+        self._mpi.COMM_WORLD.Abort(status)
+
+    def close(self) -> None:
+        self._comm.Free()
+        if self._owned:
+            self._mpi.Finalize()

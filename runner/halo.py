@@ -1,0 +1,196 @@
+"""Which cells a block borrows from beyond its edge, and from whom: pure arithmetic.
+
+A block of the array is worked on with a halo: `low` more cells before it and `high` after it
+along each axis. Cells inside the array belong to some rank's block. Cells outside it are
+defined by a boundary mode, with the names and meanings of scipy.ndimage's filters (n = length):
+
+    reflect    d c b a | a b c d | d c b a    period 2n
+    mirror       d c b | a b c d | c b a      period 2n - 2
+    nearest    a a a a | a b c d | d d d d
+    wrap       a b c d | a b c d | a b c d    period n (scipy's filters: same as grid-wrap)
+    constant   k k k k | a b c d | k k k k
+
+Every borrowed cell is thus a copy of one cell of the array, wherever that lives, however wide
+the halo is against the blocks. Along one axis the copies group into runs that a slice can
+express (forwards, backwards, or one cell repeated); a block's halo is the product of its runs
+over all axes, corners included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, get_args
+
+from runner.errors import UserError
+from runner.partition import Partition, Shape, bounds, owner
+
+Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]
+BOUNDARIES: tuple[str, ...] = get_args(Boundary)
+Widths = tuple[tuple[int, int], ...]
+Slices = tuple[slice, ...]
+
+
+def normalize(halo: int | Sequence[int | tuple[int, int]], ndim: int) -> Widths:
+    """A (low, high) pair per axis from what a job declares: one int, or one int or pair per leading axis."""
+    if isinstance(halo, int):
+        widths: list[tuple[int, int]] = [(halo, halo)] * ndim
+    else:
+        widths = [(w, w) if isinstance(w, int) else (w[0], w[1]) for w in halo]
+        if len(widths) > ndim:
+            raise UserError(
+                "the halo names more axes than the array has",
+                got=f"{len(widths)} axes",
+                expected=f"at most {ndim}",
+            )
+        widths += [(0, 0)] * (ndim - len(widths))
+    if any(width < 0 for pair in widths for width in pair):
+        raise UserError("a halo is a number of cells", got=halo, expected="0 or more")
+    return tuple(widths)
+
+
+def check_widths(widths: Widths, shape: Shape) -> None:
+    """Refuse a halo wider than the array: its cells would be copies of copies."""
+    for axis, ((low, high), length) in enumerate(zip(widths, shape, strict=True)):
+        if max(low, high) > length and 0 not in shape:
+            raise UserError(
+                f"the halo is wider than the array along axis {axis}",
+                got=f"{max(low, high)} cells",
+                expected=f"at most {length}, the array's length there",
+                hint="a smaller kernel or a larger array",
+            )
+
+
+def source_index(position: int, length: int, boundary: str) -> int | None:
+    """The cell of an axis of `length` that `position`, inside or outside, is a copy of; None: the constant."""
+    if 0 <= position < length:
+        return position
+    if boundary == "constant":
+        return None
+    if boundary == "nearest":
+        return 0 if position < 0 else length - 1
+    if boundary == "wrap":
+        return position % length
+    if boundary == "reflect":
+        position %= 2 * length
+        return min(position, 2 * length - 1 - position)
+    if length == 1:  # mirror's period 2n - 2 is 0 here
+        return 0
+    position %= 2 * length - 2
+    return min(position, 2 * length - 2 - position)
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` neighbouring cells along one axis of a padded block, all from one block's own cells.
+
+    target: first cell, counted in the padded block. source: first cell it copies, in the whole
+    array. step: +1 forwards, -1 backwards, 0 the same cell again and again. owner: grid coordinate.
+    """
+
+    target: int
+    count: int
+    source: int
+    step: int
+    owner: int
+
+    @property
+    def source_range(self) -> tuple[int, int]:
+        last = self.source + self.step * (self.count - 1)
+        return min(self.source, last), max(self.source, last) + 1
+
+
+def runs(partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str) -> list[Run]:
+    """The runs that fill block `coordinate` along `axis`, its own cells (one run) among them."""
+    length, parts = partition.shape[axis], partition.grid[axis]
+    start, stop = bounds(length, parts, coordinate)
+    if start == stop:
+        return []
+    low, high = width
+    found = [Run(low, stop - start, start, 1, coordinate)]
+    for first, last in ((start - low, start), (stop, stop + high)):
+        found += _group(partition, axis, range(first, last), first - (start - low), boundary)
+    return found
+
+
+def _group(partition: Partition, axis: int, positions: range, target: int, boundary: str) -> Iterator[Run]:
+    length, parts = partition.shape[axis], partition.grid[axis]
+    open_run: Run | None = None
+    for offset, position in enumerate(positions):
+        source = source_index(position, length, boundary)
+        if source is None:
+            continue
+        place = owner(length, parts, source)
+        if open_run is not None and place == open_run.owner:
+            step = source - (open_run.source + open_run.step * (open_run.count - 1))
+            if step in (-1, 0, 1) and (open_run.count == 1 or step == open_run.step):
+                open_run = Run(open_run.target, open_run.count + 1, open_run.source, step, place)
+                continue
+        if open_run is not None:
+            yield open_run
+        open_run = Run(target + offset, 1, source, 1, place)
+    if open_run is not None:
+        yield open_run
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One box of cells that `sender` owns and `receiver` keeps a copy of in its halo.
+
+    target: where it goes, slices of the receiver's padded block. source: where it comes from,
+    slices of the sender's own cells (its block without halo). flip: the axes to reverse. An axis
+    along which one cell is repeated has a source slice of length 1.
+    """
+
+    sender: int
+    receiver: int
+    target: Slices
+    source: Slices
+    flip: tuple[int, ...]
+
+
+def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
+    """All that `receiver` needs, in an order that its senders derive too."""
+    place = partition.coordinates(receiver)
+    per_axis = [runs(partition, axis, place[axis], widths[axis], boundary) for axis in range(len(place))]
+    for box in product(*per_axis):
+        if any(run is not axis_runs[0] for run, axis_runs in zip(box, per_axis, strict=True)):
+            yield _transfer(partition, receiver, box)
+
+
+def sends(partition: Partition, sender: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
+    """All that others need of `sender`; looks only at blocks that touch its cells along every axis."""
+    place = partition.coordinates(sender)
+    neighbours = []
+    for axis, parts in enumerate(partition.grid):
+        near = [
+            coordinate
+            for coordinate in range(parts)
+            if any(
+                run.owner == place[axis] for run in runs(partition, axis, coordinate, widths[axis], boundary)
+            )
+        ]
+        neighbours.append(near)
+    for coordinates in product(*neighbours):
+        receiver = partition.rank(coordinates)
+        if receiver != sender:
+            for transfer in transfers(partition, receiver, widths, boundary):
+                if transfer.sender == sender:
+                    yield transfer
+
+
+def _transfer(partition: Partition, receiver: int, box: Sequence[Run]) -> Transfer:
+    owners = [run.owner for run in box]
+    source = []
+    for axis, run in enumerate(box):
+        origin, _ = bounds(partition.shape[axis], partition.grid[axis], run.owner)
+        first, last = run.source_range
+        source.append(slice(first - origin, last - origin))
+    return Transfer(
+        sender=partition.rank(owners),
+        receiver=receiver,
+        target=tuple(slice(run.target, run.target + run.count) for run in box),
+        source=tuple(source),
+        flip=tuple(axis for axis, run in enumerate(box) if run.step < 0),
+    )

@@ -1,0 +1,292 @@
+"""How a job is declared and found. Knows nothing of MPI or GPUs.
+
+A job is a plain function over a plain array. The decorators attach what the runner must know to
+cut the array and keep the function itself callable: `edges.function(block)` in a unit test,
+`edges(array)` for the whole array, `edges.run("in.npy", "out.npy")` from a file to a file.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from runner.errors import UserError
+from runner.halo import BOUNDARIES
+
+ENTRY_POINTS = "meshrun.jobs"
+SERVICES = ("out", "xp", "here", "world", "input", "output")  # what the runner passes when a function names it
+RESERVED = ("device", "json", "verify", "grid", "boundary", "cval", "oversubscribe", "overlap", "help", "debug")
+Kind = Literal["map", "reduce", "job"]
+Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One option of a job: what the command line shows and checks."""
+
+    name: str
+    type: Any  # int, float, str, bool, Path or a tuple of allowed words
+    default: Any
+    required: bool
+    help: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A declared job. `kind` says what `function` is given: a block ("map", "reduce") or the World ("job")."""
+
+    name: str
+    kind: Kind
+    function: Callable[..., Any]
+    parameters: tuple[Parameter, ...]
+    services: frozenset[str]
+    halo: Halo = 0
+    boundary: str = "reflect"
+    cval: float = 0.0
+    out: Callable[..., Any] | None = None
+    combine: Callable[[Any, Any], Any] | None = None
+    finish: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
+    ulps: float = 16.0
+    check: Callable[..., None] | None = None
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    def halo_for(self, parameters: dict[str, Any]) -> Any:
+        """The halo's widths; a job may compute them from its parameters."""
+        return self.halo(**parameters) if callable(self.halo) else self.halo
+
+    def __call__(self, array: Any, /, **parameters: Any) -> Any:
+        """Apply the job to a whole array on this process alone; returns the result."""
+        from runner.execute import apply
+
+        return apply(self, array, parameters)
+
+    def run(self, input: Any, output: Any = None, **parameters: Any) -> Any:
+        """Run on a file over every rank of this program; collective. Returns the run's record.
+
+        `device`, `verify`, `grid`, `boundary`, ... are the command's options of those names.
+        """
+        from runner.execute import Options, run
+
+        options = {name: parameters.pop(name) for name in list(parameters) if name in Options.__dataclass_fields__}
+        return run(self, input, output, parameters, Options(**options))
+
+
+def map_blocks(
+    function: Callable[..., Any] | None = None,
+    *,
+    halo: Halo = 0,
+    boundary: str = "reflect",
+    cval: float = 0.0,
+    out: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | None = None,
+    ulps: float = 16.0,
+    check: Callable[..., None] | None = None,
+    name: str | None = None,
+) -> Any:
+    """Declare a function from a block with its halo to that block's result.
+
+    The function is given the block, a C-contiguous NumPy or CuPy array; it may name `out` (the
+    result's array, to fill), `xp` (numpy or cupy) and `here` (where this block is); its other
+    keyword parameters become options. It is called for any cut of the array, also several times
+    a rank, so that each result cell may depend on no more than its neighbourhood.
+
+    Parameters
+    ----------
+    halo: cells needed beyond the block: one number for every axis, or one number or (low, high)
+        pair per leading axis, or a function of the job's parameters that returns either.
+    boundary: what lies beyond the array: reflect, mirror, nearest, constant or wrap, as scipy.ndimage.
+    cval: the constant of boundary="constant".
+    out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of that shape,
+        without halo. Default: the same shape; the dtype that the function returns, or, when it
+        names `out`, the input's.
+    reference: (block, **parameters) -> expected result, all float64, by another way than the
+        function's own; `--verify` compares with it. May return (expected, tolerance).
+    ulps: tolerance of floating-point results where `reference` gives none, in units of the
+        result dtype's epsilon times the largest magnitude in the block.
+    check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot take.
+    """
+
+    def declare(function: Callable[..., Any]) -> Job:
+        if boundary not in BOUNDARIES:
+            raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
+        declared = _declare(function, "map", name)
+        return _replace(
+            declared,
+            halo=halo,
+            boundary=boundary,
+            cval=cval,
+            out=out,
+            reference=reference,
+            ulps=ulps,
+            check=check,
+        )
+
+    return declare if function is None else declare(function)
+
+
+def reduce_blocks(
+    function: Callable[..., Any] | None = None,
+    *,
+    combine: Callable[[Any, Any], Any],
+    finish: Callable[..., Any] | None = None,
+    check: Callable[..., None] | None = None,
+    name: str | None = None,
+) -> Any:
+    """Declare a function from a block to a small partial result, combined over all blocks.
+
+    The array is cut into tiles of a fixed number of elements, whatever the number of ranks, and
+    the partial results are combined pairwise in an order that depends on the tiles alone: the
+    same bits for any number of ranks.
+
+    Parameters
+    ----------
+    combine: (partial, partial) -> partial, on the host; the earlier block's comes first.
+    finish: (partial, **parameters) -> result, applied once at the end.
+    check: as in `map_blocks`.
+    """
+
+    def declare(function: Callable[..., Any]) -> Job:
+        return _replace(_declare(function, "reduce", name), combine=combine, finish=finish, check=check)
+
+    return declare if function is None else declare(function)
+
+
+def job(
+    function: Callable[..., Any] | None = None,
+    *,
+    reference: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Any:
+    """Declare a function that is given the `world` (and `input`, `output` if it names them) and does anything.
+
+    It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
+    lists, is the run's result. reference: (array, **parameters) -> the mapping to expect.
+    """
+
+    def declare(function: Callable[..., Any]) -> Job:
+        return _replace(_declare(function, "job", name), reference=reference)
+
+    return declare if function is None else declare(function)
+
+
+def _replace(declared: Job, **changes: Any) -> Job:
+    return Job(**{**declared.__dict__, **changes})
+
+
+def _declare(function: Callable[..., Any], kind: Kind, name: str | None) -> Job:
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function)
+    helps = dict(re.findall(r"^ *(\w+): +(.+(?:\n {8,}.+)*)", inspect.getdoc(function) or "", re.MULTILINE))
+    declared = list(signature.parameters.values())
+    options = declared if kind == "job" else declared[1:]
+    parameters = []
+    for parameter in options:
+        if parameter.name in SERVICES:
+            continue
+        if parameter.name in RESERVED:
+            raise UserError(
+                f"job {function.__name__}: a parameter has the name of one of the command's own options",
+                got=parameter.name,
+                hint="another name",
+            )
+        required = parameter.default is inspect.Parameter.empty
+        default = None if required else parameter.default
+        kind_of_value = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
+        text = " ".join(helps.get(parameter.name, "").split())
+        parameters.append(Parameter(parameter.name, kind_of_value, default, required, text))
+    services = frozenset(parameter.name for parameter in options if parameter.name in SERVICES)
+    return Job(name or function.__name__, kind, function, tuple(parameters), services)
+
+
+def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
+    if hint is None:
+        return type(default) if isinstance(default, (bool, int, float, str)) else str
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        remaining = [arm for arm in typing.get_args(hint) if arm is not type(None)]
+        hint = remaining[0] if len(remaining) == 1 else hint
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    if hint in (int, float, str, bool, Path):
+        return hint
+    raise UserError(
+        f"job {job_name}: parameter {name} has a type that no option can have",
+        got=hint,
+        expected="int, float, str, bool, Path or a Literal of words",
+    )
+
+
+def find(name: str) -> Job:
+    """The job called `name`: an entry point (the built-in ones too), or `file.py:name`.
+
+    `file.py` alone will do when it declares exactly one job.
+    """
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        path, attribute = name, ""
+    if path.endswith(".py"):
+        return _find_in_file(Path(path), attribute)
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if entry.name == name:
+            try:
+                found: Job = entry.load()
+            except ImportError as reason:
+                raise UserError(f"job {name} ({entry.value}) cannot be imported", got=reason) from reason
+            return found
+    raise UserError("unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs")
+
+
+def names() -> list[str]:
+    """The names of all installed jobs."""
+    return sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)})
+
+
+def _find_in_file(path: Path, attribute: str) -> Job:
+    module = load_file(path)
+    jobs = {key: value for key, value in vars(module).items() if isinstance(value, Job)}
+    if not attribute and len(jobs) == 1:
+        return next(iter(jobs.values()))
+    if attribute not in jobs:
+        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: which of its jobs?"
+        raise UserError(
+            what,
+            got=f"jobs: {', '.join(jobs) or 'none'}",
+            expected=f"a function under @runner.map_blocks, @runner.reduce_blocks or @runner.job, {path}:NAME",
+        )
+    return jobs[attribute]
+
+
+def load_file(path: Path) -> types.ModuleType:
+    """Run a user's Python file as a module of its own, by path.
+
+    Its folder goes to the end of the import path, so that it may import its neighbours and a
+    neighbour called `jobs` or `runner` cannot take our place.
+    """
+    if not path.is_file():
+        raise UserError("the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module_name = "meshrun_user_" + re.sub(r"\W", "_", path.stem)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as reason:
+        raise UserError(f"{path} cannot be imported: {type(reason).__name__}", got=reason) from reason
+    return module

@@ -1,0 +1,155 @@
+"""How an array is cut into blocks: pure arithmetic on integers, no arrays, no ranks running.
+
+A grid such as (4,) or (2, 3) says into how many blocks each leading axis is cut. Blocks are
+balanced: n elements over p blocks give the first n % p blocks one element more. A block may be
+empty (more blocks than elements). Ranks number the blocks in C order, the last grid axis fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from runner.errors import UserError
+
+Shape = tuple[int, ...]
+
+
+def bounds(length: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and stop of block `index` when `length` elements are cut into `parts`."""
+    quotient, remainder = divmod(length, parts)
+    start = index * quotient + min(index, remainder)
+    return start, start + quotient + (index < remainder)
+
+
+def owner(length: int, parts: int, position: int) -> int:
+    """The block that holds element `position`: the inverse of `bounds`."""
+    quotient, remainder = divmod(length, parts)
+    in_long_blocks = remainder * (quotient + 1)
+    if position < in_long_blocks:
+        return position // (quotient + 1)
+    return remainder + (position - in_long_blocks) // quotient
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of an array: start and stop per axis, in the whole array's indices."""
+
+    start: Shape
+    stop: Shape
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """An array's shape cut by a grid; `partition[rank]` is that rank's region.
+
+    `grid` has one entry per axis of `shape`; their product is the number of ranks.
+    """
+
+    shape: Shape
+    grid: Shape
+
+    @cached_property
+    def size(self) -> int:
+        return math.prod(self.grid)
+
+    def coordinates(self, rank: int) -> Shape:
+        place = []
+        for parts in reversed(self.grid):
+            rank, coordinate = divmod(rank, parts)
+            place.append(coordinate)
+        return tuple(reversed(place))
+
+    def rank(self, coordinates: Sequence[int]) -> int:
+        rank = 0
+        for parts, coordinate in zip(self.grid, coordinates, strict=True):
+            rank = rank * parts + coordinate
+        return rank
+
+    def __getitem__(self, rank: int) -> Region:
+        cuts = [
+            bounds(length, parts, coordinate)
+            for length, parts, coordinate in zip(self.shape, self.grid, self.coordinates(rank), strict=True)
+        ]
+        return Region(tuple(a for a, _ in cuts), tuple(b for _, b in cuts))
+
+    def __iter__(self) -> Iterator[Region]:
+        return (self[rank] for rank in range(self.size))
+
+
+def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
+    """The grid that `text` ("4", "2x3", "0x0") means for an array of `shape` on `ranks` ranks.
+
+    One number per leading axis; 0 is chosen, as in MPI_Dims_create, here so that the cut
+    surfaces between blocks are smallest. Axes that are not named stay whole.
+
+    Raises UserError when the text does not parse, names more axes than there are, or its
+    product is not the number of ranks.
+    """
+    words = text.lower().split("x")
+    if not all(word.isdecimal() for word in words):
+        raise UserError(
+            "--grid does not parse",
+            got=repr(text),
+            expected="numbers joined by x, one per axis, 0 for 'choose'",
+            hint="--grid 4, --grid 2x2 or --grid 0x0",
+        )
+    wanted = [int(word) for word in words]
+    if len(wanted) > len(shape):
+        raise UserError(
+            "--grid names more axes than the array has",
+            got=f"{text} ({len(wanted)} axes)",
+            expected=f"at most {len(shape)}: the array is {'x'.join(map(str, shape))}",
+        )
+    fixed = math.prod(n for n in wanted if n)
+    free = [axis for axis, n in enumerate(wanted) if n == 0]
+    if ranks % fixed or (not free and fixed != ranks):
+        raise UserError(
+            "--grid does not use every rank exactly once",
+            got=f"{text} on {ranks} rank(s)",
+            expected=f"blocks that multiply to {ranks}",
+            hint=f"--grid {'x'.join('0' for _ in wanted)}",
+        )
+    choices = []
+    for factors in _factorizations(ranks // fixed, len(free)):
+        grid = [*wanted, *[1] * (len(shape) - len(wanted))]
+        for axis, factor in zip(free, factors, strict=True):
+            grid[axis] = factor
+        choices.append(tuple(grid))
+    return min(choices, key=lambda grid: (_surface(shape, grid), grid[::-1]))
+
+
+def _factorizations(number: int, parts: int) -> Iterator[Shape]:
+    if parts == 0:
+        if number == 1:
+            yield ()
+        return
+    for factor in range(1, number + 1):
+        if number % factor == 0:
+            for rest in _factorizations(number // factor, parts - 1):
+                yield (factor, *rest)
+
+
+def _surface(shape: Shape, grid: Shape) -> float:
+    """Elements next to a cut, which is what a halo exchange moves; cuts into empty blocks cost most."""
+    total = math.prod(shape)
+    if any(parts > max(length, 1) for parts, length in zip(grid, shape, strict=True)):
+        return math.inf
+    return sum((parts - 1) * total / max(length, 1) for parts, length in zip(grid, shape, strict=True))

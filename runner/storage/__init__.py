@@ -1,0 +1,129 @@
+"""Array files. One module a format; this registry picks by suffix. Knows nothing of ranks.
+
+A source gives parts of an array that is on disk; a sink takes parts of one that will be. A sink
+works on a file beside the final name, which `commit` renames: a failed run leaves no half file
+and no changed old one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from runner.errors import RunError, UserError
+from runner.partition import Region, Shape
+
+HostArray = np.ndarray[Any, Any]
+
+
+class Source(Protocol):
+    """An array on disk, opened for reading.
+
+    parallel: every rank may read its own part cheaply; otherwise one rank reads for all.
+    """
+
+    path: Path
+    shape: Shape
+    dtype: np.dtype[Any]
+    parallel: bool
+
+    @property
+    def array(self) -> HostArray:
+        """The whole array, lazily where the format allows."""
+
+    def read(self, region: Region, target: HostArray) -> None:
+        """Copy `region` to `target`, of that shape, in native byte order."""
+
+
+class Sink(Protocol):
+    """An array file being written, at `partial` until it is renamed to `path`.
+
+    parallel: every rank writes its own part; otherwise one rank writes the whole.
+    lossless: what is read back equals what was written.
+    """
+
+    path: Path
+    partial: Path
+    parallel: bool
+    lossless: bool
+
+    def create(self) -> None:
+        """Make the file with room for everything; one rank."""
+
+    def write(self, region: Region, array: HostArray) -> None:
+        """Write `array` as `region`; every rank, after `create` on one."""
+
+
+def open_source(path: Path) -> Source:
+    """Open an array file by its suffix. UserError for a missing, unreadable or broken file."""
+    try:
+        if not path.is_file():
+            kind = "a folder" if path.is_dir() else "nothing there"
+            raise UserError(f"cannot read {path}", got=kind, expected="an array file")
+        source: Source = _format(path).open_source(path)
+        return source
+    except OSError as reason:
+        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+
+
+def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sink:
+    """A sink for an array of `shape` and `dtype`; UserError when the format cannot hold it."""
+    sink: Sink = _format(path).open_sink(path, partial_path(path, nonce), shape, dtype)
+    return sink
+
+
+def partial_path(path: Path, nonce: str) -> Path:
+    """Where the file is until it is complete: beside its final name, so that the rename is atomic."""
+    return path.with_name(f".{path.name}.{nonce}.partial")
+
+
+def check_output(path: Path) -> None:
+    """Refuse an output that could not be written, before any work is done."""
+    _format(path)
+    folder = path.parent
+    if path.is_dir():
+        raise UserError("the output is a folder", got=path, expected="a file name")
+    if not folder.is_dir():
+        raise UserError("the output's folder does not exist", got=folder, hint=f"mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError("the output's folder cannot be written to", got=folder, hint="another folder")
+
+
+def commit(sink: Sink) -> None:
+    """Give the finished file its final name."""
+    os.replace(sink.partial, sink.path)
+
+
+def write_error(path: Path, reason: OSError, needed: int | None = None) -> RunError:
+    """The sentence for a failed write: a full disk is the common one."""
+    detail = reason.strerror or str(reason)
+    try:
+        disk = os.statvfs(path.parent)
+        free = disk.f_bavail * disk.f_frsize
+    except OSError:
+        return RunError(f"cannot write {path}", got=detail)
+    expected = None if needed is None else f"{needed:,} bytes"
+    return RunError(
+        f"cannot write {path}",
+        got=f"{detail}, {free:,} bytes free there",
+        expected=expected,
+        hint="an output on another disk",
+    )
+
+
+def _format(path: Path) -> Any:
+    from runner.storage import image, npy
+
+    formats = {suffix: module for module in (npy, image) for suffix in module.SUFFIXES}
+    module = formats.get(path.suffix.lower())
+    if module is None:
+        raise UserError(
+            f"unknown file format: {path}",
+            got=path.suffix or "no suffix",
+            expected=", ".join(formats),
+            hint="numpy.save for anything else",
+        )
+    return module

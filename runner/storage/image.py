@@ -1,0 +1,132 @@
+"""Pictures through Pillow: PNG, JPEG, TIFF, BMP. One rank reads and writes the whole picture.
+
+A picture is (rows, columns) or (rows, columns, channels): uint8, uint16 (16-bit gray), int32 or
+float32 (TIFF). Palettes become RGB, and the orientation noted by a camera is applied.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from runner.errors import UserError
+from runner.partition import Region, Shape
+from runner.storage import HostArray, write_error
+
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+}
+SUFFIXES = tuple(FORMATS)
+# What each format can hold, by dtype: the numbers of channels, 0 meaning no channel axis.
+HOLDS: dict[str, dict[str, tuple[int, ...]]] = {
+    "PNG": {"uint8": (0, 1, 2, 3, 4), "uint16": (0, 1)},
+    "JPEG": {"uint8": (0, 1, 3)},
+    "TIFF": {"uint8": (0, 1, 3, 4), "uint16": (0, 1), "int32": (0, 1), "float32": (0, 1)},
+    "BMP": {"uint8": (0, 1, 3)},
+}
+
+
+@dataclass
+class ImageSource:
+    path: Path
+    shape: Shape
+    dtype: np.dtype[Any]
+    parallel: bool = False
+
+    @cached_property
+    def array(self) -> HostArray:
+        return _decode(self.path)
+
+    def read(self, region: Region, target: HostArray) -> None:
+        target[...] = self.array[region.slices]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "array"}
+
+
+def open_source(path: Path) -> ImageSource:
+    # Decoded here already: a header can promise what a truncated file does not hold.
+    array = _decode(path)
+    source = ImageSource(path, array.shape, array.dtype)
+    source.array = array
+    return source
+
+
+def _decode(path: Path) -> HostArray:
+    try:
+        with warnings.catch_warnings():
+            # Pillow's guard against oversized pictures is for servers; here large is the point.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as opened:
+                picture = ImageOps.exif_transpose(opened)
+                if picture.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa"):
+                    picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
+                if picture.mode == "1":
+                    picture = picture.convert("L")
+                array = np.asarray(picture)
+    except UnidentifiedImageError as reason:
+        raise UserError(f"{path} is not a picture that Pillow can read") from reason
+    except Image.DecompressionBombError as reason:
+        raise UserError(f"{path} is larger than Pillow decodes", hint="store it as .npy") from reason
+    except (OSError, SyntaxError, ValueError) as reason:
+        raise UserError(f"{path} is broken or truncated", got=reason) from reason
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+@dataclass
+class ImageSink:
+    path: Path
+    partial: Path
+    shape: Shape
+    dtype: np.dtype[Any]
+    parallel: bool = False
+
+    @property
+    def lossless(self) -> bool:
+        return FORMATS[self.path.suffix.lower()] != "JPEG"
+
+    def create(self) -> None:
+        try:
+            self.partial.touch(exist_ok=False)
+        except OSError as reason:
+            raise write_error(self.path, reason) from reason
+
+    def write(self, region: Region, array: HostArray) -> None:
+        pixels = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+        try:
+            picture = Image.fromarray(np.ascontiguousarray(pixels))
+            quality = {} if self.lossless else {"quality": 95}
+            picture.save(self.partial, FORMATS[self.path.suffix.lower()], **quality)
+        except OSError as reason:
+            raise write_error(self.path, reason, array.nbytes) from reason
+
+
+def open_sink(path: Path, partial: Path, shape: Shape, dtype: np.dtype[Any]) -> ImageSink:
+    kind = FORMATS[path.suffix.lower()]
+    holds = HOLDS[kind]
+    channels = 0 if len(shape) == 2 else shape[2] if len(shape) == 3 else -1
+    if dtype.name not in holds or channels not in holds[dtype.name] or 0 in shape:
+        expected = "; ".join(f"{name} with {_channels(counts)}" for name, counts in holds.items())
+        raise UserError(
+            f"{kind} cannot hold this result",
+            got=f"{dtype.name} of shape {shape}",
+            expected=f"(rows, columns[, channels]) of {expected}",
+            hint="an output that ends in .npy holds anything",
+        )
+    return ImageSink(path, partial, shape, dtype)
+
+
+def _channels(counts: tuple[int, ...]) -> str:
+    named = [str(n) for n in counts if n]
+    return f"{' or '.join(named)} channels" if len(named) > 1 else "one channel"

@@ -1,0 +1,351 @@
+"""Who and where this rank is: rank, hosts, local ranks, its device, and how it reaches the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from runner import launcher
+from runner.backend import Backend, Device
+from runner.comm import Array, Arrays, Control, Operation
+from runner.comm.simulated import SimulatedComm
+from runner.errors import MeshrunError, UserError
+
+Value = TypeVar("Value")
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's place: host name, index on that host, process, device."""
+
+    number: int
+    host: str
+    host_id: str
+    local: int
+    pid: int
+    device: Device
+
+    def __str__(self) -> str:
+        return f"rank {self.number}, host {self.host}, {self.device}"
+
+
+@dataclass
+class World:
+    """The ranks of one run as one of them sees it.
+
+    ranks: every rank's place, in rank order. control: small values and host arrays between ranks.
+    arrays: arrays of this rank's device between ranks. nonce: the same random text on every rank.
+    """
+
+    control: Control
+    arrays: Arrays
+    backend: Backend
+    ranks: tuple[Rank, ...]
+    nonce: str
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return self.control.rank
+
+    @property
+    def size(self) -> int:
+        return self.control.size
+
+    @property
+    def here(self) -> Rank:
+        return self.ranks[self.rank]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Host names, in the order of their first rank."""
+        return list({rank.host_id: rank.host for rank in self.ranks}.values())
+
+    @property
+    def xp(self) -> Any:
+        """The array module: numpy or cupy."""
+        return self.backend.xp
+
+    def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
+        """Reduce a C-contiguous `array` elementwise over all ranks, in place; returns it."""
+        self.arrays.all_reduce(array, operation)
+        return array
+
+    def once(self, function: Callable[[], Value]) -> Value:
+        """Call `function` on rank 0 only; its value, or its error, on every rank.
+
+        One rank looks at the file system instead of thousands, and all agree on what was seen.
+        """
+        outcome: tuple[Any, MeshrunError | None] = (None, None)
+        if self.rank == 0:
+            try:
+                outcome = (function(), None)
+            except MeshrunError as failure:
+                outcome = (None, failure)
+        value, failure_of_rank_0 = self.control.broadcast(outcome)
+        if failure_of_rank_0 is not None:
+            failure_of_rank_0.everywhere = True
+            raise failure_of_rank_0
+        result: Value = value
+        return result
+
+    def close(self) -> None:
+        """Orderly end, device first; every rank calls it."""
+        if self.arrays is not self.control:
+            self.arrays.close()  # type: ignore[attr-defined]
+        self.control.close()
+
+
+def open_world(
+    device: DeviceChoice = "auto",
+    *,
+    oversubscribe: bool = False,
+    expected_ranks: int | None = None,
+    control: Control | None = None,
+) -> World:
+    """Find the ranks and bind this one's device; collective.
+
+    expected_ranks: how many ranks the user asked for; None when not said.
+    control: the ranks to use instead of MPI's (simulated ones).
+
+    Raises UserError, on every rank alike where the ranks can talk, when the launcher's variables
+    contradict MPI, when there is no device for a rank, or when two ranks would share a GPU.
+    """
+    control = control or find_ranks(expected_ranks)
+    host, host_id = identify_host()
+    where = f"[rank {control.rank}, host {host}]"
+    surveys = control.allgather((host_id, *_attempt(where, lambda: visible_gpus(device))))
+    _raise_first(surveys)
+    host_ids = [survey[0] for survey in surveys]
+    visible = [survey[1] for survey in surveys]
+    local = host_ids[: control.rank].count(host_id)
+    backend, failure = _attempt(
+        where, lambda: bind(control, visible, local, host_ids.count(host_id), oversubscribe)
+    )
+    places = control.allgather(
+        (host, local, os.getpid(), control.shared_memory_size(), backend and backend.device, failure)
+    )
+    _raise_first(places)
+    assert backend is not None
+    ranks = tuple(
+        Rank(number, name, identity, index, pid, bound)
+        for number, (identity, (name, index, pid, _, bound, _)) in enumerate(zip(host_ids, places, strict=True))
+    )
+    clash = clashes(ranks)
+    if clash and not oversubscribe:
+        raise clash_error(clash)
+    nonce = control.broadcast(uuid.uuid4().hex[:12])
+    arrays = _device_arrays(control, backend, shared_gpu=bool(clash))
+    warnings = locality_warnings(host_ids, [place[3] for place in places])
+    return World(control, arrays, backend, ranks, nonce, warnings)
+
+
+def identify_host() -> tuple[str, str]:
+    """This host's name, and an identity that two hosts with one name do not share."""
+    name = socket.gethostname()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return name, f"{name}/{boot}"
+
+
+def find_ranks(expected: int | None) -> Control:
+    """The ranks that the launcher started: MPI's, or just this one when nothing launched it."""
+    told = launcher.announced()
+    if told is None or told.size == 1:
+        tasks = launcher.allocated_tasks() if told is None else 1
+        if tasks > 1 and expected != 1:
+            raise UserError(
+                "this process runs alone inside a Slurm allocation",
+                got="1 rank",
+                expected=f"{tasks} (SLURM_NTASKS)",
+                hint="srun --mpi=pmix meshrun ..., or meshrun -n 1 ... for one rank",
+            )
+        _check_expected(expected, 1, told)
+        return SimulatedComm()
+    from runner.comm.mpi import MpiComm
+
+    try:
+        comm = MpiComm()
+    except (ImportError, RuntimeError) as reason:
+        raise UserError(
+            f"{told.launcher} started this process, and mpi4py cannot load an MPI library",
+            got=str(reason).strip().splitlines()[0],
+            hint="load the site's MPI module, or pip install 'meshrun[mpi]' where there is none",
+        ) from reason
+    check_singleton(told, comm.size, comm.rank)
+    _check_expected(expected, comm.size, told)
+    return comm
+
+
+def check_singleton(told: launcher.Announced, size: int, rank: int) -> None:
+    """Refuse N separate runs of one rank each, which is what a mismatched MPI and launcher make."""
+    if told.size is not None and told.size != size:
+        raise UserError(
+            f"{told.launcher} started {told.size} processes, but MPI joins them into worlds of {size}: "
+            "launcher and MPI library do not belong together",
+            got=f"{size} rank(s)",
+            expected=f"{told.size}",
+            hint=launcher.singleton_fix(),
+            everywhere=told.rank != 0,  # one of the N processes speaks
+        )
+
+
+def _check_expected(expected: int | None, size: int, told: launcher.Announced | None) -> None:
+    if expected is not None and expected != size:
+        source = told.launcher if told else "this process"
+        raise UserError(
+            f"meshrun -n {expected} contradicts {source}, which started {size} rank(s)",
+            got=f"-n {expected}",
+            expected=f"-n {size}, or no -n: the launcher has the say",
+            everywhere=True,
+        )
+
+
+def _attempt(where: str, step: Callable[[], Value]) -> tuple[Value | None, MeshrunError | None]:
+    """A step that may fail on this rank alone; the others must hear of it before anyone stops."""
+    try:
+        return step(), None
+    except MeshrunError as failure:
+        failure.what = f"{where} {failure.what}"
+        return None, failure
+
+
+def _raise_first(outcomes: Sequence[tuple[Any, ...]]) -> None:
+    for *_, failure in outcomes:
+        if failure is not None:
+            failure.everywhere = True
+            raise failure
+
+
+def bind(control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool) -> Backend:
+    """This rank's back end, when rank i sees visible[i] GPUs; on CPUs only when none sees any."""
+    if not any(visible):
+        from runner.backend.cpu import CpuBackend
+
+        return CpuBackend()
+    mine = visible[control.rank]
+    if mine == 0:
+        raise UserError(
+            f"this rank sees no GPU, rank {visible.index(max(visible))} does",
+            hint="CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or --device cpu for all",
+        )
+    if control.size > 1 and not oversubscribe:
+        from runner.comm import nccl
+
+        nccl.load()
+    index = choose_gpu(mine, local, local_size, oversubscribe)
+    from runner.backend.cuda import CudaBackend
+
+    return CudaBackend(index)
+
+
+def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -> int:
+    """The device index for local rank `local` of `local_size` when `visible` GPUs are seen.
+
+    All GPUs visible: by local rank. One visible: the launcher bound it (--gpus-per-task), it is
+    device 0. Anything between cannot be told apart from a mistake.
+    """
+    if visible == 1 or visible >= local_size:
+        return 0 if visible == 1 else local
+    if oversubscribe:
+        return local % visible
+    raise UserError(
+        "more ranks than GPUs on this host",
+        got=f"{local_size} ranks, {visible} GPUs visible",
+        expected="a GPU for each rank",
+        hint=f"-n {visible}, or --oversubscribe to share",
+    )
+
+
+def visible_gpus(choice: str) -> int:
+    """How many GPUs this process may use: none with "cpu"; with "cuda", having none is an error."""
+    if choice == "cpu":
+        return 0
+    try:
+        from runner.backend import cuda
+    except ImportError as reason:
+        return _without_cupy(reason, required=choice == "cuda")
+    visible = cuda.count()
+    if choice == "cuda" and not visible:
+        raise UserError(
+            "--device cuda, but CUDA finds no GPU",
+            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or --device cpu",
+        )
+    return visible
+
+
+def _without_cupy(reason: ImportError, required: bool) -> int:
+    hint = "pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13"
+    first_line = str(reason).strip().splitlines()[0]
+    if required:
+        raise UserError("--device cuda, but CuPy cannot be imported", got=first_line, hint=hint) from reason
+    if os.path.exists("/dev/nvidia0"):
+        print(f"meshrun: a GPU is here, but CuPy is not ({first_line}): the CPU is used. {hint}", file=sys.stderr)
+    return 0
+
+
+def clashes(ranks: Sequence[Rank]) -> list[tuple[Rank, Rank]]:
+    """Pairs of ranks bound to one GPU, by host and UUID: device numbers mean nothing across ranks."""
+    first: dict[tuple[str, str], Rank] = {}
+    pairs = []
+    for rank in ranks:
+        if rank.device.kind == "cuda":
+            other = first.setdefault((rank.host_id, rank.device.uuid), rank)
+            if other is not rank:
+                pairs.append((other, rank))
+    return pairs
+
+
+def clash_error(pairs: Sequence[tuple[Rank, Rank]]) -> UserError:
+    one, other = pairs[0]
+    return UserError(
+        f"ranks {one.number} and {other.number} on host {one.host} are bound to one GPU "
+        f"({one.device.uuid}, bus {one.device.bus_id})",
+        expected="a GPU for each rank",
+        hint="one rank per GPU with all of them visible (srun --gpus-per-node, no CUDA_VISIBLE_DEVICES), "
+        "or --oversubscribe to share",
+        everywhere=True,
+    )
+
+
+def locality_warnings(host_ids: Sequence[str], shared_sizes: Sequence[int | None]) -> list[str]:
+    """Where MPI's idea of who shares memory differs from the host names'; host names decide."""
+    return [
+        f"host {host_id.split('/')[0]}: {host_ids.count(host_id)} ranks by host identity, but MPI sees "
+        f"{size} sharing memory with rank {number}; devices are bound by host identity"
+        for number, (host_id, size) in enumerate(zip(host_ids, shared_sizes, strict=True))
+        if size is not None and host_ids.index(host_id) == number and host_ids.count(host_id) != size
+    ]
+
+
+def _device_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
+    if backend.device.kind == "cpu" or control.size == 1:
+        return control
+    if shared_gpu:
+        from runner.comm.staged import StagedComm
+
+        return StagedComm(control, backend)
+    from runner.comm.nccl import NcclComm
+
+    return NcclComm(control)
+
+
+@contextmanager
+def opened(world: World | None, **options: Any) -> Any:
+    """`world` itself, or a new one that is closed at the end."""
+    if world is not None:
+        yield world
+        return
+    with_new = open_world(**options)
+    yield with_new
+    with_new.close()
