@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class MeshrunError(Exception):
     """A failure told as one sentence, without a traceback.
@@ -29,6 +31,13 @@ class MeshrunError(Exception):
         super().__init__(what)
         self.what, self.got, self.expected, self.hint = what, got, expected, hint
         self.everywhere = everywhere
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions pickle by their positional arguments; this one travels between ranks whole, its
+        # values as text, because an offending value may be something that does not pickle.
+        values = {"got": self.got, "expected": self.expected}
+        texts = {name: None if value is None else str(value) for name, value in values.items()}
+        return (type(self), (self.what,), {**self.__dict__, **texts})
 
     def __str__(self) -> str:
         details = []

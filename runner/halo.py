@@ -63,7 +63,7 @@ def check_widths(widths: Widths, shape: Shape) -> None:
 
 
 def source_index(position: int, length: int, boundary: str) -> int | None:
-    """The cell of an axis of `length` that `position`, inside or outside, is a copy of; None: the constant."""
+    """The cell of an axis that `position`, inside or outside, is a copy of; None: the constant."""
     if 0 <= position < length:
         return position
     if boundary == "constant":
@@ -101,7 +101,9 @@ class Run:
         return min(self.source, last), max(self.source, last) + 1
 
 
-def runs(partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str) -> list[Run]:
+def runs(
+    partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str
+) -> list[Run]:
     """The runs that fill block `coordinate` along `axis`, its own cells (one run) among them."""
     length, parts = partition.shape[axis], partition.grid[axis]
     start, stop = bounds(length, parts, coordinate)

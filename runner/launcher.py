@@ -60,7 +60,5 @@ def allocated_tasks(environment: Mapping[str, str] = os.environ) -> int:
 def singleton_fix(environment: Mapping[str, str] = os.environ) -> str:
     """What to type when N ranks were started and MPI sees only one."""
     if "SLURM_JOB_ID" in environment:
-        return (
-            "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH, Intel MPI); srun --mpi=list shows what there is"
-        )
-    return "the mpiexec that belongs to the MPI that mpi4py loads: python -m mpi4py --mpi-lib-version names it"
+        return "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH, Intel MPI); srun --mpi=list shows all"
+    return "the mpiexec of the MPI that mpi4py loads: python -m mpi4py --mpi-lib-version names it"

@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class RunDirectory:
 
 def claim(path: Path, content: dict[str, Any]) -> bool:
     """Create `path` with `content` in one step; False when it is there already."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         temporary.write_text(json.dumps({"time": time.time(), **content}))
         os.link(temporary, path)

@@ -7,7 +7,6 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -97,10 +96,16 @@ class World:
         result: Value = value
         return result
 
+    def together(self, function: Callable[[], Value]) -> Value:
+        """Call `function` on every rank; if it fails on any, the first such error is raised on all."""
+        value, failure = _attempt("", function)
+        _raise_first(self.control.allgather((failure,)))
+        return value
+
     def close(self) -> None:
         """Orderly end, device first; every rank calls it."""
         if self.arrays is not self.control:
-            self.arrays.close()  # type: ignore[attr-defined]
+            self.arrays.close()
         self.control.close()
 
 
@@ -137,7 +142,9 @@ def open_world(
     assert backend is not None
     ranks = tuple(
         Rank(number, name, identity, index, pid, bound)
-        for number, (identity, (name, index, pid, _, bound, _)) in enumerate(zip(host_ids, places, strict=True))
+        for number, (identity, (name, index, pid, _, bound, _)) in enumerate(
+            zip(host_ids, places, strict=True)
+        )
     )
     clash = clashes(ranks)
     if clash and not oversubscribe:
@@ -146,6 +153,14 @@ def open_world(
     arrays = _device_arrays(control, backend, shared_gpu=bool(clash))
     warnings = locality_warnings(host_ids, [place[3] for place in places])
     return World(control, arrays, backend, ranks, nonce, warnings)
+
+
+def lone_world(backend: Backend) -> World:
+    """A world of this process alone, whatever launched it."""
+    control = SimulatedComm()
+    host, host_id = identify_host()
+    here = Rank(0, host, host_id, 0, os.getpid(), backend.device)
+    return World(control, control, backend, (here,), uuid.uuid4().hex[:12])
 
 
 def identify_host() -> tuple[str, str]:
@@ -211,12 +226,12 @@ def _check_expected(expected: int | None, size: int, told: launcher.Announced | 
         )
 
 
-def _attempt(where: str, step: Callable[[], Value]) -> tuple[Value | None, MeshrunError | None]:
+def _attempt(where: str, step: Callable[[], Value]) -> tuple[Value | Any, MeshrunError | None]:
     """A step that may fail on this rank alone; the others must hear of it before anyone stops."""
     try:
         return step(), None
     except MeshrunError as failure:
-        failure.what = f"{where} {failure.what}"
+        failure.what = f"{where} {failure.what}".strip()
         return None, failure
 
 
@@ -227,7 +242,9 @@ def _raise_first(outcomes: Sequence[tuple[Any, ...]]) -> None:
             raise failure
 
 
-def bind(control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool) -> Backend:
+def bind(
+    control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool
+) -> Backend:
     """This rank's back end, when rank i sees visible[i] GPUs; on CPUs only when none sees any."""
     if not any(visible):
         from runner.backend.cpu import CpuBackend
@@ -290,7 +307,10 @@ def _without_cupy(reason: ImportError, required: bool) -> int:
     if required:
         raise UserError("--device cuda, but CuPy cannot be imported", got=first_line, hint=hint) from reason
     if os.path.exists("/dev/nvidia0"):
-        print(f"meshrun: a GPU is here, but CuPy is not ({first_line}): the CPU is used. {hint}", file=sys.stderr)
+        print(
+            f"meshrun: a GPU is here, but CuPy is not ({first_line}): the CPU is used. {hint}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -338,14 +358,3 @@ def _device_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arra
     from runner.comm.nccl import NcclComm
 
     return NcclComm(control)
-
-
-@contextmanager
-def opened(world: World | None, **options: Any) -> Any:
-    """`world` itself, or a new one that is closed at the end."""
-    if world is not None:
-        yield world
-        return
-    with_new = open_world(**options)
-    yield with_new
-    with_new.close()

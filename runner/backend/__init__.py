@@ -41,8 +41,14 @@ class Backend(Protocol):
     """Arrays, copies and ordering on one device."""
 
     device: Device
-    xp: ModuleType
-    asynchronous: bool
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module: numpy or cupy."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether work is queued and runs later; copies to and from the host are then real."""
 
     @property
     def stream(self) -> Any:
@@ -57,11 +63,14 @@ class Backend(Protocol):
     def upload(self, host: np.ndarray[Any, Any], device: Array) -> None:
         """Copy host to device, in stream order; both C-contiguous."""
 
-    def download(self, device: Array) -> np.ndarray[Any, Any]:
-        """A host copy of a device array; complete after `synchronize`."""
+    def download(self, device: Array, host: np.ndarray[Any, Any]) -> None:
+        """Copy device to host, in stream order; both C-contiguous. Complete after `synchronize`."""
 
     def mark(self) -> Any:
-        """A point in the work issued so far, for `beside`."""
+        """A point in the work issued so far, for `beside` and `elapsed`."""
+
+    def elapsed(self, begin: Any, end: Any) -> float:
+        """Seconds between two marks that the device has passed."""
 
     def beside(self, mark: Any) -> AbstractContextManager[None]:
         """Work issued inside runs beside what was issued after `mark`, and before what follows the block."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from runner.partition import Shape
 class CpuBackend:
     """The host's memory and NumPy; everything is done when a call returns."""
 
-    xp = np
+    xp: ModuleType = np
     asynchronous = False
     stream = None
 
@@ -30,14 +31,16 @@ class CpuBackend:
     host_empty = empty
 
     def upload(self, host: np.ndarray[Any, Any], device: Array) -> None:
-        if host is not device:
-            device[...] = host
+        device[...] = host
 
-    def download(self, device: Array) -> np.ndarray[Any, Any]:
-        return np.asarray(device)
+    def download(self, device: Array, host: np.ndarray[Any, Any]) -> None:
+        host[...] = device
 
-    def mark(self) -> None:
-        return None
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def elapsed(self, begin: float, end: float) -> float:
+        return end - begin
 
     def beside(self, mark: Any) -> AbstractContextManager[None]:
         return nullcontext()
@@ -46,8 +49,8 @@ class CpuBackend:
         pass
 
     def copy_rate(self) -> float:
-        source = np.ones(1 << 22)  # 32 MiB: beyond most caches' share of one rank, and 5 ms long
-        target = np.empty_like(source)
+        source = np.ones(1 << 21)  # 16 MiB: beyond one core's share of most caches, a few milliseconds long
+        target = source.copy()
         times = []
         for _ in range(3):
             begin = time.perf_counter()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cupy
@@ -47,14 +49,14 @@ def describe(index: int) -> Device:
 class CudaBackend:
     """One GPU: a main stream, a second one beside it, pinned host buffers of exact size."""
 
-    xp = cupy
+    xp: ModuleType = cupy
     asynchronous = True
 
     def __init__(self, index: int) -> None:
         cupy.cuda.Device(index).use()
         self.device = describe(index)
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        # Higher priority (lower number): an exchange gets its few thread blocks in while a kernel fills the GPU.
+        # Higher priority (lower number): an exchange gets its few thread blocks in while a kernel runs.
         self._side = cupy.cuda.Stream(non_blocking=True, priority=-1)
         self.stream.use()
 
@@ -71,20 +73,23 @@ class CudaBackend:
     def upload(self, host: np.ndarray[Any, Any], device: Array) -> None:
         device.set(host, stream=cupy.cuda.get_current_stream())
 
-    def download(self, device: Array) -> np.ndarray[Any, Any]:
-        host = self.host_empty(device.shape, device.dtype)
+    def download(self, device: Array, host: np.ndarray[Any, Any]) -> None:
         device.get(stream=cupy.cuda.get_current_stream(), out=host, blocking=False)
-        return host
 
     def mark(self) -> Any:
-        return cupy.cuda.get_current_stream().record()
+        event = cupy.cuda.Event()
+        event.record()
+        return event
+
+    def elapsed(self, begin: Any, end: Any) -> float:
+        return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
     @contextmanager
     def beside(self, mark: Any) -> Iterator[None]:
         self._side.wait_event(mark)
         with self._side:
             yield
-            done = self._side.record()
+            done = self.mark()
         self.stream.wait_event(done)
 
     def synchronize(self) -> None:
@@ -93,16 +98,29 @@ class CudaBackend:
     def copy_rate(self) -> float:
         source = cupy.ones(1 << 26, cupy.float32)  # 256 MiB: several times the largest L2
         target = cupy.empty_like(source)
-        events = [cupy.cuda.Event() for _ in range(6)]
-        for event in events:
-            event.record()
+        marks = []
+        for _ in range(6):
+            marks.append(self.mark())
             cupy.copyto(target, source)
-        events[-1].synchronize()
-        times = [cupy.cuda.get_elapsed_time(a, b) for a, b in zip(events[1:], events[2:], strict=False)]
-        return 2e3 * float(source.nbytes) / min(times)
+        self.synchronize()
+        return 2 * int(source.nbytes) / min(self.elapsed(a, b) for a, b in pairwise(marks[1:]))
 
 
-@functools.lru_cache(maxsize=None)
+@contextmanager
+def borrowed(array: Array) -> Iterator[CudaBackend]:
+    """A back end on the GPU that holds `array`, for one call inside somebody's own CuPy program."""
+    theirs = cupy.cuda.get_current_stream()
+    theirs.synchronize()
+    with cupy.cuda.Device(array.device.id):
+        backend = CudaBackend(array.device.id)
+        try:
+            yield backend
+            backend.synchronize()
+        finally:
+            theirs.use()
+
+
+@functools.cache
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
     """The compiled kernel `name` (a template instance such as "laplacian<float, float>") of a .cu file.
 

@@ -12,9 +12,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 Array = Any  # numpy.ndarray or cupy.ndarray: a protocol over both would promise more than it checks
 Message = tuple[int, Array]  # (peer, C-contiguous array)
 Operation = Literal["sum", "prod", "min", "max"]
+
+
+def check_contiguous(array: Array) -> None:
+    """Refuse an array with gaps: a copy of it would be sent, or filled and dropped, without a word."""
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"only C-contiguous arrays cross ranks, not strides {array.strides} of {array.shape}"
+        )
+
+
+def as_bytes(array: Array) -> Array:
+    """A flat uint8 view of a C-contiguous array: MPI has no type for float16, nor for other byte orders."""
+    check_contiguous(array)
+    return array.reshape(-1).view(np.uint8)
 
 
 class Pending(Protocol):
@@ -40,6 +56,9 @@ class Arrays(Protocol):
     def all_reduce(self, array: Array, operation: Operation) -> None:
         """Replace `array` on every rank by the elementwise reduction over all ranks."""
 
+    def close(self) -> None:
+        """Orderly end; every rank calls it."""
+
 
 class Control(Arrays, Protocol):
     """A world of ranks: small Python values, host arrays, the end."""
@@ -63,6 +82,3 @@ class Control(Arrays, Protocol):
 
     def abort(self, status: int) -> None:
         """End every rank now."""
-
-    def close(self) -> None:
-        """Orderly end; every rank calls it."""

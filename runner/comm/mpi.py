@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm import Array, Message, Operation
+from runner.comm import Array, Message, Operation, as_bytes
 
 PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages travel in pieces
 
@@ -65,13 +65,14 @@ class MpiComm:
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Requests:
         # Receives first, so that a message finds its place when it arrives.
-        requests = [self._comm.Irecv(piece, peer) for peer, array in receives for piece in self._pieces(array)]
+        requests = [
+            self._comm.Irecv(piece, peer) for peer, array in receives for piece in self._pieces(array)
+        ]
         requests += [self._comm.Isend(piece, peer) for peer, array in sends for piece in self._pieces(array)]
         return _Requests(self._mpi, requests)
 
     def _pieces(self, array: Array) -> list[list[Any]]:
-        # Bytes, because MPI has no type for float16 and none of NumPy's other byte orders.
-        flat = array.reshape(-1).view(np.uint8)
+        flat = as_bytes(array)
         return [[flat[i : i + PIECE], self._mpi.BYTE] for i in range(0, max(flat.size, 1), PIECE)]
 
     def all_reduce(self, array: Array, operation: Operation) -> None:

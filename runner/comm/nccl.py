@@ -12,7 +12,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.comm import Array, Control, Message, Operation
+from runner.comm import Array, Control, Message, Operation, check_contiguous
 from runner.errors import UserError
 
 
@@ -67,6 +67,8 @@ class NcclComm:
         return f"NCCL {version()} ({library_path()})"
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Event:
+        for _, array in [*sends, *receives]:
+            check_contiguous(array)
         stream = cupy.cuda.get_current_stream().ptr
         if sends or receives:
             self._nccl.groupStart()
@@ -78,6 +80,7 @@ class NcclComm:
         return _Event()
 
     def all_reduce(self, array: Array, operation: Operation) -> None:
+        check_contiguous(array)
         types = {
             "int8": self._nccl.NCCL_INT8,
             "uint8": self._nccl.NCCL_UINT8,
@@ -92,7 +95,9 @@ class NcclComm:
         kind = np.dtype(array.dtype).name
         if kind not in types:
             raise UserError("NCCL cannot reduce this dtype", got=kind, expected=", ".join(types))
-        operations = {name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in ("sum", "prod", "min", "max")}
+        operations = {
+            name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in ("sum", "prod", "min", "max")
+        }
         pointer, stream = array.data.ptr, cupy.cuda.get_current_stream().ptr
         self._comm.allReduce(pointer, pointer, array.size, types[kind], operations[operation], stream)
 

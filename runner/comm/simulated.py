@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from runner.comm import Array, Message, Operation
+from runner.comm import Array, Message, Operation, as_bytes, check_contiguous
 from runner.errors import RunError
 
 Result = TypeVar("Result")
@@ -36,7 +36,9 @@ class Hub:
         try:
             self._barrier.wait(self.patience)
         except threading.BrokenBarrierError:
-            raise RunError("another rank ended before this one") from None
+            if self._broken:
+                raise RunError("another rank ended before this one") from None
+            raise RunError(f"a rank waited {self.patience:g} s at a barrier for the others") from None
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         self._board[rank] = value
@@ -77,7 +79,7 @@ class _Mail:
                 raise RunError(
                     f"rank {peer} sent {sent.nbytes} bytes, rank {self._comm.rank} expected {array.nbytes}"
                 )
-            array.reshape(-1).view(np.uint8)[...] = sent.reshape(-1).view(np.uint8)
+            as_bytes(array)[...] = as_bytes(sent)
 
 
 class SimulatedComm:
@@ -102,6 +104,8 @@ class SimulatedComm:
         return self.size
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Mail:
+        for _, array in [*sends, *receives]:
+            check_contiguous(array)
         for peer, array in sends:
             self.hub.post(self.rank, peer, array.copy())
         return _Mail(self, receives)

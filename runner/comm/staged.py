@@ -27,17 +27,21 @@ class StagedComm:
         self._control, self._backend = control, backend
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Staged:
-        outgoing = [(peer, self._backend.download(array)) for peer, array in sends]
-        self._backend.synchronize()
+        outgoing = [(peer, self._to_host(array)) for peer, array in sends]
         landings = [(self._backend.host_empty(array.shape, array.dtype), array) for _, array in receives]
         incoming = [(peer, host) for (peer, _), (host, _) in zip(receives, landings, strict=True)]
         return _Staged(self._backend, self._control.exchange(outgoing, incoming), landings)
 
     def all_reduce(self, array: Array, operation: Operation) -> None:
-        host = self._backend.download(array)
-        self._backend.synchronize()
+        host = self._to_host(array)
         self._control.all_reduce(host, operation)
         self._backend.upload(host, array)
+
+    def _to_host(self, array: Array) -> Array:
+        host = self._backend.host_empty(array.shape, array.dtype)
+        self._backend.download(array, host)
+        self._backend.synchronize()
+        return host
 
     def close(self) -> None:
         pass

@@ -8,6 +8,7 @@ and no changed old one.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,9 +27,13 @@ class Source(Protocol):
     """
 
     path: Path
-    shape: Shape
-    dtype: np.dtype[Any]
     parallel: bool
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
 
     @property
     def array(self) -> HostArray:
@@ -57,6 +62,28 @@ class Sink(Protocol):
         """Write `array` as `region`; every rank, after `create` on one."""
 
 
+@dataclass
+class MemorySource:
+    """An array that is in memory already, of NumPy or CuPy."""
+
+    array: Any
+    path: Path = Path("array in memory")
+    parallel: bool = True
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
+
+    def read(self, region: Region, target: HostArray) -> None:
+        part = self.array[region.slices]
+        target[...] = part.get() if hasattr(part, "__cuda_array_interface__") else part
+
+
 def open_source(path: Path) -> Source:
     """Open an array file by its suffix. UserError for a missing, unreadable or broken file."""
     try:
@@ -73,6 +100,12 @@ def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sin
     """A sink for an array of `shape` and `dtype`; UserError when the format cannot hold it."""
     sink: Sink = _format(path).open_sink(path, partial_path(path, nonce), shape, dtype)
     return sink
+
+
+def read_back(sink: Sink) -> Source:
+    """What `sink` has written, opened as any file of its format would be."""
+    source: Source = _format(sink.path).open_source(sink.partial)
+    return source
 
 
 def partial_path(path: Path, nonce: str) -> Path:

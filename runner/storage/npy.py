@@ -6,10 +6,11 @@ import errno
 import io
 import math
 import os
+import tokenize
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -47,13 +48,17 @@ def open_source(path: Path) -> NpySource:
             read_header = {
                 (1, 0): np.lib.format.read_array_header_1_0,
                 (2, 0): np.lib.format.read_array_header_2_0,
+                # 3.0 differs in the encoding of field names only, and arrays with fields are refused.
+                (3, 0): np.lib.format.read_array_header_2_0,
             }[version]
             shape, _, stored = read_header(file)
-        except (ValueError, KeyError) as reason:
+            if any(length < 0 for length in shape):
+                raise ValueError(f"shape {shape}")
+        except (ValueError, KeyError, SyntaxError, tokenize.TokenError) as reason:
             raise UserError(f"{path} is not a .npy file that can be read", got=reason) from reason
         begin = file.tell()
         size = file.seek(0, os.SEEK_END)
-    if stored.hasobject or stored.names is not None:
+    if stored.kind not in "biufc":
         raise UserError(f"{path} holds no plain numbers", got=f"dtype {stored}", expected="a numeric dtype")
     needed = begin + math.prod(shape) * stored.itemsize
     if size < needed:
@@ -87,13 +92,25 @@ class NpySink:
         needed = len(self._header) + math.prod(self.shape) * self.dtype.itemsize
         try:
             with open(self.partial, "xb") as file:
-                # Room is claimed now, so that a full disk shows before the work, not after it.
-                _allocate(file.fileno(), needed)
-                file.write(self._header)
+                self._claim(file, needed)
         except OSError as reason:
             raise write_error(self.path, reason, needed) from reason
 
+    def _claim(self, file: BinaryIO, needed: int) -> None:
+        try:
+            # Room is claimed now, so that a full disk shows before the work, not after it.
+            _allocate(file.fileno(), needed)
+            file.write(self._header)
+            file.flush()
+        except OSError:
+            self.partial.unlink()
+            raise
+
     def write(self, region: Region, array: HostArray) -> None:
+        if (array.dtype, array.shape) != (self.dtype, region.shape):
+            raise ValueError(
+                f"{array.dtype} {array.shape} is not {self.dtype} {region.shape}, region {region}"
+            )
         try:
             with open(self.partial, "r+b", buffering=0) as file:
                 self._write(file.fileno(), region, np.ascontiguousarray(array))

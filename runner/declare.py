@@ -1,4 +1,4 @@
-"""How a job is declared and found. Knows nothing of MPI or GPUs.
+"""How a job is declared. Knows nothing of MPI or GPUs.
 
 A job is a plain function over a plain array. The decorators attach what the runner must know to
 cut the array and keep the function itself callable: `edges.function(block)` in a unit test,
@@ -7,24 +7,38 @@ cut the array and keep the function itself callable: `edges.function(block)` in 
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import inspect
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from runner.errors import UserError
 from runner.halo import BOUNDARIES
 
-ENTRY_POINTS = "meshrun.jobs"
-SERVICES = ("out", "xp", "here", "world", "input", "output")  # what the runner passes when a function names it
-RESERVED = ("device", "json", "verify", "grid", "boundary", "cval", "oversubscribe", "overlap", "help", "debug")
+SERVICES = (
+    "out",
+    "xp",
+    "here",
+    "world",
+    "input",
+    "output",
+)  # what the runner passes when a function names it
+RESERVED = (
+    "device",
+    "json",
+    "verify",
+    "grid",
+    "boundary",
+    "cval",
+    "oversubscribe",
+    "overlap",
+    "help",
+    "debug",
+)
 Kind = Literal["map", "reduce", "job"]
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 
@@ -42,7 +56,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Job:
-    """A declared job. `kind` says what `function` is given: a block ("map", "reduce") or the World ("job")."""
+    """A declared job. `function` is given a block (kind "map", "reduce") or the World (kind "job")."""
 
     name: str
     kind: Kind
@@ -67,6 +81,21 @@ class Job:
         """The halo's widths; a job may compute them from its parameters."""
         return self.halo(**parameters) if callable(self.halo) else self.halo
 
+    def complete(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """`parameters` with the defaults added; UserError for one that is unknown or missing."""
+        known = {parameter.name: parameter.default for parameter in self.parameters}
+        unknown = [name for name in parameters if name not in known]
+        if unknown:
+            raise UserError(
+                f"job {self.name} has no such parameter",
+                got=", ".join(unknown),
+                expected=", ".join(known) or "none",
+            )
+        missing = [p.name for p in self.parameters if p.required and p.name not in parameters]
+        if missing:
+            raise UserError(f"job {self.name} needs a value for {', '.join(missing)}")
+        return {**known, **parameters}
+
     def __call__(self, array: Any, /, **parameters: Any) -> Any:
         """Apply the job to a whole array on this process alone; returns the result."""
         from runner.execute import apply
@@ -80,10 +109,26 @@ class Job:
         """
         from runner.execute import Options, run
 
-        options = {name: parameters.pop(name) for name in list(parameters) if name in Options.__dataclass_fields__}
+        options = {
+            name: parameters.pop(name) for name in list(parameters) if name in Options.__dataclass_fields__
+        }
         return run(self, input, output, parameters, Options(**options))
 
 
+@overload
+def map_blocks(function: Callable[..., Any], /) -> Job: ...
+@overload
+def map_blocks(
+    *,
+    halo: Halo = 0,
+    boundary: str = "reflect",
+    cval: float = 0.0,
+    out: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | None = None,
+    ulps: float = 16.0,
+    check: Callable[..., None] | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Job]: ...
 def map_blocks(
     function: Callable[..., Any] | None = None,
     *,
@@ -95,7 +140,7 @@ def map_blocks(
     ulps: float = 16.0,
     check: Callable[..., None] | None = None,
     name: str | None = None,
-) -> Any:
+) -> Job | Callable[[Callable[..., Any]], Job]:
     """Declare a function from a block with its halo to that block's result.
 
     The function is given the block, a C-contiguous NumPy or CuPy array; it may name `out` (the
@@ -137,6 +182,16 @@ def map_blocks(
     return declare if function is None else declare(function)
 
 
+@overload
+def reduce_blocks(function: Callable[..., Any], /, *, combine: Callable[[Any, Any], Any]) -> Job: ...
+@overload
+def reduce_blocks(
+    *,
+    combine: Callable[[Any, Any], Any],
+    finish: Callable[..., Any] | None = None,
+    check: Callable[..., None] | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Job]: ...
 def reduce_blocks(
     function: Callable[..., Any] | None = None,
     *,
@@ -144,7 +199,7 @@ def reduce_blocks(
     finish: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
     name: str | None = None,
-) -> Any:
+) -> Job | Callable[[Callable[..., Any]], Job]:
     """Declare a function from a block to a small partial result, combined over all blocks.
 
     The array is cut into tiles of a fixed number of elements, whatever the number of ranks, and
@@ -164,13 +219,19 @@ def reduce_blocks(
     return declare if function is None else declare(function)
 
 
+@overload
+def job(function: Callable[..., Any], /) -> Job: ...
+@overload
+def job(
+    *, reference: Callable[..., Any] | None = None, name: str | None = None
+) -> Callable[[Callable[..., Any]], Job]: ...
 def job(
     function: Callable[..., Any] | None = None,
     *,
     reference: Callable[..., Any] | None = None,
     name: str | None = None,
-) -> Any:
-    """Declare a function that is given the `world` (and `input`, `output` if it names them) and does anything.
+) -> Job | Callable[[Callable[..., Any]], Job]:
+    """Declare a function that does anything, given the `world` (and `input`, `output` if it names them).
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
     lists, is the run's result. reference: (array, **parameters) -> the mapping to expect.
@@ -226,67 +287,3 @@ def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
         got=hint,
         expected="int, float, str, bool, Path or a Literal of words",
     )
-
-
-def find(name: str) -> Job:
-    """The job called `name`: an entry point (the built-in ones too), or `file.py:name`.
-
-    `file.py` alone will do when it declares exactly one job.
-    """
-    path, colon, attribute = name.rpartition(":")
-    if not colon:
-        path, attribute = name, ""
-    if path.endswith(".py"):
-        return _find_in_file(Path(path), attribute)
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if entry.name == name:
-            try:
-                found: Job = entry.load()
-            except ImportError as reason:
-                raise UserError(f"job {name} ({entry.value}) cannot be imported", got=reason) from reason
-            return found
-    raise UserError("unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs")
-
-
-def names() -> list[str]:
-    """The names of all installed jobs."""
-    return sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)})
-
-
-def _find_in_file(path: Path, attribute: str) -> Job:
-    module = load_file(path)
-    jobs = {key: value for key, value in vars(module).items() if isinstance(value, Job)}
-    if not attribute and len(jobs) == 1:
-        return next(iter(jobs.values()))
-    if attribute not in jobs:
-        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: which of its jobs?"
-        raise UserError(
-            what,
-            got=f"jobs: {', '.join(jobs) or 'none'}",
-            expected=f"a function under @runner.map_blocks, @runner.reduce_blocks or @runner.job, {path}:NAME",
-        )
-    return jobs[attribute]
-
-
-def load_file(path: Path) -> types.ModuleType:
-    """Run a user's Python file as a module of its own, by path.
-
-    Its folder goes to the end of the import path, so that it may import its neighbours and a
-    neighbour called `jobs` or `runner` cannot take our place.
-    """
-    if not path.is_file():
-        raise UserError("the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    module_name = "meshrun_user_" + re.sub(r"\W", "_", path.stem)
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as reason:
-        raise UserError(f"{path} cannot be imported: {type(reason).__name__}", got=reason) from reason
-    return module

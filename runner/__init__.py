@@ -1,0 +1,51 @@
+"""Run array work over many GPUs and nodes.
+
+What a job or a script uses; each name is loaded when first asked for, so that importing the
+package costs nothing.
+
+    map_blocks, reduce_blocks, job      declare a job (`runner.declare`)
+    open_world, World                   the ranks, for programs of their own (`runner.world`)
+    Here                                where a block is (`runner.here`)
+    Tiles                               an array in pieces that do not depend on the ranks (`runner.reduce`)
+    kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
+    UserError, RunError, MeshrunError   what goes wrong (`runner.errors`)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.backend.cuda import kernel as kernel
+    from runner.declare import job as job
+    from runner.declare import map_blocks as map_blocks
+    from runner.declare import reduce_blocks as reduce_blocks
+    from runner.errors import MeshrunError as MeshrunError
+    from runner.errors import RunError as RunError
+    from runner.errors import UserError as UserError
+    from runner.here import Here as Here
+    from runner.reduce import Tiles as Tiles
+    from runner.world import World as World
+    from runner.world import open_world as open_world
+
+_HOME = {
+    "map_blocks": "runner.declare",
+    "reduce_blocks": "runner.declare",
+    "job": "runner.declare",
+    "open_world": "runner.world",
+    "World": "runner.world",
+    "Here": "runner.here",
+    "Tiles": "runner.reduce",
+    "kernel": "runner.backend.cuda",
+    "UserError": "runner.errors",
+    "RunError": "runner.errors",
+    "MeshrunError": "runner.errors",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'runner' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,244 @@
+"""`--verify`: the result is computed again, by another way, and compared with what is on disk.
+
+Nothing of the run is trusted: the input comes from its file, the result is read back from the
+file being written, what lies beyond an edge is looked up by this module's own formulas (not
+`halo`'s), and the expected values come from the job's float64 reference, or, where a job has
+none, from its function in NumPy over boxes that are cut elsewhere than the run's blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.backend.cpu import CpuBackend
+from runner.boxes import everything, sample
+from runner.declare import Job
+from runner.errors import RunError, UserError
+from runner.here import Here
+from runner.partition import Region, owner
+from runner.reduce import Tiles, reduce_array
+from runner.storage import HostArray, Sink, Source, open_source, read_back
+from runner.work import Work
+from runner.world import World, lone_world
+
+REFERENCE = "the job's float64 reference"
+RERUN = "the job's own function in NumPy, cut elsewhere"
+OTHER_TILE = 300_007  # elements: another cut than the run's, and not a multiple of anything
+RELATIVE = 1e-9  # between two orders of summation in float64
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first wrong cell that a rank found."""
+
+    index: tuple[int, ...]
+    got: Any
+    expected: Any
+    tolerance: float
+    wrong: int
+    cells: int
+    box: Region
+
+
+def verify(world: World, work: Work, source: Source, sink: Sink, mode: str) -> dict[str, Any]:
+    """Check the file that `sink` wrote; collective. The record of the check; RunError on every rank if wrong.
+
+    mode: "sample" looks at every block's corners and edges and at random boxes, "full" at every cell.
+    """
+    begin = time.perf_counter()
+    if world.rank == 0:
+        _leave_cache(sink)
+    world.control.barrier()
+    wrong: Mismatch | None = None
+    boxes = cells = 0
+    for box in _boxes(world, work, mode, alone=not (source.parallel and sink.parallel)):
+        if boxes == 0:
+            file, written = open_source(source.path), read_back(sink)
+        boxes, cells = boxes + 1, cells + box.size
+        wrong = wrong or _compare(work, file, written, box)
+    found = world.control.allgather((wrong, boxes, cells))
+    for mismatch, _, _ in found:
+        if mismatch is not None:
+            raise _failure(world, work, mismatch)
+    return {
+        "mode": mode,
+        "against": REFERENCE if work.job.reference else RERUN,
+        "boxes": sum(entry[1] for entry in found),
+        "cells": sum(entry[2] for entry in found),
+        "seed": world.nonce,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def _boxes(world: World, work: Work, mode: str, alone: bool) -> Iterator[Region]:
+    """This rank's boxes; all of them on rank 0 when only that one can read the files."""
+    ranks = range(world.size) if alone else [world.rank]
+    if alone and world.rank > 0:
+        return iter(())
+    if mode == "full":
+        return chain.from_iterable(everything(work.partition, rank, work.cut_axes) for rank in ranks)
+    return chain.from_iterable(sample(work.partition, rank, work.cut_axes, world.nonce) for rank in ranks)
+
+
+def _leave_cache(sink: Sink) -> None:
+    """Have what was written go to the disk and be read from there."""
+    descriptor = os.open(sink.partial, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch | None:
+    region = work.output_region(box)
+    got = np.empty(region.shape, written.dtype)
+    written.read(region, got)
+    block = padded(work, file.array, box)
+    expected, tolerance = expect(work, block, box)
+    bad = differs(got, expected, tolerance)
+    if not bad.any():
+        return None
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    index = tuple(i + a for i, a in zip(first, region.start, strict=True))
+    allowed = float(np.broadcast_to(tolerance, got.shape)[first])
+    return Mismatch(index, got[first], expected[first], allowed, int(bad.sum()), got.size, box)
+
+
+def padded(work: Work, array: HostArray, box: Region) -> HostArray:
+    """The input's `box` with its halo, cells beyond the array by the boundary's definition."""
+    outside: list[tuple[int, HostArray]] = []
+    cells = array
+    for axis, ((low, high), length) in enumerate(zip(work.widths, work.shape, strict=True)):
+        wanted = np.arange(box.start[axis] - low, box.stop[axis] + high)
+        index = sources(wanted, length, work.boundary)
+        if np.array_equal(index, wanted):  # nothing beyond an edge: a slice, not a gather
+            cells = cells[(slice(None),) * axis + (slice(wanted[0], wanted[-1] + 1),)]
+        else:
+            cells = np.take(cells, np.maximum(index, 0), axis)
+            outside.append((axis, index < 0))
+    block = np.array(cells, dtype=work.dtype, order="C")
+    for axis, beyond in outside:
+        block[(slice(None),) * axis + (beyond,)] = work.cval
+    return block
+
+
+def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
+    """The cells that the positions `wanted` of an axis are copies of, -1 for the constant.
+
+    As scipy.ndimage documents the modes, for positions up to `length` beyond either end.
+    """
+    last = length - 1
+    if boundary == "constant":
+        return np.where((wanted < 0) | (wanted > last), -1, wanted)
+    if boundary == "wrap":
+        return np.where(wanted < 0, wanted + length, np.where(wanted > last, wanted - length, wanted))
+    if boundary == "reflect":
+        return np.where(wanted < 0, -1 - wanted, np.where(wanted > last, 2 * length - 1 - wanted, wanted))
+    if boundary == "mirror":
+        below = np.abs(wanted)
+        return np.minimum(np.abs(np.where(below > last, 2 * last - below, below)), last)
+    return np.clip(wanted, 0, last)
+
+
+def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostArray | float]:
+    """The expected result for a padded block, and how far off a float may be."""
+    assert work.result is not None
+    dtype = work.result[1]
+    if work.job.reference is None:
+        here = Here(0, 1, "", box.start, box.shape, work.shape, None, np)
+        expected = work.call(block, here, CpuBackend())
+        tolerance: Any = None
+    else:
+        wide = block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
+        expected = work.job.reference(wide, **work.parameters)
+        expected, tolerance = expected if isinstance(expected, tuple) else (expected, None)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.clip(np.rint(expected), limits.min, limits.max), 0.0
+    if dtype.kind == "b":
+        return np.asarray(expected), 0.0
+    if tolerance is None:
+        # The largest magnitude that took part, a sum's rounding error being relative to its terms.
+        with np.errstate(invalid="ignore"):
+            terms = [np.abs(part[np.isfinite(part)]) for part in (block, np.asarray(expected))]
+        largest = max((float(part.max()) for part in terms if part.size), default=0.0)
+        tolerance = work.job.ulps * float(np.finfo(dtype).eps) * largest
+    return np.asarray(expected), tolerance
+
+
+def differs(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
+    """Which cells are wrong. NaN equals NaN; a value beyond the dtype's range equals its infinity."""
+    if got.dtype.kind not in "fc":
+        return np.asarray(got != expected)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = expected.astype(got.dtype)
+        close = np.abs(got.astype(expected.dtype) - expected) <= tolerance
+        same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+    different: HostArray = ~(close | same)
+    return different
+
+
+def verify_result(
+    world: World, job: Job, parameters: dict[str, Any], path: Path, result: Any
+) -> dict[str, Any]:
+    """Check the result of a job that writes no array, on rank 0; RunError on every rank if wrong."""
+    begin = time.perf_counter()
+
+    def recompute() -> str:
+        if job.reference is not None:
+            expected, against = job.reference(open_source(path).array, **parameters), REFERENCE
+        elif job.kind == "reduce":
+            alone = lone_world(CpuBackend())
+            expected, against = (
+                reduce_array(alone, job, parameters, Tiles(alone, path, tile=OTHER_TILE)),
+                RERUN,
+            )
+        else:
+            raise UserError(f"--verify: job {job.name} has no reference to compare with")
+        place = unlike(result, expected)
+        if place is not None:
+            raise RunError(
+                f"verification failed: the result{place[0]} is wrong", got=place[1], expected=place[2]
+            )
+        return against
+
+    against = world.once(recompute)
+    return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
+
+
+def unlike(result: Any, expected: Any, place: str = "") -> tuple[str, Any, Any] | None:
+    """Where two results differ: a path into them, got, expected. Floats may differ by RELATIVE."""
+    if isinstance(expected, dict):
+        pairs = [(f"[{key!r}]", result.get(key), value) for key, value in expected.items()]
+    elif isinstance(expected, (list, tuple)) and len(result) == len(expected):
+        pairs = [(f"[{i}]", a, b) for i, (a, b) in enumerate(zip(result, expected, strict=True))]
+    elif np.allclose(result, expected, rtol=RELATIVE, atol=0, equal_nan=True):
+        return None
+    else:
+        return place, result, expected
+    return next(filter(None, (unlike(a, b, place + step) for step, a, b in pairs)), None)
+
+
+def _failure(world: World, work: Work, mismatch: Mismatch) -> RunError:
+    leading = zip(mismatch.index, work.shape, work.partition.grid, strict=False)
+    place = [owner(length, parts, i) for i, length, parts in leading]
+    place += [0] * (len(work.shape) - len(place))
+    rank = world.ranks[work.partition.rank(place)]
+    allowed = f" within {mismatch.tolerance:.3g}" if mismatch.tolerance else ""
+    return RunError(
+        f"verification failed: cell {list(mismatch.index)}, computed by [{rank}], is wrong on disk "
+        f"({mismatch.wrong:,} of {mismatch.cells:,} cells of box {mismatch.box} are)",
+        got=mismatch.got,
+        expected=f"{mismatch.expected}{allowed}",
+        hint="meshrun selftest, which tells a broken installation from a broken job",
+        everywhere=True,
+    )

@@ -1,0 +1,166 @@
+"""How a run ends when it does not end well: one error told once, nothing left behind, every rank down.
+
+An error that all ranks meet alike ends them in order and rank 0 speaks. An error of one rank
+cannot wait for the others, which may be waiting for this one: the first to fail claims the
+failure, speaks, and aborts the run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from runner.errors import MeshrunError
+from runner.verdict import RunDirectory, claim
+from runner.world import World
+
+GRACE = 1.0  # seconds that a later failure waits for the first one's words to get out
+
+
+@dataclass
+class Ending:
+    """What this process has to clean up and how it tells a failure.
+
+    directory: shared with whoever started the ranks; None when nobody waits for a verdict.
+    """
+
+    directory: RunDirectory | None = None
+    debug: bool = False
+    partial: Path | None = None
+    _told: bool = field(default=False, init=False)
+
+    def unfinished(self, partial: Path | None) -> None:
+        """Name the file to remove if the run fails; None once it has its final name."""
+        self.partial = partial
+        if self.directory is not None and partial is not None:
+            self.directory.keep_partial(partial)
+
+    def clean(self) -> None:
+        if self.partial is not None:
+            self.partial.unlink(missing_ok=True)
+
+    def interrupted(self) -> None:
+        """For `on_termination`: this process is told to end."""
+        self.clean()
+        if self.directory is None:  # else whoever started the ranks tells
+            tell("interrupted; nothing was written")
+
+    def fail_together(self, failure: MeshrunError, rank: int) -> int:
+        """The end of a rank when every rank has met `failure`; its exit status."""
+        if rank == 0:
+            self.clean()
+            self._record(failure.exit_code, str(failure), rank)
+            tell(str(failure))
+            self._trace()
+        return failure.exit_code
+
+    def fail_alone(self, failure: BaseException, where: str, rank: int, nonce: str) -> int:
+        """Tell this rank's failure unless another rank's came first; the exit status to abort with."""
+        self.clean()
+        status = failure.exit_code if isinstance(failure, MeshrunError) else 1
+        sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
+        first = self._record(status, sentence, rank) if self.directory else self._claim(nonce, sentence)
+        if first:
+            tell(sentence)
+            self._trace()
+        else:
+            time.sleep(GRACE)
+        return status
+
+    def _record(self, status: int, sentence: str, rank: int) -> bool:
+        if self.directory is None:
+            return True
+        return self.directory.claim_failure({"exit_code": status, "sentence": sentence, "rank": rank})
+
+    def _claim(self, nonce: str, sentence: str) -> bool:
+        # Without a run directory: once a host, by a file that only the first can make.
+        folder = Path(os.environ.get("TMPDIR", "/tmp"))
+        try:
+            return claim(folder / f"meshrun-{nonce}-failure.json", {"sentence": sentence})
+        except OSError:
+            return True
+
+    def _trace(self) -> None:
+        if self.debug:
+            traceback.print_exc()
+
+
+@dataclass
+class Guard:
+    """Ends every rank when one fails inside alone; lets through what all ranks raise alike.
+
+    speaks: tell the failure and exit here also when this is the only rank.
+    """
+
+    world: World
+    ending: Ending
+    speaks: bool = False
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if failure is None:
+            return
+        self.ending.clean()
+        if isinstance(failure, MeshrunError) and failure.everywhere:
+            return
+        alone = self.world.size == 1
+        if alone and not self.speaks:
+            return
+        where = "" if alone else str(self.world.here)
+        status = self.ending.fail_alone(failure, where, self.world.rank, self.world.nonce)
+        if not alone:
+            self.world.control.abort(status)
+        raise SystemExit(status)
+
+
+def tell(sentence: str) -> None:
+    """One sentence on stderr, in one write so that ranks do not mix."""
+    sys.stderr.write(f"meshrun: {sentence}\n")
+    sys.stderr.flush()
+
+
+def describe(failure: BaseException) -> str:
+    """An error as a sentence; for one raised in a user's function, with its file and line."""
+    if isinstance(failure, MeshrunError):
+        return str(failure)
+    if isinstance(failure, MemoryError):
+        return f"out of memory: {failure or 'an allocation failed'}. Try: more ranks, or a smaller array"
+    frames = traceback.extract_tb(failure.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    words = str(failure).strip()
+    return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
+
+
+def on_termination(action: Callable[[], None]) -> None:
+    """Call `action` and end when a launcher or a person ends this process.
+
+    A Python signal handler waits for the interpreter, which may sit in an MPI call for ever; a
+    thread that reads the signal's number from the wake-up socket does not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        number = reader.recv(1)[0]
+        action()
+        os._exit(128 + number)
+
+    threading.Thread(target=wait, name="termination", daemon=True).start()

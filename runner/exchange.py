@@ -1,0 +1,177 @@
+"""A block's halo in memory: filled from the block itself, from other ranks, or with the constant.
+
+Axes that are cut are exchanged with the ranks that own the cells. Axes that are whole need no
+message: their halo is a copy within the block, made over the exchanged cells too, so that a
+block cut along one axis costs two messages however many axes have a halo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from runner.backend import poison
+from runner.comm import Array, Arrays, Message, Pending
+from runner.halo import Run, Slices, Transfer, Widths, runs, sends, transfers
+from runner.partition import Partition, Shape
+
+
+@dataclass
+class Exchange:
+    """An exchange under way."""
+
+    plan: HaloPlan
+    block: Array
+    pending: Pending
+    landings: list[tuple[Transfer, Array]]
+
+    def finish(self) -> None:
+        """Return when the halo is complete (for work issued to the current stream from now on)."""
+        self.pending.wait()
+        inner = self.block[self.plan.inner]
+        for transfer, buffer in self.landings:
+            inner[transfer.target] = _flip(buffer, transfer.flip)
+        for slab in self.plan.halo_slabs:
+            self.plan.fill_whole_axes(self.block[slab])
+
+
+class HaloPlan:
+    """How one rank's padded block is filled, for one partition, halo and boundary.
+
+    shape: of the padded block. core: slices of its own cells. An empty block has no halo.
+    """
+
+    def __init__(
+        self, partition: Partition, rank: int, widths: Widths, boundary: str, cval: float = 0.0
+    ) -> None:
+        self.region = partition[rank]
+        if self.region.size == 0:
+            widths = tuple((0, 0) for _ in widths)
+        own = self.region.shape
+        cut = tuple(parts > 1 for parts in partition.grid)
+        self.widths, self.cval = widths, cval
+        self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
+        self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
+        # Whole axes without their halo: what the exchange works on.
+        self.inner: Slices = tuple(
+            slice(None) if is_cut else core for is_cut, core in zip(cut, self.core, strict=True)
+        )
+        # The opposite: whole axes with their halo, cut axes without.
+        self._own_rows: Slices = tuple(
+            core if is_cut else slice(None) for is_cut, core in zip(cut, self.core, strict=True)
+        )
+        exchanged = tuple(width if is_cut else (0, 0) for is_cut, width in zip(cut, self.widths, strict=True))
+        needed = list(transfers(partition, rank, exchanged, boundary))
+        self.receives = [transfer for transfer in needed if transfer.sender != rank]
+        self.sends = list(sends(partition, rank, exchanged, boundary))
+        self._own = [transfer for transfer in needed if transfer.sender == rank]
+        self._within: list[tuple[int, Run]] = [
+            (axis, run)
+            for axis, is_cut in enumerate(cut)
+            if not is_cut
+            for run in runs(partition, axis, 0, self.widths[axis], boundary)[1:]
+        ]
+        self.halo_slabs = [slab for axis, is_cut in enumerate(cut) if is_cut for slab in self._slabs(axis)]
+        self._outside = list(self._outside_slabs(partition.shape)) if boundary == "constant" else []
+
+    @property
+    def received_cells(self) -> int:
+        """Cells that arrive from other ranks."""
+        return sum(_size(transfer.source) for transfer in self.receives)
+
+    def poison(self, block: Array) -> None:
+        """Mark every halo cell as not yet filled."""
+        for axis in range(len(self.shape)):
+            for slab in self._slabs(axis):
+                poison(block[slab])
+
+    def fill_own(self, block: Array) -> None:
+        """Fill the halo cells that need no other rank, once the block's own cells are there."""
+        for slab in self._outside:
+            block[slab] = self.cval
+        inner, core = block[self.inner], block[self.core]
+        for transfer in self._own:
+            inner[transfer.target] = _flip(core[transfer.source], transfer.flip)
+        self.fill_whole_axes(block[self._own_rows])
+
+    def start(self, block: Array, arrays: Arrays) -> Exchange:
+        """Send what others need and expect what this block needs; `fill_own` is separate."""
+        inner, core = block[self.inner], block[self.core]
+        outgoing: list[Message] = [(t.receiver, _packed(core[t.source])) for t in self.sends]
+        incoming: list[Message] = []
+        landings = []
+        for transfer in self.receives:
+            buffer = inner[transfer.target]
+            shape = tuple(part.stop - part.start for part in transfer.source)
+            # Received in place where the block's cells lie in the order that they come in.
+            if transfer.flip or buffer.shape != shape or not buffer.flags.c_contiguous:
+                buffer = np.empty_like(buffer, shape=shape, order="C")
+                landings.append((transfer, buffer))
+            incoming.append((transfer.sender, buffer))
+        return Exchange(self, block, arrays.exchange(outgoing, incoming), landings)
+
+    def fill(self, block: Array, arrays: Arrays) -> None:
+        """Fill the whole halo."""
+        exchange = self.start(block, arrays)
+        self.fill_own(block)
+        exchange.finish()
+
+    def connect(self, arrays: Arrays, one_byte: Array) -> None:
+        """Send a byte along every link the exchange uses: NCCL builds a connection at its first message."""
+        to, from_ = _peers(self.sends, "receiver"), _peers(self.receives, "sender")
+        arrays.exchange(
+            [(peer, one_byte[:1]) for peer in to], [(peer, one_byte[1:]) for peer in from_]
+        ).wait()
+
+    def fill_whole_axes(self, block: Array) -> None:
+        """Copy the halo of the axes not cut, in any part of the block that holds those axes whole."""
+        for axis, run in self._within:
+            low = self.widths[axis][0]
+            first, last = run.source_range
+            source = _along(block, axis, slice(low + first, low + last))
+            if run.step < 0:
+                source = _flip(source, (axis,))
+            _along(block, axis, slice(run.target, run.target + run.count))[...] = source
+
+    def _slabs(self, axis: int) -> list[Slices]:
+        low, high = self.widths[axis]
+        length = self.shape[axis]
+        ranges = [slice(0, low), slice(length - high, length)]
+        whole = [slice(None)] * len(self.shape)
+        return [(*whole[:axis], s, *whole[axis + 1 :]) for s in ranges if s.stop > s.start]
+
+    def _outside_slabs(self, shape: Shape) -> Iterable[Slices]:
+        whole = [slice(None)] * len(self.shape)
+        for axis, (low, high) in enumerate(self.widths):
+            before = max(low - self.region.start[axis], 0)
+            after = max(self.region.stop[axis] + high - shape[axis], 0)
+            for outside in (slice(0, before), slice(self.shape[axis] - after, None)):
+                yield (*whole[:axis], outside, *whole[axis + 1 :])
+
+
+def _along(array: Array, axis: int, part: slice) -> Array:
+    return array[(slice(None),) * axis + (part,)]
+
+
+def _flip(array: Array, axes: Iterable[int]) -> Array:
+    steps = [slice(None)] * array.ndim
+    for axis in axes:
+        steps[axis] = slice(None, None, -1)
+    return array[tuple(steps)]
+
+
+def _packed(cells: Array) -> Array:
+    return cells if cells.flags.c_contiguous else cells.copy(order="C")
+
+
+def _size(slices: Slices) -> int:
+    cells = 1
+    for part in slices:
+        cells *= part.stop - part.start
+    return cells
+
+
+def _peers(those: Iterable[Transfer], end: str) -> list[int]:
+    return sorted({getattr(transfer, end) for transfer in those})

@@ -1,0 +1,83 @@
+"""How a job is found: by the name of an entry point, or in a user's file by path."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import types
+from pathlib import Path
+
+from runner.declare import Job
+from runner.errors import UserError
+
+ENTRY_POINTS = "meshrun.jobs"
+
+
+def find(name: str) -> Job:
+    """The job called `name`: an entry point (the built-in ones too), or `file.py:name`.
+
+    `file.py` alone will do when it declares exactly one job.
+    """
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        path, attribute = name, ""
+    if path.endswith(".py"):
+        return _find_in_file(Path(path), attribute)
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if entry.name == name:
+            try:
+                found: Job = entry.load()
+            except ImportError as reason:
+                raise UserError(f"job {name} ({entry.value}) cannot be imported", got=reason) from reason
+            return found
+    raise UserError(
+        "unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs"
+    )
+
+
+def names() -> list[str]:
+    """The names of all installed jobs."""
+    return sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)})
+
+
+def _find_in_file(path: Path, attribute: str) -> Job:
+    module = load_file(path)
+    jobs = {key: value for key, value in vars(module).items() if isinstance(value, Job)}
+    if not attribute and len(jobs) == 1:
+        return next(iter(jobs.values()))
+    if attribute not in jobs:
+        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: which of its jobs?"
+        raise UserError(
+            what,
+            got=f"jobs: {', '.join(jobs) or 'none'}",
+            expected=f"{path}:NAME, a function under @runner.map_blocks, reduce_blocks or job",
+        )
+    return jobs[attribute]
+
+
+def load_file(path: Path) -> types.ModuleType:
+    """Run a user's Python file as a module of its own, by path.
+
+    Its folder goes to the end of the import path, so that it may import its neighbours and a
+    neighbour called `jobs` or `runner` cannot take our place.
+    """
+    if not path.is_file():
+        raise UserError(
+            "the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs"
+        )
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module_name = "meshrun_user_" + re.sub(r"\W", "_", path.stem)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as reason:
+        raise UserError(f"{path} cannot be imported: {type(reason).__name__}", got=reason) from reason
+    return module

@@ -1,0 +1,82 @@
+"""From a file to this rank's block on its device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runner.backend import Backend
+from runner.comm import Array
+from runner.exchange import HaloPlan
+from runner.partition import Partition, Region
+from runner.storage import HostArray, Source
+from runner.timing import Phases
+from runner.world import World
+
+STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
+
+
+def load_block(world: World, source: Source, partition: Partition, plan: HaloPlan, phases: Phases) -> Array:
+    """This rank's padded block: its own cells read, its halo poisoned. Collective."""
+    with phases("prepare"):
+        block = world.backend.empty(plan.shape, source.dtype)
+        plan.poison(block)
+    core = block[plan.core]
+    if not source.parallel:
+        scattered = _scatter(world, source, partition, phases)
+        if world.backend.asynchronous:
+            _upload(world.backend, scattered, core, phases)
+        else:
+            core[...] = scattered
+    elif world.backend.asynchronous:
+        _upload_file(world.backend, source, plan.region, core, phases)
+    else:
+        with phases("read", core.nbytes):
+            source.read(plan.region, core)
+    return block
+
+
+def _scatter(world: World, source: Source, partition: Partition, phases: Phases) -> HostArray:
+    """This rank's part of an array that only rank 0 can read."""
+    control = world.control
+    mine = np.empty(partition[world.rank].shape, source.dtype)
+    if control.rank == 0:
+        with phases("read", mine.nbytes):
+            source.read(partition[0], mine)
+    with phases("split", mine.nbytes if control.size > 1 else 0):
+        if control.rank > 0:
+            control.exchange([], [(0, mine)]).wait()
+        else:
+            others = range(1, control.size)
+            parts = [(rank, np.ascontiguousarray(source.array[partition[rank].slices])) for rank in others]
+            control.exchange(parts, []).wait()
+    return mine
+
+
+def _upload(backend: Backend, host: HostArray, core: Array, phases: Phases) -> None:
+    """Copy to the device by way of a contiguous array there, since `core` lies inside its halo."""
+    with phases("to device", host.nbytes):
+        if core.flags.c_contiguous:
+            backend.upload(host, core)
+        else:
+            staged = backend.empty(core.shape, core.dtype)
+            backend.upload(host, staged)
+            core[...] = staged
+
+
+def _upload_file(backend: Backend, source: Source, region: Region, core: Array, phases: Phases) -> None:
+    """Read and upload in pieces of rows through one pinned buffer."""
+    rows = region.shape[0]
+    if region.size == 0:
+        return
+    step = min(max(STAGE * rows // core.nbytes, 1), rows)
+    with phases("prepare"):
+        buffer = backend.host_empty((step, *core.shape[1:]), core.dtype)
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        host = buffer[: last - first]
+        part = Region(
+            (region.start[0] + first, *region.start[1:]), (region.start[0] + last, *region.stop[1:])
+        )
+        with phases("read", host.nbytes):
+            source.read(part, host)
+        _upload(backend, host, core[first:last], phases)

@@ -1,0 +1,198 @@
+"""One rank's part of a map job: fill the halo of its block, call the function, hand out the results.
+
+On a CPU the function is called on slabs of rows that fit a cache. On a GPU it is called on the
+whole block; among several ranks, on the block's interior while the halo travels, then on the
+rows that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from runner.comm import Array
+from runner.errors import RunError
+from runner.here import Here
+from runner.partition import Region
+from runner.timing import Phases
+from runner.work import Work
+from runner.world import World
+
+SLAB = 2 << 20  # bytes of input for one call on a CPU: about one core's second-level cache
+Rows = tuple[int, int]
+Progress = Callable[[int, int], None]  # rows done, rows in all
+
+
+def quiet(done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass
+class Pipeline:
+    """This rank's run of `work`: `prepare`, then `results`, each once, each collective.
+
+    overlap: compute the interior while the halo travels; done where the cut and the block allow it.
+    """
+
+    world: World
+    work: Work
+    phases: Phases
+    overlap: bool = False
+    progress: Progress = quiet
+
+    def __post_init__(self) -> None:
+        self.plan = self.work.plan(self.world.rank)
+        low, high = self.plan.widths[0]
+        rows = self.plan.region.shape[0]
+        partition = self.work.partition
+        cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
+        # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
+        # All ranks decide alike, by the smallest block, or they would wait for each other.
+        smallest = partition.shape[0] // partition.grid[0]
+        self.overlap = self.overlap and cut == [0] and smallest > sum(self.work.widths[0])
+        self._interior = (low, rows - high) if self.overlap else (0, rows)
+
+    def prepare(self, block: Array) -> Work:
+        """Make `block` ready for the first call, and settle the result's shape and dtype.
+
+        Where these are not declared, or where kernels are yet to be compiled, the function is
+        called on one row to see.
+        """
+        backend = self.world.backend
+        if backend.asynchronous and self.world.size > 1:
+            with self.phases("prepare"):
+                self.plan.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
+        if self.overlap:
+            with self.phases("prepare"):
+                self.plan.fill_own(block)
+        else:
+            with self.phases("exchange", self._exchanged):
+                self.plan.fill(block, self.world.arrays)
+        if backend.asynchronous or self.work.result is None:
+            with self.phases("prepare"):
+                self.work = self._probe(block)
+        return self.work
+
+    def results(self, block: Array) -> Iterator[tuple[Region, Array]]:
+        """The results of this rank, each with its place in the output."""
+        if self.overlap and self.world.backend.asynchronous:
+            yield from self._beside(block)
+        else:
+            if self.overlap:
+                with self.phases("exchange", self._exchanged):
+                    exchange = self.plan.start(block, self.world.arrays)
+            for rows in self._slabs(*self._interior):
+                yield self._timed(block, rows)
+            if self.overlap:
+                with self.phases("exchange"):
+                    exchange.finish()
+                for rows in self._border():
+                    yield self._timed(block, rows)
+        assert self.work.result is not None
+        output = self.work.output_region(self.plan.region).size * self.work.result[1].itemsize
+        self.phases.add("kernel", 0, self.plan.region.size * self.work.dtype.itemsize + output)
+
+    def _beside(self, block: Array) -> Iterator[tuple[Region, Array]]:
+        """The exchange on a stream beside the interior's."""
+        backend = self.world.backend
+        begin = backend.mark()
+        found = [self._call(block, self._interior)]
+        with backend.beside(begin):
+            sent = backend.mark()
+            self.plan.start(block, self.world.arrays).finish()
+            received = backend.mark()
+        found += [self._call(block, rows) for rows in self._border()]
+        end = backend.mark()
+        backend.synchronize()
+        self.phases.add("exchange", backend.elapsed(sent, received), self._exchanged)
+        self.phases.add("kernel", backend.elapsed(begin, end))
+        yield from found
+
+    def _timed(self, block: Array, rows: Rows) -> tuple[Region, Array]:
+        with self.phases("kernel"):
+            found = self._call(block, rows)
+        self.progress(rows[1], self.plan.region.shape[0])
+        return found
+
+    def _call(self, block: Array, rows: Rows) -> tuple[Region, Array]:
+        """The function's result for the block's own rows first .. last - 1."""
+        first, last = rows
+        region = self.plan.region
+        start = (region.start[0] + first, *region.start[1:])
+        stop = (region.start[0] + last, *region.stop[1:])
+        part = Region(start, stop)
+        here = Here(
+            self.world.rank,
+            self.world.size,
+            self.world.here.host,
+            start,
+            part.shape,
+            self.work.shape,
+            self.world.backend.stream,
+            self.world.backend.xp,
+        )
+        low, high = self.plan.widths[0]
+        result = self.work.call(block[first : last + low + high], here, self.world.backend)
+        self._check_dtype(result)
+        return (self.work.output_region(part) if self.work.result else part), result
+
+    def _check_dtype(self, result: Array) -> None:
+        if self.work.result is not None and result.dtype != self.work.result[1]:
+            raise RunError(
+                f"job {self.work.job.name} returned two dtypes",
+                got=result.dtype,
+                expected=f"{self.work.result[1]}, as declared or as the first call returned",
+                hint="return result.astype(...), or declare out=",
+            )
+
+    def _slabs(self, first: int, last: int) -> Iterator[Rows]:
+        """Rows first .. last - 1 in one piece on a GPU, in pieces that fit a cache on a CPU."""
+        region = self.plan.region
+        if region.size == 0:
+            return
+        step = last - first
+        if not self.world.backend.asynchronous:
+            row_bytes = max(region.size // region.shape[0] * self.work.dtype.itemsize, 1)
+            step = max(SLAB // row_bytes, 4 * sum(self.plan.widths[0]), 1)
+        for begin in range(first, last, step):
+            yield begin, min(begin + step, last)
+
+    def _border(self) -> list[Rows]:
+        first, last = self._interior
+        rows = self.plan.region.shape[0]
+        return [(a, b) for a, b in ((0, first), (last, rows)) if a < b]
+
+    def _probe(self, block: Array) -> Work:
+        """What one row's call returns, agreed on by all ranks that have a row."""
+        found = None
+        if self.plan.region.size:
+            first = self._interior[0]
+            _, result = self._call(block, (first, first + 1))
+            found = tuple(result.shape[self.work.leading :]), np.dtype(result.dtype)
+        if self.work.result is not None:
+            return self.work
+        everyone = self.world.control.allgather(found)
+        answers = [answer for answer in everyone if answer is not None]
+        if not answers:  # an array without cells: nothing to call the function on
+            answers = [(self.work.shape[self.work.leading :], self.work.dtype)]
+        odd = next((rank for rank, a in enumerate(everyone) if a is not None and a != answers[0]), None)
+        if odd is not None:
+            raise RunError(
+                f"job {self.work.job.name} returns different results on different ranks",
+                got=f"{_shape_and_dtype(everyone[odd])} on rank {odd}",
+                expected=f"{_shape_and_dtype(answers[0])}, as on the first rank",
+                hint="declare out=",
+                everywhere=True,
+            )
+        return self.work.with_result(*answers[0])
+
+    @property
+    def _exchanged(self) -> int:
+        """Bytes received from other ranks and as many sent."""
+        return self.plan.received_cells * self.work.dtype.itemsize
+
+
+def _shape_and_dtype(answer: tuple[tuple[int, ...], np.dtype[np.generic]]) -> str:
+    return f"{answer[1]} with trailing axes {answer[0]}"

@@ -1,0 +1,187 @@
+"""A reduction over a whole array whose bits do not depend on the number of ranks.
+
+The array is cut into tiles whose shape follows from the array's shape alone. Each tile gives a
+small partial result. Partial results are combined in a binary tree over the tiles' numbers: two
+neighbours of equal size whose pair starts at a multiple of the pair's size become one. A rank
+combines what it can of its own contiguous share; the rest is combined, in the same tree, from
+what all ranks hold. Where the cuts between ranks fall changes who combines, not what with what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.declare import Job
+from runner.errors import UserError
+from runner.partition import Region, Shape, bounds
+from runner.storage import HostArray, Source, open_source
+from runner.timing import Phases
+from runner.world import World
+
+TILE = 1 << 20  # elements
+Combine = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """The combined partial result of tiles first .. first + count - 1; count is a power of two."""
+
+    first: int
+    count: int
+    partial: Any
+
+
+def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
+    """The largest box of at most `limit` elements that is one run of a C-ordered array of `shape`."""
+    tile: list[int] = []
+    for length in reversed(shape):
+        fits = max(limit // math.prod(tile), 1)
+        tile.append(max(min(length, fits), 1))
+        limit = limit if length <= fits else 0
+    return tuple(reversed(tile))
+
+
+def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
+    """Tile `number`, counted in C order."""
+    counts = [-(-length // step) for length, step in zip(shape, tile, strict=True)]
+    place = np.unravel_index(number, counts) if counts else ()
+    start = tuple(int(i) * step for i, step in zip(place, tile, strict=True))
+    stop = tuple(min(a + step, length) for a, step, length in zip(start, tile, shape, strict=True))
+    return Region(start, stop)
+
+
+def fold(nodes: Iterable[Node], combine: Combine) -> list[Node]:
+    """Combine neighbouring nodes wherever the tree has them as a pair; the roots that remain."""
+    roots: list[Node] = []
+    for node in nodes:
+        roots.append(node)
+        while len(roots) > 1 and _are_pair(roots[-2], roots[-1]):
+            right, left = roots.pop(), roots.pop()
+            roots.append(Node(left.first, 2 * left.count, combine(left.partial, right.partial)))
+    return roots
+
+
+def _are_pair(left: Node, right: Node) -> bool:
+    return left.count == right.count and left.first % (2 * left.count) == 0
+
+
+def finish(roots: list[Node], combine: Combine) -> Any:
+    """One partial result of the roots that are left when the number of tiles is no power of two."""
+    if not roots:
+        return None
+    result = roots[-1].partial
+    for root in reversed(roots[:-1]):
+        result = combine(root.partial, result)
+    return result
+
+
+class Tiles:
+    """An array in tiles, each rank holding a contiguous share of them.
+
+    array: a file's path, opened by rank 0 for all (collective), or an open source.
+    `shape` and `dtype` are the array's.
+    """
+
+    def __init__(
+        self, world: World, array: Path | str | Source, phases: Phases | None = None, tile: int = TILE
+    ) -> None:
+        self.world = world
+        self.phases = phases or Phases(world.backend)
+        if isinstance(array, (str, Path)):
+            path = Path(array)
+            self.source: Source = world.once(lambda: open_source(path))
+        else:
+            self.source = array
+        self.shape, self.dtype = self.source.shape, self.source.dtype
+        self._tile = tile_shape(self.shape, tile)
+        steps = zip(self.shape, self._tile, strict=True)
+        self._count = math.prod(-(-length // step) for length, step in steps) if 0 not in self.shape else 0
+        self._first, self._stop = bounds(self._count, world.size, world.rank)
+        self._received = {} if self.source.parallel else self._scatter()
+
+    def reduce(self, function: Callable[[Any], Any], combine: Combine) -> Any:
+        """`function` of every tile, combined; the result on every rank, None for an empty array.
+
+        function: device array of at most 2^20 elements (only valid during the call) -> partial
+        result: numbers, NumPy or CuPy arrays, or a tuple, list or dict of such.
+        combine: (partial, partial) -> partial, on the host, the earlier tile's first.
+        """
+
+        def leaves() -> Iterator[Node]:
+            for number, block in self._blocks():
+                with self.phases("kernel", block.nbytes):
+                    partial = to_host(function(block))
+                yield Node(number, 1, partial)
+
+        roots = fold(leaves(), combine)
+        with self.phases("combine"):
+            everyone = self.world.control.allgather(roots)
+            return finish(fold((node for roots in everyone for node in roots), combine), combine)
+
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
+        backend = self.world.backend
+        size = math.prod(self._tile)
+        host, device = backend.host_empty((size,), self.dtype), None
+        if backend.asynchronous:
+            device = backend.empty((size,), self.dtype)
+        for number in range(self._first, self._stop):
+            region = tile_region(self.shape, self._tile, number)
+            block = host[: region.size].reshape(region.shape)
+            with self.phases("read", region.size * self.dtype.itemsize):
+                if number in self._received:
+                    block[...] = self._received[number]
+                else:
+                    self.source.read(region, block)
+            if device is not None:
+                with self.phases("to device", block.nbytes):
+                    on_device = device[: region.size].reshape(region.shape)
+                    backend.upload(block, on_device)
+                    block = on_device
+            yield number, block
+
+    def _scatter(self) -> dict[int, HostArray]:
+        """This rank's tiles of an array that only rank 0 can read."""
+        control = self.world.control
+        with self.phases("split"):
+            outgoing, incoming, mine = [], [], {}
+            if control.rank == 0:
+                for rank in range(1, control.size):
+                    for number in range(*bounds(self._count, control.size, rank)):
+                        part = tile_region(self.shape, self._tile, number)
+                        outgoing.append((rank, np.ascontiguousarray(self.source.array[part.slices])))
+            else:
+                for number in range(self._first, self._stop):
+                    mine[number] = np.empty(tile_region(self.shape, self._tile, number).shape, self.dtype)
+                    incoming.append((0, mine[number]))
+            control.exchange(outgoing, incoming).wait()
+        return mine
+
+
+def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tiles) -> Any:
+    """The result of a `reduce_blocks` job; collective, the same on every rank."""
+    if job.check is not None:
+        job.check(tiles.shape, tiles.dtype, **parameters)
+    services = {name: world.xp for name in job.services if name == "xp"}
+    assert job.combine is not None
+    partial = tiles.reduce(lambda block: job.function(block, **services, **parameters), job.combine)
+    if partial is None:
+        raise UserError(f"{tiles.source.path} holds no values to reduce", got=f"shape {tiles.shape}")
+    return job.finish(partial, **parameters) if job.finish else partial
+
+
+def to_host(partial: Any) -> Any:
+    """A partial result with its arrays copied to host memory of their own."""
+    if isinstance(partial, (tuple, list)):
+        values = [to_host(value) for value in partial]
+        return type(partial)(*values) if hasattr(partial, "_fields") else type(partial)(values)
+    if isinstance(partial, dict):
+        return {key: to_host(value) for key, value in partial.items()}
+    if hasattr(partial, "__cuda_array_interface__"):
+        return partial.get()
+    return partial.copy() if isinstance(partial, np.ndarray) else partial

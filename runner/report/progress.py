@@ -1,0 +1,50 @@
+"""How far rank 0 is, while it runs: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+QUIET = 5.0  # seconds between lines where there is no terminal
+
+
+class Progress:
+    """Rank 0's rows done. columns: the terminal's width; None for plain lines, 0 for nothing at all."""
+
+    def __init__(self, title: str, columns: int | None) -> None:
+        self._title, self._columns = title, columns
+        self._last = time.monotonic()
+        self._bar = None
+        if columns:
+            self._bar = _bar(columns)
+            self._task = self._bar.add_task(title, total=None)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
+        elif self._columns is None and time.monotonic() - self._last > QUIET:
+            self._last = time.monotonic()
+            sys.stderr.write(f"meshrun: {self._title}: {100 * done // max(total, 1)} % of rank 0's rows\n")
+            sys.stderr.flush()
+
+
+def _bar(columns: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, width=columns, force_terminal=True)
+    parts = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    return Progress(*parts, console=console, transient=True)

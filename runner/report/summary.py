@@ -1,0 +1,97 @@
+"""The table a run ends with, on stderr; a job's result, on stdout."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from runner.report.record import Record
+
+COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
+
+
+def render(record: Record) -> str:
+    """The summary as text."""
+    lines = [_headline(record), ""]
+    rows = [COLUMNS, *(_row(record, name, phase) for name, phase in record["phases"].items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    lines += ["", *_notes(record)]
+    return "\n".join(lines) + "\n"
+
+
+def show_result(result: dict[str, Any], stream: TextIO) -> None:
+    """A job's result, one `name: value` a line."""
+    for name, value in result.items():
+        stream.write(f"{name}: {value}\n")
+    stream.flush()
+
+
+def _headline(record: Record) -> str:
+    hosts, ranks = len(record["hosts"]), record["ranks"]
+    kind = "GPU" if record["devices"][0]["kind"] == "cuda" else "CPU"
+    shape = "x".join(map(str, record["shape"]))
+    return (
+        f"{record['job']} on {shape} {record['dtype']}: {_count(ranks, 'rank')} on {_count(hosts, 'host')} "
+        f"({kind}), {_seconds(record['seconds'])}"
+    )
+
+
+def _row(record: Record, name: str, phase: dict[str, Any]) -> tuple[str, ...]:
+    rate, fraction = phase["bytes_per_second"], phase["fraction_of_limit"]
+    return (
+        name,
+        f"{_seconds(phase['seconds'])} {_place(record, phase['slowest_rank'])}",
+        f"{_seconds(phase['seconds_fastest'])} {_place(record, phase['fastest_rank'])}",
+        _bytes(phase["bytes"]),
+        f"{rate / 1e9:.2f}" if rate else "-",
+        f"{100 * fraction:.0f} %" if fraction else "-",
+    )
+
+
+def _place(record: Record, rank: int) -> str:
+    device = record["devices"][rank]
+    gpu = f":gpu{device['index']}" if device["kind"] == "cuda" else ""
+    return f"({rank} {device['host']}{gpu})"
+
+
+def _notes(record: Record) -> list[str]:
+    notes = []
+    limits = {
+        phase["limit_source"]: f"{phase['limit_bytes_per_second'] / 1e9:.0f} GB/s ({phase['limit_source']})"
+        for phase in record["phases"].values()
+        if phase["limit_source"]
+    }
+    if limits:
+        notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
+    if record["overlap"]:
+        notes.append("  the exchange ran beside the kernel, inside its time")
+    if record["verify"]:
+        check = record["verify"]
+        seen = f", {check['cells']:,} cells in {check['boxes']:,} boxes" if "cells" in check else ""
+        notes.append(f"  verified ({check['mode']}{seen}) against {check['against']}")
+    notes += [f"  warning: {warning}" for warning in record["warnings"]]
+    if record["output"]:
+        notes.append(f"  wrote {record['output']}")
+    return notes
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
+
+
+def _bytes(count: int) -> str:
+    if not count:
+        return "-"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,88 @@
+"""From results on a device to a file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runner.comm import Array
+from runner.load import STAGE
+from runner.partition import Region
+from runner.storage import HostArray, Sink
+from runner.timing import Phases
+from runner.work import Work
+from runner.world import World
+
+
+class Store:
+    """Takes this rank's results piece by piece.
+
+    Into a file that takes parts, each piece is written at once; for one that does not (pictures),
+    the pieces are kept, and rank 0 writes what it gathers.
+    """
+
+    def __init__(self, world: World, work: Work, sink: Sink, phases: Phases) -> None:
+        assert work.result is not None
+        self.world, self.work, self.sink, self.phases = world, work, sink, phases
+        self.region = work.output_region(work.partition[world.rank])
+        self._kept = None if sink.parallel else np.empty(self.region.shape, work.result[1])
+        self._buffer: HostArray | None = None
+
+    def put(self, region: Region, result: Array) -> None:
+        """Store `result`, a device array, as `region` of the output."""
+        if result.size == 0:
+            return
+        if not self.world.backend.asynchronous:
+            self._keep(region, result)
+            return
+        rows = region.shape[0]
+        step = min(max(STAGE * rows // result.nbytes, 1), rows)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            part = Region(
+                (region.start[0] + first, *region.start[1:]), (region.start[0] + last, *region.stop[1:])
+            )
+            self._keep(part, self._download(result[first:last]))
+
+    def finish(self) -> None:
+        """Return when the file is whole. Collective."""
+        if self._kept is not None:
+            self._gather(self._kept)
+        self.world.control.barrier()
+
+    def _keep(self, region: Region, host: HostArray) -> None:
+        with self.phases("write", host.nbytes):
+            if self._kept is None:
+                self.sink.write(region, host)
+            else:
+                inside = [
+                    slice(a - o, b - o)
+                    for a, b, o in zip(region.start, region.stop, self.region.start, strict=True)
+                ]
+                self._kept[tuple(inside)] = host
+
+    def _download(self, piece: Array) -> HostArray:
+        with self.phases("from device", piece.nbytes):
+            if self._buffer is None or self._buffer.size < piece.size:
+                self._buffer = self.world.backend.host_empty((piece.size,), np.dtype(piece.dtype))
+            host: HostArray = self._buffer[: piece.size].reshape(piece.shape)
+            contiguous = piece if piece.flags.c_contiguous else piece.copy(order="C")
+            self.world.backend.download(contiguous, host)
+        return host
+
+    def _gather(self, mine: HostArray) -> None:
+        control = self.world.control
+        assert self.work.result is not None
+        shape, dtype = self.work.result
+        if control.rank > 0:
+            with self.phases("gather", mine.nbytes):
+                control.exchange([(0, mine)], []).wait()
+            return
+        regions = [self.work.output_region(region) for region in self.work.partition]
+        with self.phases("gather", mine.nbytes if control.size > 1 else 0):
+            parts = [mine, *(np.empty(region.shape, dtype) for region in regions[1:])]
+            control.exchange([], list(enumerate(parts))[1:]).wait()
+            whole = np.empty(shape, dtype)
+            for region, part in zip(regions, parts, strict=True):
+                whole[region.slices] = part
+        with self.phases("write", whole.nbytes):
+            self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)

@@ -1,0 +1,159 @@
+"""One map job over one array, decided: what is cut how, with which halo, into what result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from runner.backend import Backend, poison
+from runner.comm import Array
+from runner.declare import Job
+from runner.errors import RunError, UserError
+from runner.exchange import HaloPlan
+from runner.halo import BOUNDARIES, Widths, check_widths, normalize
+from runner.here import Here
+from runner.partition import Partition, Region, Shape, parse_grid
+
+
+@dataclass(frozen=True)
+class Work:
+    """A map job, its parameters, and the array it is applied to.
+
+    shape, dtype: of the input. result: shape and dtype of the output, None until it is known.
+    """
+
+    job: Job
+    parameters: dict[str, Any]
+    shape: Shape
+    dtype: np.dtype[Any]
+    partition: Partition
+    widths: Widths
+    boundary: str
+    cval: float
+    result: tuple[Shape, np.dtype[Any]] | None = None
+
+    def plan(self, rank: int) -> HaloPlan:
+        return HaloPlan(self.partition, rank, self.widths, self.boundary, self.cval)
+
+    @cached_property
+    def cut_axes(self) -> tuple[bool, ...]:
+        """The axes along which the result may be computed in parts: 0, those split, those with a halo."""
+        parted = (
+            axis == 0 or parts > 1 or width != (0, 0)
+            for axis, (parts, width) in enumerate(zip(self.partition.grid, self.widths, strict=True))
+        )
+        return tuple(parted)
+
+    @property
+    def leading(self) -> int:
+        """How many leading axes the result must share with the input: up to the last cut one."""
+        return max(axis + 1 for axis, cut in enumerate(self.cut_axes) if cut)
+
+    def declared(self, shape: Shape) -> tuple[Shape, np.dtype[Any]] | None:
+        """Shape and dtype of the result for own cells of `shape`, where that is known without a call."""
+        if self.job.out is not None:
+            out_shape, out_dtype = self.job.out(shape, self.dtype, **self.parameters)
+            return tuple(out_shape), np.dtype(out_dtype)
+        return (shape, self.dtype) if "out" in self.job.services else None
+
+    def output_region(self, region: Region) -> Region:
+        """Where the result of the input's `region` lies in the output."""
+        assert self.result is not None
+        tail = self.result[0][self.leading :]
+        return Region(
+            region.start[: self.leading] + (0,) * len(tail), region.stop[: self.leading] + tuple(tail)
+        )
+
+    def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Work:
+        return replace(self, result=(self.shape[: self.leading] + tail, dtype))
+
+    def call(self, block: Array, here: Here, backend: Backend) -> Array:
+        """The job's result for a padded block, checked to be an array of the right shape."""
+        services: dict[str, Any] = {"xp": here.xp, "here": here}
+        declared = self.declared(here.block)
+        if "out" in self.job.services:
+            assert declared is not None
+            services["out"] = backend.empty(*declared)
+            poison(services["out"])
+        wanted = {name: services[name] for name in self.job.services}
+        returned = self.job.function(block, **wanted, **self.parameters)
+        result = services.get("out") if returned is None else returned
+        self._check(result, here, declared)
+        return result
+
+    def _check(self, result: Any, here: Here, declared: tuple[Shape, np.dtype[Any]] | None) -> None:
+        leading = here.block[: self.leading]
+        name = self.job.name
+        if not isinstance(result, here.xp.ndarray):
+            raise RunError(
+                f"job {name} returned no array",
+                got=type(result).__name__,
+                expected=f"a {here.xp.__name__} array of shape {here.block}",
+                hint="return the result, or fill the parameter `out`",
+            )
+        if declared is not None and tuple(result.shape) != declared[0]:
+            raise RunError(
+                f"job {name} returned a block of the wrong shape", got=result.shape, expected=declared[0]
+            )
+        if tuple(result.shape[: self.leading]) != leading:
+            raise RunError(
+                f"job {name} returned a block of the wrong shape",
+                got=result.shape,
+                expected=f"{leading} first: the block without its halo",
+                hint="out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant",
+            )
+
+
+def decide(
+    job: Job,
+    parameters: dict[str, Any],
+    shape: Shape,
+    dtype: np.dtype[Any],
+    ranks: int,
+    *,
+    grid: str | None = None,
+    boundary: str | None = None,
+    cval: float | None = None,
+) -> Work:
+    """Check the input against the job and cut it. UserError for whatever cannot be."""
+    if not shape:
+        raise UserError("the input is a single number", got="no axes", expected="an array")
+    if dtype.kind not in "biufc":
+        raise UserError("the input holds no numbers", got=f"dtype {dtype}", expected="a numeric dtype")
+    if job.check is not None:
+        job.check(shape, dtype, **parameters)
+    chosen = boundary or job.boundary
+    if chosen not in BOUNDARIES:
+        raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    widths = normalize(job.halo_for(parameters), len(shape))
+    check_widths(widths, shape)
+    parts = parse_grid(grid or str(ranks), shape, ranks)
+    constant = job.cval if cval is None else cval
+    if chosen == "constant":
+        _check_constant(constant, dtype)
+    work = Work(job, parameters, shape, dtype, Partition(shape, parts), widths, chosen, constant)
+    declared = work.declared(shape)
+    if declared is not None:
+        if declared[0][: work.leading] != shape[: work.leading]:
+            raise UserError(
+                f"job {job.name}: the result changes an axis along which the array is cut",
+                got=f"{declared[0]} from {shape}",
+                expected=f"the first {work.leading} axes unchanged",
+                hint="--grid with 1 for that axis",
+            )
+        work = replace(work, result=declared)
+    return work
+
+
+def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if not (float(cval).is_integer() and limits.min <= cval <= limits.max):
+            raise UserError(
+                "--cval does not fit the input's dtype",
+                got=cval,
+                expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
+            )
