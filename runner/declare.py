@@ -8,50 +8,19 @@ cut the array and keep the function itself callable: `edges.function(block)` in 
 from __future__ import annotations
 
 import inspect
-import re
-import types
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, overload
 
 from runner.errors import UserError
 from runner.halo import BOUNDARIES
+from runner.signature import Parameter, read_signature
 
-SERVICES = (
-    "out",
-    "xp",
-    "here",
-    "world",
-    "input",
-    "output",
-)  # what the runner passes when a function names it
-RESERVED = (
-    "device",
-    "json",
-    "verify",
-    "grid",
-    "boundary",
-    "cval",
-    "oversubscribe",
-    "overlap",
-    "help",
-    "debug",
-)
 Kind = Literal["map", "reduce", "job"]
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One option of a job: what the command line shows and checks."""
-
-    name: str
-    type: Any  # int, float, str, bool, Path or a tuple of allowed words
-    default: Any
-    required: bool
-    help: str
+Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
 
 
 @dataclass(frozen=True)
@@ -72,6 +41,7 @@ class Job:
     reference: Callable[..., Any] | None = None
     ulps: float = 16.0
     check: Callable[..., None] | None = None
+    trials: Trials = ()
 
     @property
     def summary(self) -> str:
@@ -127,6 +97,7 @@ def map_blocks(
     reference: Callable[..., Any] | None = None,
     ulps: float = 16.0,
     check: Callable[..., None] | None = None,
+    trials: Trials = (),
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Job]: ...
 def map_blocks(
@@ -139,6 +110,7 @@ def map_blocks(
     reference: Callable[..., Any] | None = None,
     ulps: float = 16.0,
     check: Callable[..., None] | None = None,
+    trials: Trials = (),
     name: str | None = None,
 ) -> Job | Callable[[Callable[..., Any]], Job]:
     """Declare a function from a block with its halo to that block's result.
@@ -162,6 +134,7 @@ def map_blocks(
     ulps: tolerance of floating-point results where `reference` gives none, in units of the
         result dtype's epsilon times the largest magnitude in the block.
     check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot take.
+    trials: (shape, dtype, parameters) of arrays that `meshrun selftest` verifies the job on.
     """
 
     def declare(function: Callable[..., Any]) -> Job:
@@ -177,6 +150,7 @@ def map_blocks(
             reference=reference,
             ulps=ulps,
             check=check,
+            trials=trials,
         )
 
     return declare if function is None else declare(function)
@@ -190,6 +164,7 @@ def reduce_blocks(
     combine: Callable[[Any, Any], Any],
     finish: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
+    trials: Trials = (),
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Job]: ...
 def reduce_blocks(
@@ -198,6 +173,7 @@ def reduce_blocks(
     combine: Callable[[Any, Any], Any],
     finish: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
+    trials: Trials = (),
     name: str | None = None,
 ) -> Job | Callable[[Callable[..., Any]], Job]:
     """Declare a function from a block to a small partial result, combined over all blocks.
@@ -210,11 +186,13 @@ def reduce_blocks(
     ----------
     combine: (partial, partial) -> partial, on the host; the earlier block's comes first.
     finish: (partial, **parameters) -> result, applied once at the end.
-    check: as in `map_blocks`.
+    check, trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> Job:
-        return _replace(_declare(function, "reduce", name), combine=combine, finish=finish, check=check)
+        return _replace(
+            _declare(function, "reduce", name), combine=combine, finish=finish, check=check, trials=trials
+        )
 
     return declare if function is None else declare(function)
 
@@ -223,22 +201,24 @@ def reduce_blocks(
 def job(function: Callable[..., Any], /) -> Job: ...
 @overload
 def job(
-    *, reference: Callable[..., Any] | None = None, name: str | None = None
+    *, reference: Callable[..., Any] | None = None, trials: Trials = (), name: str | None = None
 ) -> Callable[[Callable[..., Any]], Job]: ...
 def job(
     function: Callable[..., Any] | None = None,
     *,
     reference: Callable[..., Any] | None = None,
+    trials: Trials = (),
     name: str | None = None,
 ) -> Job | Callable[[Callable[..., Any]], Job]:
     """Declare a function that does anything, given the `world` (and `input`, `output` if it names them).
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
     lists, is the run's result. reference: (array, **parameters) -> the mapping to expect.
+    trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> Job:
-        return _replace(_declare(function, "job", name), reference=reference)
+        return _replace(_declare(function, "job", name), reference=reference, trials=trials)
 
     return declare if function is None else declare(function)
 
@@ -248,42 +228,5 @@ def _replace(declared: Job, **changes: Any) -> Job:
 
 
 def _declare(function: Callable[..., Any], kind: Kind, name: str | None) -> Job:
-    signature = inspect.signature(function)
-    hints = typing.get_type_hints(function)
-    helps = dict(re.findall(r"^ *(\w+): +(.+(?:\n {8,}.+)*)", inspect.getdoc(function) or "", re.MULTILINE))
-    declared = list(signature.parameters.values())
-    options = declared if kind == "job" else declared[1:]
-    parameters = []
-    for parameter in options:
-        if parameter.name in SERVICES:
-            continue
-        if parameter.name in RESERVED:
-            raise UserError(
-                f"job {function.__name__}: a parameter has the name of one of the command's own options",
-                got=parameter.name,
-                hint="another name",
-            )
-        required = parameter.default is inspect.Parameter.empty
-        default = None if required else parameter.default
-        kind_of_value = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
-        text = " ".join(helps.get(parameter.name, "").split())
-        parameters.append(Parameter(parameter.name, kind_of_value, default, required, text))
-    services = frozenset(parameter.name for parameter in options if parameter.name in SERVICES)
-    return Job(name or function.__name__, kind, function, tuple(parameters), services)
-
-
-def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
-    if hint is None:
-        return type(default) if isinstance(default, (bool, int, float, str)) else str
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        remaining = [arm for arm in typing.get_args(hint) if arm is not type(None)]
-        hint = remaining[0] if len(remaining) == 1 else hint
-    if typing.get_origin(hint) is Literal:
-        return typing.get_args(hint)
-    if hint in (int, float, str, bool, Path):
-        return hint
-    raise UserError(
-        f"job {job_name}: parameter {name} has a type that no option can have",
-        got=hint,
-        expected="int, float, str, bool, Path or a Literal of words",
-    )
+    parameters, services = read_signature(function, first=0 if kind == "job" else 1)
+    return Job(name or function.__name__, kind, function, parameters, services)

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -36,7 +36,6 @@ class Ending:
     directory: RunDirectory | None = None
     debug: bool = False
     partial: Path | None = None
-    _told: bool = field(default=False, init=False)
 
     def unfinished(self, partial: Path | None) -> None:
         """Name the file to remove if the run fails; None once it has its final name."""
@@ -121,9 +120,9 @@ class Guard:
             return
         where = "" if alone else str(self.world.here)
         status = self.ending.fail_alone(failure, where, self.world.rank, self.world.nonce)
-        if not alone:
-            self.world.control.abort(status)
-        raise SystemExit(status)
+        if alone:
+            raise SystemExit(status)
+        self.world.control.abort(status)  # MPI does not return from it; simulated ranks do
 
 
 def tell(sentence: str) -> None:
@@ -158,9 +157,9 @@ def on_termination(action: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
 
-    def wait() -> None:
+    def wait(_keeps_open: socket.socket) -> None:
         number = reader.recv(1)[0]
         action()
         os._exit(128 + number)
 
-    threading.Thread(target=wait, name="termination", daemon=True).start()
+    threading.Thread(target=wait, args=[writer], name="termination", daemon=True).start()

@@ -77,66 +77,84 @@ class Pipeline:
 
     def results(self, block: Array) -> Iterator[tuple[Region, Array]]:
         """The results of this rank, each with its place in the output."""
-        if self.overlap and self.world.backend.asynchronous:
-            yield from self._beside(block)
-        else:
-            if self.overlap:
-                with self.phases("exchange", self._exchanged):
-                    exchange = self.plan.start(block, self.world.arrays)
-            for rows in self._slabs(*self._interior):
-                yield self._timed(block, rows)
-            if self.overlap:
-                with self.phases("exchange"):
-                    exchange.finish()
-                for rows in self._border():
-                    yield self._timed(block, rows)
+        yield from self._on_device(block) if self.world.backend.asynchronous else self._on_host(block)
         assert self.work.result is not None
-        output = self.work.output_region(self.plan.region).size * self.work.result[1].itemsize
-        self.phases.add("kernel", 0, self.plan.region.size * self.work.dtype.itemsize + output)
+        written = self.work.output_region(self.plan.region).size * self.work.result[1].itemsize
+        self.phases.add("kernel", 0, self.plan.region.size * self.work.dtype.itemsize + written)
 
-    def _beside(self, block: Array) -> Iterator[tuple[Region, Array]]:
-        """The exchange on a stream beside the interior's."""
-        backend = self.world.backend
-        begin = backend.mark()
-        found = [self._call(block, self._interior)]
-        with backend.beside(begin):
-            sent = backend.mark()
-            self.plan.start(block, self.world.arrays).finish()
-            received = backend.mark()
-        found += [self._call(block, rows) for rows in self._border()]
-        end = backend.mark()
-        backend.synchronize()
-        self.phases.add("exchange", backend.elapsed(sent, received), self._exchanged)
-        self.phases.add("kernel", backend.elapsed(begin, end))
-        yield from found
+    def _on_host(self, block: Array) -> Iterator[tuple[Region, Array]]:
+        """Slab by slab, each handed out while it is in the cache."""
+        if self.overlap:
+            with self.phases("exchange", self._exchanged):
+                exchange = self.plan.start(block, self.world.arrays)
+        for rows in self._slabs(*self._interior):
+            yield self._timed(block, rows)
+        if self.overlap:
+            with self.phases("exchange"):
+                exchange.finish()
+            for rows in self._border():
+                yield self._timed(block, rows)
 
     def _timed(self, block: Array, rows: Rows) -> tuple[Region, Array]:
         with self.phases("kernel"):
-            found = self._call(block, rows)
+            part = self._part(rows)
+            result = self._call(block, rows, self.work.buffer(part.shape, self.world.backend))
         self.progress(rows[1], self.plan.region.shape[0])
-        return found
+        return self.work.output_region(part), result
 
-    def _call(self, block: Array, rows: Rows) -> tuple[Region, Array]:
-        """The function's result for the block's own rows first .. last - 1."""
+    def _on_device(self, block: Array) -> Iterator[tuple[Region, Array]]:
+        """The whole block; the exchange, if it is still to be made, on a stream beside the interior's."""
+        backend, region = self.world.backend, self.plan.region
+        if region.size == 0:
+            return
+        with self.phases("prepare"):
+            out = self.work.buffer(region.shape, backend)
+        begin = backend.mark()
+        ranges = [self._interior]
+        found = [self._call(block, self._interior, out)]
+        if self.overlap:
+            with backend.beside(begin):
+                sent = backend.mark()
+                self.plan.start(block, self.world.arrays).finish()
+                received = backend.mark()
+            ranges += self._border()
+            found += [self._call(block, rows, out) for rows in ranges[1:]]
+        end = backend.mark()
+        backend.synchronize()
+        self.phases.add("kernel", backend.elapsed(begin, end))
+        if self.overlap:
+            self.phases.add("exchange", backend.elapsed(sent, received), self._exchanged)
+        if out is not None:
+            yield self.work.output_region(region), out
+        else:
+            places = (self.work.output_region(self._part(rows)) for rows in ranges)
+            yield from zip(places, found, strict=True)
+
+    def _part(self, rows: Rows) -> Region:
+        """The block's own rows first .. last - 1 as a region of the whole array."""
+        start, stop = self.plan.region.start, self.plan.region.stop
+        return Region((start[0] + rows[0], *start[1:]), (start[0] + rows[1], *stop[1:]))
+
+    def _call(self, block: Array, rows: Rows, out: Array | None) -> Array:
+        """The function's result for some of the block's own rows; `out` is for these, or for all of them."""
         first, last = rows
-        region = self.plan.region
-        start = (region.start[0] + first, *region.start[1:])
-        stop = (region.start[0] + last, *region.stop[1:])
-        part = Region(start, stop)
+        part = self._part(rows)
         here = Here(
             self.world.rank,
             self.world.size,
             self.world.here.host,
-            start,
+            part.start,
             part.shape,
             self.work.shape,
             self.world.backend.stream,
             self.world.backend.xp,
         )
+        if out is not None and out.shape[0] > last - first:
+            out = out[first:last]
         low, high = self.plan.widths[0]
-        result = self.work.call(block[first : last + low + high], here, self.world.backend)
+        result = self.work.call(block[first : last + low + high], here, out)
         self._check_dtype(result)
-        return (self.work.output_region(part) if self.work.result else part), result
+        return result
 
     def _check_dtype(self, result: Array) -> None:
         if self.work.result is not None and result.dtype != self.work.result[1]:
@@ -169,7 +187,9 @@ class Pipeline:
         found = None
         if self.plan.region.size:
             first = self._interior[0]
-            _, result = self._call(block, (first, first + 1))
+            row = (first, first + 1)
+            out = self.work.buffer(self._part(row).shape, self.world.backend)
+            result = self._call(block, row, out)
             found = tuple(result.shape[self.work.leading :]), np.dtype(result.dtype)
         if self.work.result is not None:
             return self.work

@@ -70,21 +70,27 @@ class Work:
     def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Work:
         return replace(self, result=(self.shape[: self.leading] + tail, dtype))
 
-    def call(self, block: Array, here: Here, backend: Backend) -> Array:
-        """The job's result for a padded block, checked to be an array of the right shape."""
-        services: dict[str, Any] = {"xp": here.xp, "here": here}
-        declared = self.declared(here.block)
-        if "out" in self.job.services:
-            assert declared is not None
-            services["out"] = backend.empty(*declared)
-            poison(services["out"])
+    def buffer(self, cells: Shape, backend: Backend) -> Array | None:
+        """A poisoned result for own cells of shape `cells`; None for a job that returns its result."""
+        if "out" not in self.job.services:
+            return None
+        declared = self.declared(cells)
+        assert declared is not None
+        out = backend.empty(*declared)
+        poison(out)
+        return out
+
+    def call(self, block: Array, here: Here, out: Array | None) -> Array:
+        """The job's result for a padded block, in `out` if there is one; checked to be of the right shape."""
+        services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}
         returned = self.job.function(block, **wanted, **self.parameters)
-        result = services.get("out") if returned is None else returned
-        self._check(result, here, declared)
+        result = out if returned is None else returned
+        self._check(result, here)
         return result
 
-    def _check(self, result: Any, here: Here, declared: tuple[Shape, np.dtype[Any]] | None) -> None:
+    def _check(self, result: Any, here: Here) -> None:
+        declared = self.declared(here.block)
         leading = here.block[: self.leading]
         name = self.job.name
         if not isinstance(result, here.xp.ndarray):

@@ -6,14 +6,15 @@ float32 (TIFF). Palettes become RGB, and the orientation noted by a camera is ap
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from runner.errors import UserError
 from runner.partition import Region, Shape
@@ -35,6 +36,7 @@ HOLDS: dict[str, dict[str, tuple[int, ...]]] = {
     "TIFF": {"uint8": (0, 1, 3, 4), "uint16": (0, 1), "int32": (0, 1), "float32": (0, 1)},
     "BMP": {"uint8": (0, 1, 3)},
 }
+LONGEST = {"JPEG": 65500}  # rows or columns, by libjpeg
 
 
 @dataclass
@@ -65,23 +67,43 @@ def open_source(path: Path) -> ImageSource:
 
 def _decode(path: Path) -> HostArray:
     try:
-        with warnings.catch_warnings():
-            # Pillow's guard against oversized pictures is for servers; here large is the point.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as opened:
-                picture = ImageOps.exif_transpose(opened)
-                if picture.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa"):
-                    picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
-                if picture.mode == "1":
-                    picture = picture.convert("L")
-                array = np.asarray(picture)
+        # Only these formats, whatever the content is: for PostScript, Pillow would start Ghostscript.
+        with _any_size(), Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
+            _refuse_losses(path, opened)
+            picture = ImageOps.exif_transpose(opened)
+            if picture.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa"):
+                picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
+            if picture.mode == "1":
+                picture = picture.convert("L")
+            array = np.asarray(picture)
     except UnidentifiedImageError as reason:
-        raise UserError(f"{path} is not a picture that Pillow can read") from reason
-    except Image.DecompressionBombError as reason:
-        raise UserError(f"{path} is larger than Pillow decodes", hint="store it as .npy") from reason
+        raise UserError(
+            f"{path} is not a picture that can be read", expected=", ".join(sorted(set(FORMATS.values())))
+        ) from reason
     except (OSError, SyntaxError, ValueError) as reason:
         raise UserError(f"{path} is broken or truncated", got=reason) from reason
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+@contextmanager
+def _any_size() -> Iterator[None]:
+    """Lift Pillow's guard against oversized pictures: it is for servers, and here large is the point."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def _refuse_losses(path: Path, opened: ImageFile.ImageFile) -> None:
+    """Refuse what Pillow would read in part without saying so."""
+    hint = "convert it to .npy (scikit-image and tifffile read it whole)"
+    codecs = [str(tile[3]) for tile in opened.tile]  # such as "RGB;16B"
+    if opened.mode in ("LA", "RGB", "RGBA") and any(";16" in codec for codec in codecs):
+        raise UserError(f"{path} has 16 bits per channel, of which Pillow keeps 8", hint=hint)
+    pictures = getattr(opened, "n_frames", 1)
+    if opened.format != "MPO" and pictures > 1:  # MPO: a camera's JPEG with its own preview
+        raise UserError(f"{path} holds {pictures} pictures", expected="one", hint=hint)
 
 
 @dataclass
@@ -103,6 +125,8 @@ class ImageSink:
             raise write_error(self.path, reason) from reason
 
     def write(self, region: Region, array: HostArray) -> None:
+        if (array.dtype, array.shape) != (self.dtype, self.shape):
+            raise ValueError(f"{array.dtype} {array.shape} is not the picture's {self.dtype} {self.shape}")
         pixels = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
         try:
             picture = Image.fromarray(np.ascontiguousarray(pixels))
@@ -116,12 +140,17 @@ def open_sink(path: Path, partial: Path, shape: Shape, dtype: np.dtype[Any]) -> 
     kind = FORMATS[path.suffix.lower()]
     holds = HOLDS[kind]
     channels = 0 if len(shape) == 2 else shape[2] if len(shape) == 3 else -1
-    if dtype.name not in holds or channels not in holds[dtype.name] or 0 in shape:
+    longest = LONGEST.get(kind, 2**31 - 1)
+    if (
+        dtype.name not in holds
+        or channels not in holds[dtype.name]
+        or not all(0 < length <= longest for length in shape)
+    ):
         expected = "; ".join(f"{name} with {_channels(counts)}" for name, counts in holds.items())
         raise UserError(
             f"{kind} cannot hold this result",
             got=f"{dtype.name} of shape {shape}",
-            expected=f"(rows, columns[, channels]) of {expected}",
+            expected=f"(rows, columns[, channels]) up to {longest}, of {expected}",
             hint="an output that ends in .npy holds anything",
         )
     return ImageSink(path, partial, shape, dtype)

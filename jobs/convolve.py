@@ -1,0 +1,190 @@
+"""Convolution with a small kernel of any shape."""
+
+from __future__ import annotations
+
+import functools
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs import dtypes, kernels
+from jobs.weights import EXACT, Weights, read
+
+THREADS, COLUMNS = 128, 4  # as in convolve.cu
+Array = np.ndarray[Any, Any]
+
+
+def accumulator(source: np.dtype[Any], weights: Weights) -> np.dtype[Any]:
+    """The narrowest of the types that give the documented result."""
+    if source.kind == "f":
+        return np.dtype(np.float64 if source.itemsize == 8 else np.float32)
+    if not weights.whole:
+        return np.dtype(np.float64)
+    return np.dtype(np.int32 if _bound(source, weights) < 2**31 else np.int64)
+
+
+def _bound(source: np.dtype[Any], weights: Weights) -> float:
+    limits = np.iinfo(source)
+    return weights.total * max(-limits.min, limits.max)
+
+
+def _check(
+    shape: tuple[int, ...],
+    source: np.dtype[Any],
+    /,
+    *,
+    kernel: str,
+    normalize: bool = False,
+    dtype: str = "same",
+) -> None:
+    dtypes.check("convolve", source)
+    weights = read(kernel, normalize)
+    if weights.values.ndim > len(shape):
+        raise runner.UserError(
+            "the kernel has more axes than the array",
+            got=f"a kernel of shape {weights.values.shape}",
+            expected=f"at most {len(shape)} axes",
+        )
+    if source.kind != "f" and weights.whole and _bound(source, weights) >= EXACT:
+        raise runner.UserError(
+            f"sums of {source} elements under this kernel can pass 2^53 and would not be exact",
+            got=f"weights of total size {weights.total:g}",
+            hint="smaller weights, or a float64 array",
+        )
+
+
+def _result(
+    shape: tuple[int, ...],
+    source: np.dtype[Any],
+    /,
+    *,
+    kernel: str,
+    normalize: bool = False,
+    dtype: str = "same",
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    return shape, dtypes.result(source, dtype)
+
+
+def _halo(*, kernel: str, normalize: bool = False, dtype: str = "same") -> list[tuple[int, int]]:
+    return read(kernel, normalize).widths
+
+
+def _reference(
+    block: Array, *, kernel: str, normalize: bool = False, dtype: str = "same"
+) -> tuple[Array, Array]:
+    """The definition, result[i] = sum over k of kernel[k] * array[i + size // 2 - k], last k first.
+
+    That is the job's order of sums, so that fractional weights on integers agree to the bit too.
+    The tolerance is the bound of Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
+    """
+    weights = read(kernel, normalize)
+    values = weights.values if weights.whole else weights.values / weights.divisor
+    sizes = values.shape
+    inner = tuple(length - size + 1 for length, size in zip(block.shape, sizes, strict=False))
+    inner += block.shape[len(sizes) :]
+    expected, magnitude, count = np.zeros(inner), np.zeros(inner), 0
+    for k in reversed(list(np.ndindex(sizes))):
+        if values[k]:
+            start = [size - 1 - step for size, step in zip(sizes, k, strict=True)]
+            part = block[tuple(slice(a, a + n) for a, n in zip(start, inner, strict=False))]
+            expected = expected + values[k] * part
+            magnitude += abs(values[k]) * np.abs(part)
+            count += 1
+    if weights.whole:
+        expected, magnitude = expected / weights.divisor, magnitude / abs(weights.divisor)
+    return expected, (count + 2) * 1.01 * dtypes.unit_roundoff(block) * magnitude
+
+
+@runner.map_blocks(halo=_halo, boundary="reflect", out=_result, check=_check, reference=_reference)
+def convolve(
+    block: Any,
+    *,
+    out: Any,
+    xp: ModuleType,
+    kernel: str,
+    normalize: bool = False,
+    dtype: dtypes.Result = "same",
+) -> None:
+    """Convolve with a kernel, as scipy.ndimage.convolve does at origin 0, even sizes included.
+
+    The kernel's axes are the array's leading axes; further axes, such as channels, are kept apart.
+    Products are summed in the C order of the flipped kernel; a weight of 0 is not looked at, so
+    that a NaN there does not spread. float16 and float32 are computed in float32, float64 in float64.
+    Integers under whole weights: the exact sum, then the division of `normalize`. Integers
+    under fractional weights: float64. On a GPU a kernel has at most three axes.
+
+    kernel: "1 2 1; 2 4 2; 1 2 1" (rows; "1 2 1" alone works along axis 0, "1 2 1;" along axis 1),
+        or a .npy file of one to any number of axes.
+    normalize: divide by the sum of the weights.
+    dtype: of the result. Into integers, values are rounded half to even and saturate.
+    """
+    weights = read(kernel, normalize)
+    kind = accumulator(block.dtype, weights)
+    if xp is not np:
+        _on_gpu(block, out, weights, kind, xp)
+        return
+    block = block.astype(kind, copy=False)
+    total, term = np.empty(out.shape, kind), np.empty(out.shape, kind)
+    with np.errstate(all="ignore"):
+        for number, (place, weight) in enumerate(_scaled_taps(weights, kind)):
+            part = block[tuple(slice(a, a + n) for a, n in zip(place, out.shape, strict=False))]
+            np.multiply(part, kind.type(weight), out=term if number else total)
+            if number:
+                total += term
+        if kind.kind == "i" and weights.divisor != 1:
+            total = total / weights.divisor
+    dtypes.store(total, out)
+
+
+def instance(source: np.dtype[Any] | str, kind: np.dtype[Any] | str, result: np.dtype[Any] | str) -> str:
+    return kernels.instance("convolve", source, kind, result)
+
+
+def _scaled_taps(weights: Weights, kind: np.dtype[Any]) -> list[tuple[tuple[int, ...], float]]:
+    """The taps, already divided where the sum is not of integers, which are divided once at the end."""
+    divisor = 1.0 if kind.kind == "i" else weights.divisor
+    return [(place, weight / divisor) for place, weight in weights.taps]
+
+
+def _on_gpu(block: Any, out: Any, weights: Weights, kind: np.dtype[Any], xp: ModuleType) -> None:
+    axes = weights.values.ndim
+    if axes > 3:
+        raise runner.UserError(
+            "a kernel of so many axes runs on CPUs only",
+            got=f"{axes} axes",
+            expected="3 at most",
+            hint="--device cpu",
+        )
+    # Planes x rows x width: the kernel's last axis and all behind it are one long row.
+    width = math.prod(out.shape[axes - 1 :])
+    planes, rows = (1, 1, *out.shape[: axes - 1])[-2:]
+    strides = [math.prod(block.shape[axis + 1 :]) for axis in range(axes)]
+    plane, pitch = (0, 0, *strides[:-1])[-2:]
+    columns = -(-width // (THREADS * COLUMNS))
+    units = planes * rows * columns
+    values, offsets = _device_taps(weights, kind, tuple(strides), xp, xp.cuda.Device().id)
+    divisor = weights.divisor if kind.kind == "i" else 1.0
+    arguments = (
+        *(block, out, values, offsets, np.int32(values.size), np.float64(divisor)),
+        *np.array([rows, width, plane, pitch, columns, units], np.int64),
+    )
+    blocks = min(units, kernels.MOST_BLOCKS)
+    kernels.launch("convolve.cu", instance(block.dtype, kind, out.dtype), blocks, THREADS, arguments)
+
+
+@functools.lru_cache
+def _device_taps(
+    weights: Weights, kind: np.dtype[Any], strides: tuple[int, ...], xp: ModuleType, device: int
+) -> tuple[Any, Any]:
+    """Weights and distances from a result's first neighbour, on the device; kept, as blocks repeat."""
+    taps = _scaled_taps(weights, kind)
+    distances = [sum(step * stride for step, stride in zip(place, strides, strict=True)) for place, _ in taps]
+    arrays = (
+        xp.asarray(np.array([weight for _, weight in taps], kind)),
+        xp.asarray(np.array(distances, np.int64)),
+    )
+    xp.cuda.get_current_stream().synchronize()  # any stream may use them from now on
+    return arrays

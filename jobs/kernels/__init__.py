@@ -1,0 +1,55 @@
+"""CUDA C++ kernels, one concept a file, and how they are launched."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import runner
+
+# The C++ type of each dtype that kernels read, compute in or write.
+CTYPE = {
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+    "int16": "short",
+    "int32": "int",
+    "uint32": "unsigned",
+    "int64": "long long",
+    "float16": "__half",
+    "float32": "float",
+    "float64": "double",
+}
+
+MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid; the other two dimensions hold 65535 only
+
+
+def instance(name: str, *dtypes: np.dtype[Any] | str) -> str:
+    """A template instance's name: instance("laplacian", "uint8", "int32") -> "laplacian<unsigned char, int>"."""
+    return f"{name}<{', '.join(CTYPE[np.dtype(dtype).name] for dtype in dtypes)}>"
+
+
+def load(file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
+    """The compiled `instance` of a kernel in `file`, a .cu file of this folder."""
+    path = Path(__file__).with_name(file)
+    # CuPy's cache of compiled kernels does not look into included files: let the key change with them.
+    headers = zlib.crc32(path.with_name("common.cuh").read_bytes())
+    return runner.kernel(path, instance, (f"-DHEADERS={headers}u", *options))
+
+
+def launch(
+    file: str,
+    instance: str,
+    blocks: int,
+    threads: int,
+    arguments: Sequence[Any],
+    options: tuple[str, ...] = (),
+) -> None:
+    """Launch a kernel on a one-dimensional grid, on the current stream.
+
+    Arguments are device arrays and NumPy scalars of the parameters' exact types.
+    """
+    load(file, instance, options)((blocks,), (threads,), tuple(arguments))

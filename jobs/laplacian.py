@@ -1,0 +1,89 @@
+"""Edges of an image or any array: the 3 x 3 Laplacian filter."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs import dtypes, kernels
+
+ACCUMULATOR = {
+    "uint8": "int32",
+    "uint16": "int32",
+    "int32": "int64",
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+}
+THREADS = 128  # columns of a block
+BLOCKS = 4096  # enough to fill any GPU several times over
+
+
+def _check(shape: tuple[int, ...], source: np.dtype[Any], /, *, dtype: str = "same") -> None:
+    dtypes.check("laplacian", source)
+    if len(shape) < 2:
+        raise runner.UserError(
+            "laplacian needs rows and columns", got=f"shape {shape}", expected="2 axes or more"
+        )
+
+
+def _result(
+    shape: tuple[int, ...], source: np.dtype[Any], /, *, dtype: str = "same"
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    return shape, dtypes.result(source, dtype)
+
+
+def _reference(block: np.ndarray[Any, Any], *, dtype: str = "same") -> np.ndarray[Any, Any]:
+    """The eight differences to the centre, one after the other."""
+    rows, columns = block.shape[0] - 2, block.shape[1] - 2
+    centre = block[1:-1, 1:-1]
+    expected = np.zeros_like(centre)
+    for y, x in np.ndindex(3, 3):
+        if (y, x) != (1, 1):
+            expected += block[y : y + rows, x : x + columns] - centre
+    return expected
+
+
+@runner.map_blocks(halo=(1, 1), boundary="reflect", out=_result, check=_check, reference=_reference, ulps=40)
+def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "same") -> None:
+    """Edge filter: the eight neighbours along rows and columns, minus eight times the centre.
+
+    Works on axes 0 and 1; further axes, such as channels, are kept apart. uint8 and uint16 are
+    summed in int32, int32 in int64: exactly. float16 and float32 are summed in float32, float64
+    in float64, in one order: (left + centre) + right along each row, (top + middle) + bottom of
+    these sums, minus 9 * centre. Negative results need a signed `dtype`.
+
+    dtype: of the result. Into integers, values are rounded half to even and saturate.
+    """
+    if xp is not np:
+        _on_gpu(block, out)
+        return
+    accumulator = np.dtype(ACCUMULATOR[block.dtype.name])
+    block = block.astype(accumulator, copy=False)
+    total = out if out.dtype == accumulator else np.empty(out.shape, accumulator)
+    with np.errstate(all="ignore"):
+        across = np.add(block[:, :-2], block[:, 1:-1])
+        across += block[:, 2:]
+        np.add(across[:-2], across[1:-1], out=total)
+        total += across[2:]
+        total -= np.multiply(block[1:-1, 1:-1], accumulator.type(9), out=across[:-2])
+    if total is not out:
+        dtypes.store(total, out)
+
+
+def instance(source: np.dtype[Any] | str, result: np.dtype[Any] | str) -> str:
+    return kernels.instance("laplacian", source, ACCUMULATOR[np.dtype(source).name], result)
+
+
+def _on_gpu(block: Any, out: Any) -> None:
+    rows, width = out.shape[0], out[0].size
+    columns = -(-width // THREADS)
+    strip = 64  # rows: two more are read than written
+    while strip > 8 and columns * -(-rows // strip) < BLOCKS:
+        strip //= 2
+    sizes = np.array([rows, width, width // out.shape[1], strip, columns], np.int64)
+    blocks = columns * -(-rows // strip)
+    kernels.launch("laplacian.cu", instance(block.dtype, out.dtype), blocks, THREADS, (block, out, *sizes))

@@ -1,0 +1,323 @@
+"""The `meshrun` command: reads the words, and either starts ranks or becomes one.
+
+Nothing outside the standard library and click is imported before a command runs. A process
+becomes a rank when a launcher started it or when it is alone; `-n` starts ranks on this machine,
+each with the same words.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from runner.errors import MeshrunError
+    from runner.launcher import Announced
+
+COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
+ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
+WORDS = "meshrun.words"  # in click's meta: the command and all that follows
+LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
+HELP = ("--help", "-h")
+# What a module of someone else can raise while it is imported.
+BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Door:
+    """What was said before the command's name; `click.Context.obj` of every command.
+
+    ranks: -n. run_dir: of the process that started this rank. columns: the terminal's width
+    where rank 0 may draw a progress bar.
+    """
+
+    ranks: int | None = None
+    run_dir: str | None = None
+    columns: int | None = None
+
+
+class Commands(click.Group):
+    """The commands here, and those of other packages, which are imported only when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_further_commands()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or _load(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        refuse_shadows()
+        ctx.meta[WORDS] = tuple(args)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
+        further = _further_commands()
+        rows += [
+            (name, f"from {entry.value}") for name, entry in further.items() if name not in self.commands
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows))
+
+
+def _further_commands() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
+
+
+def _load(name: str) -> click.Command | None:
+    entry = _further_commands().get(name)
+    if entry is None:
+        return None
+    try:
+        command = entry.load()
+    except BROKEN as reason:
+        raise click.UsageError(
+            f"the command {name} ({entry.value}) cannot be loaded: {_brief(reason)}"
+        ) from reason
+    if not isinstance(command, click.Command):
+        raise click.UsageError(f"the command {name} ({entry.value}) is no click command")
+    return command
+
+
+class Jobs(click.Group):
+    """Every job as a command: installed ones by name, a user's by FILE.py:NAME."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from runner.find import names
+
+        return names()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from launch.options import job_command
+
+        return job_command(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Jobs"):
+            formatter.write_text(f"{', '.join(self.list_commands(ctx))}, or FILE.py:NAME")
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        click.echo(f"meshrun {version('meshrun')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": HELP[::-1]}, subcommand_metavar="COMMAND ..."
+)
+@click.option("-n", "--ranks", type=click.IntRange(min=1), help="Start this many ranks on this machine.")
+@click.option("--run-dir", hidden=True)
+@click.option("--tty", "columns", type=int, hidden=True)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
+@click.pass_context
+def command(ctx: click.Context, ranks: int | None, run_dir: str | None, columns: int | None) -> None:
+    """Run array work over many GPUs and nodes, and prove that the result is right.
+
+    \b
+    meshrun -n 4 run laplacian in.npy out.npy         4 ranks on this machine
+    mpirun -n 32 meshrun run laplacian in.npy out.npy  a cluster; likewise srun
+    meshrun run laplacian --help                       what a job does and takes
+    """
+    from runner.launcher import announced
+
+    told, words = announced(), ctx.meta[WORDS]
+    if ranks is not None and not {*words} & {*HELP}:
+        if ranks > 1 and ctx.invoked_subcommand == "jobs":
+            raise click.UsageError("jobs has nothing for -n to start")
+        if ranks > 1 and run_dir is None and not _is_rank(told):
+            from launch.local import start
+
+            ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words))
+        refuse_contradiction(ranks, told)
+    ctx.obj = Door(ranks, run_dir, columns if told else terminal_columns())
+
+
+def _is_rank(told: Announced | None) -> bool:
+    # A shell that srun gave is a step of one task, which may well start ranks.
+    return told is not None and not (told.size == 1 and "SLURM_STEP_ID" in os.environ)
+
+
+def refuse_contradiction(ranks: int, told: Announced | None) -> None:
+    """UserError when a launcher has started another number of ranks than -n asks for."""
+    from runner.errors import UserError
+
+    if told is not None and told.size not in (None, ranks):
+        raise UserError(
+            f"meshrun -n {ranks} contradicts {told.launcher}, which started {told.size} rank(s)",
+            got=f"-n {ranks}",
+            expected=f"-n {told.size}, or no -n: the launcher has the say",
+            everywhere=True,
+        )
+
+
+def terminal_columns() -> int | None:
+    """The width of the terminal that stderr is; None when it is none."""
+    return os.get_terminal_size(2).columns if sys.stderr.isatty() else None
+
+
+@command.group(cls=Jobs, subcommand_metavar="JOB INPUT [OUTPUT] [OPTIONS]", options_metavar="")
+def run() -> None:
+    """Run a job on a file.
+
+    JOB is the name of an installed job (meshrun jobs lists them) or a function in a file of
+    yours, FILE.py:NAME. meshrun run JOB --help tells what it does and its options.
+    """
+
+
+@command.command()
+def jobs() -> None:
+    """List the installed jobs."""
+    from runner.errors import MeshrunError
+    from runner.find import find, names
+
+    rows = []
+    for name in names():
+        try:
+            rows.append((name, find(name).summary))
+        except (MeshrunError, *BROKEN) as reason:
+            rows.append((name, f"does not work: {_brief(reason)}"))
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, summary in rows:
+        click.echo(f"{name:{width}}  {summary}".rstrip())
+
+
+@command.command()
+@click.option("--mutate", is_flag=True, help="Break kernels on purpose and see that the checks notice.")
+@click.option("--rank-part", is_flag=True, hidden=True)
+@click.option(
+    "--device",
+    type=click.Choice(("auto", "cpu", "cuda")),
+    default="auto",
+    help="What to test.",
+    show_default=True,
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_obj
+def selftest(door: Door, mutate: bool, rank_part: bool, device: str, debug: bool) -> int:
+    """Find out whether this installation works."""
+    from launch.installation import check_installation
+    from runner.launcher import announced
+    from runner.selftest import main as test
+
+    if door.ranks is None and door.run_dir is None and announced() is None:
+        return check_installation(mutate, device, debug)
+    return int(test(mutate, device, door.ranks, door.run_dir, rank_part))
+
+
+class Shadowed(click.ClickException):
+    """A folder of the user's is found where one of our packages should be."""
+
+    exit_code = 2
+
+
+def refuse_shadows() -> None:
+    """Stop when `import runner` or `import jobs` would not import ours (PYTHONPATH=. can do that)."""
+    home = Path(__file__).resolve().parent.parent
+    for room in ROOMS:
+        spec = importlib.machinery.PathFinder.find_spec(room)
+        if spec is None:
+            continue
+        found = (
+            Path(spec.origin).parent
+            if spec.origin
+            else Path(next(iter(spec.submodule_search_locations or ())))
+        )
+        if found.resolve() != home / room:
+            raise Shadowed(
+                f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
+                f"Try: another name for that folder, or a PYTHONPATH without {found.parent}"
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status: 0, 1 a run that failed, 2 a mistake in the words, 130 Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    debug = "--debug" in words
+    try:
+        with command.make_context("meshrun", words.copy()) as ctx:
+            status: Any = command.invoke(ctx)
+            sys.stdout.flush()
+            return status if isinstance(status, int) else 0
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    except Shadowed as reason:
+        print(f"meshrun: {reason.message}", file=sys.stderr)
+        return reason.exit_code
+    except click.ClickException as mistake:
+        return _refuse(_one_line(mistake), mistake.exit_code, words, debug)
+    except (KeyboardInterrupt, click.Abort):
+        print("meshrun: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at its end
+        return 0
+    except _meshrun_error() as failure:
+        return _refuse(str(failure), failure.exit_code, words, debug)
+
+
+def _meshrun_error() -> type[MeshrunError]:
+    # Evaluated when something was raised, not when `main` is defined or succeeds.
+    from runner.errors import MeshrunError
+
+    return MeshrunError
+
+
+def _refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
+    """One process says it: with a run directory the first to claim the failure, else rank 0."""
+    from runner.ending import tell
+    from runner.launcher import announced
+    from runner.verdict import RunDirectory
+
+    told = announced()
+    rank = told.rank if told else 0
+    if words[0] == "--run-dir":
+        failure = {"exit_code": exit_status, "sentence": sentence, "rank": rank}
+        speaks = RunDirectory(Path(words[1])).claim_failure(failure)
+    else:
+        speaks = rank == 0
+    if not speaks:
+        time.sleep(LINGER)
+        return exit_status
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    tell(sentence)
+    return exit_status
+
+
+def _one_line(mistake: click.ClickException) -> str:
+    where = mistake.ctx.command_path if isinstance(mistake, click.UsageError) and mistake.ctx else "meshrun"
+    return f"{_brief(mistake.format_message()).rstrip('.')}. Try: {where} --help"
+
+
+def _brief(text: object) -> str:
+    return " ".join(str(text).split())

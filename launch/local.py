@@ -1,0 +1,137 @@
+"""Ranks on this machine: started through its mpiexec, watched, and their run judged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch import mpiexec, noise
+from launch.watch import Outcome, watch
+
+if TYPE_CHECKING:
+    from runner.errors import MeshrunError
+    from runner.verdict import RunDirectory
+
+PROGRAM = (sys.executable, str(Path(__file__).with_name("__main__.py")))
+
+# What most often sends a rank this signal, and what to do.
+HINTS = {
+    signal.SIGKILL: "dmesg | grep -i 'killed process': out of memory needs more ranks or hosts, a batch "
+    "system's limit a longer or larger allocation",
+    signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
+    signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
+    signal.SIGABRT: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
+    signal.SIGTERM: "the batch system's log: someone ended this rank from outside",
+}
+
+
+def start(
+    ranks: int,
+    words: Sequence[str],
+    columns: int | None = None,
+    *,
+    program: Sequence[str] = PROGRAM,
+    debug: bool = False,
+) -> int:
+    """Run `program` with `words` as `ranks` ranks on this machine; the run's exit status.
+
+    The program is also given `--run-dir DIR -n RANKS`, and `--tty COLUMNS` where a progress bar
+    may be drawn. debug: show the launcher's own words too.
+
+    The launcher's exit status is not the verdict. The run has succeeded when rank 0 has left the
+    completion record, its last act after every rank has said that its part is done, and no rank
+    has claimed a failure. A launcher that then ends badly (a rank crashed while MPI was shutting
+    down) changes nothing about the results: that is a warning. Without the record a run has
+    failed, whatever the launcher says.
+
+    Raises UserError where there is no launcher. 130 (128 + signal) when interrupted.
+    """
+    from runner.verdict import RunDirectory
+
+    launcher = mpiexec.find()
+    run = RunDirectory.create()
+    sockets = mpiexec.socket_folder()
+    terminal = () if columns is None else ("--tty", str(columns))
+    ours = ("--run-dir", str(run.path), *terminal, "-n", str(ranks))
+    try:
+        outcome = watch(
+            [*launcher.command(ranks), *program, *ours, *words],
+            launcher.environment(ranks, run.path, sockets, os.environ),
+        )
+        return judge(run, outcome, debug)
+    finally:
+        for folder in (run.path, sockets):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
+    """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run."""
+    from runner.ending import tell
+
+    failure, record = run.failure(), run.record()
+    if debug and outcome.noise:
+        sys.stderr.write(outcome.noise)
+    if outcome.interrupted or failure or record is None:
+        run.remove_partial()
+    if outcome.interrupted:
+        tell(f"interrupted by {outcome.interrupted.name}: every rank has ended")
+        return 128 + outcome.interrupted
+    killed = _killed(run, outcome)
+    if failure:
+        # Claimed and not told: the launcher was faster in ending that rank than it in speaking.
+        if failure["sentence"] not in outcome.said:
+            tell(failure["sentence"])
+        if killed and killed[0] != failure["rank"]:
+            tell(str(killed[1]))
+        return int(failure["exit_code"])
+    if record is not None:
+        if outcome.status:
+            tell(f"warning: the run is complete; its launcher then ended with {_status(outcome.status)}")
+        return 0
+    tell(str(killed[1] if killed else _unexplained(outcome, debug)))
+    return 1
+
+
+def _killed(run: RunDirectory, outcome: Outcome) -> tuple[int | None, MeshrunError] | None:
+    """The first rank that a signal ended, by the launcher's account: its number, and what to say."""
+    from runner.errors import RunError
+
+    for end in noise.process_ends(outcome.noise):
+        if end.signal is not None:
+            known = (run.rank_of(end.pid) if end.pid else None) or {}
+            rank, host = known.get("rank", end.rank), known.get("host", end.host)
+            who = f"process {end.pid}" if rank is None else f"rank {rank}"
+            hint = HINTS.get(signal.Signals(end.signal))
+            return rank, RunError(f"[{who}, host {host}] killed by {_status(-end.signal)}", hint=hint)
+    return None
+
+
+def _unexplained(outcome: Outcome, debug: bool) -> MeshrunError:
+    from runner.errors import RunError
+
+    if outcome.noise and not debug:
+        sys.stderr.write(outcome.noise)
+    left = [end for end in noise.process_ends(outcome.noise) if end.status]
+    return RunError(
+        f"[rank {left[0].rank}] ended with exit status {left[0].status} and said nothing"
+        if left
+        else "the ranks ended without a completion record",
+        got=f"{_status(outcome.status)} of the launcher",
+        expected="a record, written by rank 0 as its last act",
+        hint="what stands above, and --debug",
+    )
+
+
+def _status(status: int) -> str:
+    """An exit status as subprocess gives it, in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:  # a real-time signal
+        return f"signal {-status}"

@@ -1,0 +1,134 @@
+"""Which MPI launcher this machine has, and what to tell it to start ranks here and now.
+
+The launcher beside this Python comes first: it belongs to the MPI library of a wheel in the same
+environment, the one that mpi4py loads. The ranks' `World` finds out if the two do not match.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Vendor = Literal["Open MPI", "MPICH", "Intel MPI"]
+
+# A word that a launcher's --version prints, and what it tells. MVAPICH uses MPICH's launcher.
+VENDORS: tuple[tuple[str, Vendor], ...] = (
+    ("Open MPI", "Open MPI"),
+    ("OpenRTE", "Open MPI"),
+    ("Intel(R) MPI", "Intel MPI"),
+    ("HYDRA", "MPICH"),
+)
+# What a batch system or an operator says of other hosts: a launcher that heard it would go there.
+ELSEWHERE = ("SLURM", "PBS_", "LSB_", "PE_HOSTFILE", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "HYDRA_HOST_FILE")
+HOSTFILE = "_default_hostfile"
+RUN_MARK = "MESHRUN_RUN"  # in the environment of every process of a run: how strays are found
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An mpiexec. bundled: it came with this Python environment."""
+
+    path: Path
+    vendor: Vendor
+    bundled: bool
+
+    def __str__(self) -> str:
+        return f"{self.vendor} ({self.path})"
+
+    def command(self, ranks: int) -> list[str]:
+        """The words before the program: `ranks` processes, more than cores if need be, bound to none.
+
+        A rank bound to one core would have its CuPy, NCCL and reader threads there too.
+        """
+        free = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"] if self.vendor == "Open MPI" else []
+        return [str(self.path), *free, "-n", str(ranks)]
+
+    def environment(self, ranks: int, run: Path, sockets: Path, base: Mapping[str, str]) -> dict[str, str]:
+        """`base` for the launcher and the ranks; what the user has set in it stays.
+
+        sockets: a private folder with a short path. A socket's path has at most 107 bytes, and a
+        daemon's folder left in a shared one by a crash stops the next daemon with the same number.
+        """
+        environment = {
+            name: value
+            for name, value in base.items()
+            if not name.startswith(ELSEWHERE) and not name.endswith(HOSTFILE)
+        }
+        defaults: dict[str, str] = {}
+        if self.vendor == "Open MPI":
+            defaults |= {
+                name: str(sockets) for name in ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+            }
+            if self.bundled:
+                defaults["OMPI_MCA_btl"] = "^ofi"  # sleeps for a second at start, and is for other hosts
+            if ranks > cores():
+                defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
+            if os.geteuid() == 0:
+                defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        elif self.vendor == "Intel MPI":
+            defaults["I_MPI_PIN"] = "off"
+        return {**defaults, **environment, RUN_MARK: str(run)}
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def find() -> Launcher:
+    """The launcher to use; UserError where there is none, or none that is known."""
+    from runner.errors import UserError
+
+    path, bundled = _locate()
+    if path is None:
+        raise UserError(
+            "no MPI launcher found to start ranks with",
+            expected=f"mpiexec in {Path(sys.prefix) / 'bin'} or on PATH",
+            hint="load the site's MPI module, or pip install 'meshrun[mpi]', or -n 1",
+        )
+    said = _version(path)
+    vendor = vendor_of(said)
+    if vendor is None:
+        raise UserError(
+            f"{path} is a launcher that meshrun has no words for",
+            got=f"--version: {(said.strip() or 'nothing').splitlines()[0]}",
+            expected="Open MPI, MPICH or Intel MPI",
+            hint="start the ranks with it yourself: mpiexec -n 2 meshrun run ...",
+        )
+    return Launcher(path, vendor, bundled)
+
+
+def vendor_of(version: str) -> Vendor | None:
+    """Whose launcher prints `version` when asked --version."""
+    return next((vendor for word, vendor in VENDORS if word in version), None)
+
+
+def _locate() -> tuple[Path | None, bool]:
+    beside = Path(sys.prefix) / "bin" / "mpiexec"
+    if os.access(beside, os.X_OK):
+        return beside, sys.prefix != sys.base_prefix
+    found = shutil.which("mpiexec") or shutil.which("mpirun")
+    return (Path(found) if found else None), False
+
+
+def _version(path: Path) -> str:
+    try:
+        asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        return str(reason)
+    return asked.stdout + asked.stderr
+
+
+def socket_folder() -> Path:
+    """A new private folder with a path as short as this machine allows."""
+    home = tempfile.gettempdir()
+    if len(home) > len("/tmp") and os.access("/tmp", os.W_OK | os.X_OK):
+        home = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="mr", dir=home))

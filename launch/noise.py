@@ -1,0 +1,142 @@
+"""What a launcher says of itself, told apart from what the ranks say.
+
+When a rank fails, its sentence would drown in banners: "Primary job terminated normally, but
+1 process returned a non-zero exit code", "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES".
+They are withheld, read for which rank ended how, and shown when nothing better is known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+RULER = re.compile(rb"(-{70,}|={70,})\r?\n$")
+# What follows a ruler in a launcher's banner; a program's own table has something else there.
+BANNER = re.compile(
+    rb"\w+ (noticed that (process|the job)|detected that one or more|has exited due to process)"
+    rb"|Primary job +terminated normally"
+    rb"|MPI_ABORT was invoked on rank"
+    rb"|= +BAD TERMINATION OF ONE OF YOUR"
+)
+LONGEST_BANNER = 60  # lines; Open MPI's longest has 24
+LINE = re.compile(
+    rb"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: "
+    rb"|This typically refers to a problem with your application\."
+    rb"|Please see the FAQ page for debugging suggestions"
+    rb"|Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort"
+    rb"|Abort is in progress\.\.\.hit ctrl-c again"
+    rb"|\[(mpiexec|proxy:\S+)@\S+\] "
+)
+LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy")
+
+# How the launchers tell of one process's end, white space joined.
+ENDS = (
+    # Open MPI. Version 4 says PID 0.
+    re.compile(
+        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) "
+        r"exited on signal (?P<signal>\d+)"
+    ),
+    re.compile(r"Process name: \[\S+,(?P<rank>\d+)\] Exit code: (?P<status>\d+)"),
+    # Intel MPI
+    re.compile(
+        r"= RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = KILLED BY SIGNAL: (?P<signal>\d+)"
+    ),
+    # MPICH
+    re.compile(
+        r"= PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = EXIT CODE: \d+ .*?"
+        r"TERMINATED WITH THE EXIT STRING: [^()]*\(signal (?P<signal>\d+)\)"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How one process of a run ended; None for what the launcher did not say."""
+
+    rank: int | None = None
+    pid: int | None = None
+    host: str | None = None
+    signal: int | None = None
+    status: int | None = None
+
+
+def process_ends(noise: str) -> list[ProcessEnd]:
+    """The processes that a launcher's words name, those killed by a signal first."""
+    text = " ".join(noise.split())
+    found = [
+        ProcessEnd(
+            **{name: value if name == "host" else int(value) for name, value in match.groupdict().items()}
+        )
+        for pattern in ENDS
+        for match in pattern.finditer(text)
+    ]
+    return sorted(found, key=lambda end: end.signal is None)
+
+
+class NoiseFilter:
+    """One stream of a launcher, in chunks of any size. `withheld` is what the launcher said of itself.
+
+    Whatever cannot be noise passes at once, an unfinished line too: a progress bar has no newline.
+    """
+
+    def __init__(self) -> None:
+        self.withheld = b""
+        self._pending = b""  # an unfinished line that may be noise
+        self._ruler = b""  # a line that may open a banner
+        self._banner = b""  # an unfinished banner
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of `chunk`, and of what was held back before it, comes from the ranks."""
+        *lines, rest = (self._pending + chunk).split(b"\n")
+        passed = b"".join(self._judge(line + b"\n") for line in lines)
+        if self._may_be_noise(rest):
+            self._pending = rest
+            return passed
+        self._pending = b""
+        return passed + self._without_nul(rest)
+
+    def finish(self) -> bytes:
+        """What was still held back at the end of the stream."""
+        rest = self._banner + self._ruler + self._pending
+        self._banner = self._ruler = self._pending = b""
+        return rest
+
+    def _judge(self, line: bytes) -> bytes:
+        if self._banner:
+            return self._judge_in_banner(line)
+        line = self._without_nul(line)
+        ruler, self._ruler = self._ruler, b""
+        if ruler and BANNER.match(line):
+            self._banner = ruler + line
+            return b""
+        if LINE.match(line):
+            self.withheld += line
+            return ruler
+        if opening := RULER.search(line):
+            self._ruler = line[opening.start() :]
+            return ruler + line[: opening.start()]
+        return ruler + line
+
+    def _judge_in_banner(self, line: bytes) -> bytes:
+        if line.startswith(b"meshrun: "):  # a rank spoke meanwhile
+            return line
+        self._banner += line
+        if RULER.match(line) and line[:1] == self._banner[:1]:
+            self.withheld += self._banner
+            self._banner = b""
+        elif self._banner.count(b"\n") > LONGEST_BANNER:
+            return self.finish()
+        return b""
+
+    def _may_be_noise(self, rest: bytes) -> bool:
+        return bool(
+            self._banner
+            or self._ruler
+            or not rest.strip(b"-")
+            or not rest.strip(b"=")
+            or any(rest.startswith(start) or start.startswith(rest) for start in LINE_STARTS)
+        )
+
+    def _without_nul(self, text: bytes) -> bytes:
+        # Open MPI 5 ends its banners with a zero byte.
+        return text.lstrip(b"\0") if self.withheld else text

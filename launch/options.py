@@ -1,0 +1,147 @@
+"""A job as a command: its parameters and the runner's own options, parsed by click."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from runner.declare import Job, Parameter
+
+VERIFY = ("off", "sample", "full")
+
+
+def job_command(name: str) -> click.Command:
+    """The command `meshrun run NAME`; raises UserError when there is no such job."""
+    from runner.find import find
+
+    job = find(name)
+    own = [job_option(parameter) for parameter in job.parameters]
+
+    @click.pass_context
+    def run(ctx: click.Context, input: str, output: str | None, **values: Any) -> int:
+        from runner.execute import Options
+        from runner.main import main
+
+        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+        door = ctx.obj
+        return main(
+            job,
+            input,
+            output,
+            parameters,
+            Options(**values),
+            expected_ranks=door.ranks,
+            run_dir=door.run_dir,
+            columns=door.columns,
+        )
+
+    return JobCommand(
+        name,
+        callback=run,
+        params=[
+            click.Argument(["input"]),
+            click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
+            *own,
+            *runner_options(),
+        ],
+        help=_as_written(job),
+        short_help=job.summary,
+        own=len(own),
+    )
+
+
+class JobCommand(click.Command):
+    """A command whose help tells the job's options from the runner's; own: how many the job has."""
+
+    def __init__(self, *arguments: Any, own: int, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.own = own
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click would take INPUT for the value in `--verify INPUT OUTPUT`.
+        following = [*args[1:], ""]
+        return super().parse_args(
+            ctx,
+            [
+                "--verify=sample" if word == "--verify" and after not in VERIFY else word
+                for word, after in zip(args, following, strict=True)
+            ],
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [row.get_help_record(ctx) for row in self.get_params(ctx) if isinstance(row, click.Option)]
+        rows = [row for row in options if row is not None]
+        for title, section in (("Options of this job", rows[: self.own]), ("Options", rows[self.own :])):
+            if section:
+                with formatter.section(title):
+                    formatter.write_dl(section)
+
+
+def job_option(parameter: Parameter) -> click.Option:
+    """The option for one parameter of a job: `--bin-count` for bin_count, `--x/--no-x` for a bool."""
+    flag = "--" + parameter.name.replace("_", "-")
+    if parameter.type is bool:
+        flag += "/--no-" + flag[2:]
+    return click.Option(
+        [flag, parameter.name],
+        type=_click_type(parameter.type),
+        default=parameter.default,
+        required=parameter.required,
+        show_default=parameter.default is not None,
+        help=parameter.help,
+    )
+
+
+def _click_type(declared: Any) -> Any:
+    if isinstance(declared, tuple):
+        return click.Choice(declared)
+    return click.Path(path_type=Path) if declared is Path else declared
+
+
+def runner_options() -> list[click.Option]:
+    """The options that every job has: the fields of `runner.execute.Options`."""
+    from runner.halo import BOUNDARIES
+
+    return [
+        device_option(),
+        click.Option(["--json"], metavar="FILE", help="Write the run's record there."),
+        click.Option(
+            ["--verify"],
+            type=click.Choice(VERIFY),
+            is_flag=False,
+            flag_value="sample",
+            default="off",
+            metavar="[sample|full]",
+            help="Prove the result with the job's reference: some blocks (sample), or all of it (full).",
+        ),
+        click.Option(["--grid"], metavar="RxC", help="Cut the array like this, a number per axis."),
+        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="What lies beyond the array."),
+        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
+        click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is on its way."),
+        click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
+        debug_option(),
+    ]
+
+
+def device_option() -> click.Option:
+    return click.Option(
+        ["--device"],
+        type=click.Choice(("auto", "cpu", "cuda")),
+        default="auto",
+        show_default=True,
+        help="Where blocks are computed.",
+    )
+
+
+def debug_option() -> click.Option:
+    return click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
+
+
+def _as_written(job: Job) -> str:
+    """The job's docstring, with click kept from refilling its lines."""
+    text = inspect.getdoc(job.function) or ""
+    return "\n\n".join(f"\b\n{paragraph}" for paragraph in text.split("\n\n"))

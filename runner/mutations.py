@@ -1,0 +1,210 @@
+"""Ten and more ways to break the runner on purpose, to see that verification notices each.
+
+A check that has never failed proves nothing. Each mutation replaces one function of the runner
+by one with a bug that such programs really have; a verified run must then be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from runner import halo
+from runner.exchange import Exchange, HaloPlan
+from runner.partition import Region
+from runner.pipeline import Pipeline
+from runner.reduce import Tiles
+from runner.storage.npy import NpySink, NpySource
+from runner.store import Store
+from runner.work import Work
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A way to break the runner. kind: of the jobs that it breaks, "map" or "reduce"."""
+
+    name: str
+    what: str
+    broken: Callable[[], AbstractContextManager[Any]]
+    kind: str = "map"
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, substitute: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, substitute)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _halo_skipped() -> AbstractContextManager[None]:
+    return _replaced(HaloPlan, "fill", lambda plan, block, arrays: plan.fill_own(block))
+
+
+def _missing_wait() -> AbstractContextManager[None]:
+    def finish(exchange: Exchange) -> None:
+        """As if the border were computed before the messages are in."""
+
+    return _replaced(Exchange, "finish", finish)
+
+
+def _swapped_neighbours() -> AbstractContextManager[None]:
+    original = HaloPlan.__init__
+
+    def swapped(plan: HaloPlan, *arguments: Any) -> None:
+        original(plan, *arguments)
+        for i, one in enumerate(plan.receives):
+            for j, other in enumerate(plan.receives[:i]):
+                if one.sender != other.sender and _shape(one) == _shape(other):
+                    plan.receives[i] = replace(one, target=other.target)
+                    plan.receives[j] = replace(other, target=one.target)
+                    return
+
+    return _replaced(HaloPlan, "__init__", swapped)
+
+
+def _shape(transfer: halo.Transfer) -> list[int]:
+    return [part.stop - part.start for part in transfer.source]
+
+
+def _missing_corners() -> AbstractContextManager[None]:
+    original = HaloPlan.__init__
+
+    def straight_only(plan: HaloPlan, partition: Any, rank: int, *rest: Any) -> None:
+        original(plan, partition, rank, *rest)
+
+        def diagonal(transfer: halo.Transfer) -> bool:
+            places = zip(
+                partition.coordinates(transfer.sender), partition.coordinates(transfer.receiver), strict=True
+            )
+            return [a != b for a, b in places].count(True) > 1
+
+        plan.receives = [transfer for transfer in plan.receives if not diagonal(transfer)]
+        plan.sends = [transfer for transfer in plan.sends if not diagonal(transfer)]
+
+    return _replaced(HaloPlan, "__init__", straight_only)
+
+
+def _wrong_boundary() -> AbstractContextManager[None]:
+    original = halo.source_index
+
+    def other(position: int, length: int, boundary: str) -> int | None:
+        return original(position, length, {"reflect": "mirror", "mirror": "reflect"}.get(boundary, "nearest"))
+
+    return _replaced(halo, "source_index", other)
+
+
+def _unflipped() -> AbstractContextManager[None]:
+    from runner import exchange
+
+    return _replaced(exchange, "_flip", lambda array, axes: array)
+
+
+def _wrong_read_offset() -> AbstractContextManager[None]:
+    original = NpySource.read
+
+    def read(source: NpySource, region: Region, target: Any) -> None:
+        rows = source.shape[0]
+        shift = 1 if region.start[0] > 0 and region.stop[0] < rows else 0
+        moved = Region(
+            (region.start[0] + shift, *region.start[1:]), (region.stop[0] + shift, *region.stop[1:])
+        )
+        original(source, moved, target)
+
+    return _replaced(NpySource, "read", read)
+
+
+def _wrong_write_offset() -> AbstractContextManager[None]:
+    original = NpySink._at
+    return _replaced(NpySink, "_at", lambda sink, element: original(sink, max(element - 1, 0)))
+
+
+def _stale_result() -> AbstractContextManager[None]:
+    original = Work.call
+    kept: dict[Any, Any] = {}
+
+    def call(work: Work, block: Any, here: Any, out: Any) -> Any:
+        """A result buffer that is used again and not written again."""
+        result = original(work, block, here, out)
+        return kept.setdefault((here.rank, result.shape), result)
+
+    return _replaced(Work, "call", call)
+
+
+def _dropped_remainder() -> AbstractContextManager[None]:
+    original = Pipeline._slabs
+
+    def whole_slabs_only(pipeline: Pipeline, first: int, last: int) -> Iterator[tuple[int, int]]:
+        slabs = list(original(pipeline, first, last))
+        return iter([(a, b) for a, b in slabs if b - a == slabs[0][1] - slabs[0][0]])
+
+    return _replaced(Pipeline, "_slabs", whole_slabs_only)
+
+
+def _unwritten_block() -> AbstractContextManager[None]:
+    original = Store.put
+
+    def put(store: Store, region: Region, result: Any) -> None:
+        if store.world.rank != store.world.size - 1:
+            original(store, region, result)
+
+    return _replaced(Store, "put", put)
+
+
+def _unfinished_kernel() -> AbstractContextManager[None]:
+    original = Work.call
+
+    def call(work: Work, block: Any, here: Any, out: Any) -> Any:
+        """The last row is what the result's memory held before."""
+        result = original(work, block, here, out)
+        if result.shape[0] > 1:
+            result[-1] = np.nan if result.dtype.kind == "f" else 0xA5
+        return result
+
+    return _replaced(Work, "call", call)
+
+
+def _dropped_tile() -> AbstractContextManager[None]:
+    original = Tiles._blocks
+
+    def blocks(tiles: Tiles) -> Iterator[tuple[int, Any]]:
+        found = original(tiles)
+        last = tiles._stop - 1
+        return (pair for pair in found if pair[0] != last or tiles.world.rank != tiles.world.size - 1)
+
+    return _replaced(Tiles, "_blocks", blocks)
+
+
+def _repeated_tile() -> AbstractContextManager[None]:
+    original = NpySource.read
+
+    def read(source: NpySource, region: Region, target: Any) -> None:
+        """Every tile but the first is read where the first one is."""
+        start = tuple(0 for _ in region.start)
+        original(source, Region(start, region.shape), target)
+
+    return _replaced(NpySource, "read", read)
+
+
+MUTATIONS = (
+    Mutation("halo skipped", "no message is sent; the halo keeps what it held", _halo_skipped),
+    Mutation("missing synchronisation", "the block is used before its halo has arrived", _missing_wait),
+    Mutation("swapped neighbours", "two neighbours' cells change places", _swapped_neighbours),
+    Mutation("missing corners", "diagonal neighbours send nothing", _missing_corners),
+    Mutation("wrong boundary", "reflect where mirror is asked for, and the reverse", _wrong_boundary),
+    Mutation("unflipped reflection", "mirrored cells arrive in forward order", _unflipped),
+    Mutation("wrong offset, read", "blocks start one row late in the input", _wrong_read_offset),
+    Mutation("wrong offset, write", "results land one element early in the file", _wrong_write_offset),
+    Mutation("stale buffer", "a result from an earlier call is handed out again", _stale_result),
+    Mutation("dropped remainder", "rows that do not fill a slab are left out", _dropped_remainder),
+    Mutation("unwritten block", "the last rank writes nothing", _unwritten_block),
+    Mutation("unfinished kernel", "the last row of each result is not computed", _unfinished_kernel),
+    Mutation("dropped tile", "a reduction leaves its last tile out", _dropped_tile, "reduce"),
+    Mutation("repeated tile", "a reduction reads one tile again and again", _repeated_tile, "reduce"),
+)

@@ -1,0 +1,242 @@
+"""`meshrun selftest`: does this installation compute what it should, on whatever it finds here?
+
+Every check is a verified run (`check`, full): small arrays with awkward shapes through files,
+cut along one and two axes, every boundary, and the installed jobs on inputs of their own.
+`--mutate` turns the question round: each way of breaking the runner must be noticed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.comm import Control
+from runner.comm.simulated import run_ranks
+from runner.declare import Job, map_blocks, reduce_blocks
+from runner.ending import Ending, Guard, on_termination
+from runner.errors import MeshrunError, RunError
+from runner.execute import Options, execute
+from runner.find import find, names
+from runner.halo import BOUNDARIES
+from runner.main import enter
+from runner.mutations import MUTATIONS, Mutation
+from runner.verdict import RunDirectory
+from runner.world import DeviceChoice, World, open_world, visible_gpus
+
+SIMULATED = 4  # ranks as threads, where one process checks alone
+WIDTH = 2
+SIDE = 2 * WIDTH + 1
+WEIGHTS = np.arange(1.0, SIDE * SIDE + 1).reshape(SIDE, SIDE) * np.resize([1.0, -1.0, 1.0], (SIDE, SIDE))
+
+
+def _expected(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    windows = np.lib.stride_tricks.sliding_window_view(block, (SIDE, SIDE))
+    sums: np.ndarray[Any, Any] = np.einsum("abij,ij->ab", windows, WEIGHTS)
+    return sums
+
+
+@map_blocks(halo=WIDTH, out=lambda shape, dtype: (shape, np.dtype(np.float32)), reference=_expected)
+def stencil(block: Any, *, out: Any, xp: Any) -> None:
+    """A sum over 5x5 neighbours with 25 different weights: no two cells can be mistaken."""
+    rows, columns = out.shape
+    sums = xp.zeros((rows, columns), np.float64)
+    for i in range(SIDE):
+        for j in range(SIDE):
+            sums += WEIGHTS[i, j] * block[i : i + rows, j : j + columns]
+    out[...] = sums
+
+
+@reduce_blocks(combine=lambda a, b: (a[0] + b[0], max(a[1], b[1])))
+def total(block: Any) -> tuple[float, float]:
+    """Sum and largest value."""
+    return float(block.sum(dtype=np.float64)), float(block.max())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One verified run."""
+
+    title: str
+    job: Job
+    shape: tuple[int, ...]
+    dtype: str
+    parameters: dict[str, Any]
+    options: Options
+
+
+def trials(ranks: int, device: DeviceChoice) -> Iterator[Trial]:
+    """The checks' own jobs over all boundaries and cuts, then every installed job's own trials."""
+    for boundary in BOUNDARIES:
+        for grid in (None, "0x0"):
+            options = Options(device=device, verify="full", boundary=boundary, grid=grid)
+            cut = "rows" if grid is None else "rows and columns"
+            yield Trial(f"stencil, {boundary}, {cut} cut", stencil, (61, 43), "float32", {}, options)
+    full = Options(device=device, verify="full")
+    yield Trial("fewer rows than ranks", stencil, (max(ranks - 1, 3), 7), "uint8", {}, full)
+    yield Trial("a reduction", total, (1031, 2053), "float32", {}, full)
+    for name in names():
+        job = find(name)
+        for shape, dtype, parameters in job.trials:
+            yield Trial(f"{name}, {dtype}", job, shape, dtype, parameters, full)
+
+
+def launcher_ranks(device: DeviceChoice) -> int:
+    """How many ranks a check of the launcher should start here."""
+    return max(visible_gpus(device), 2)
+
+
+def main(
+    *,
+    mutate: bool = False,
+    device: DeviceChoice = "auto",
+    expected_ranks: int | None = None,
+    run_dir: str | None = None,
+    debug: bool = False,
+) -> int:
+    """The checks as one rank; the exit status. Rank 0 prints a line for each."""
+    ending = Ending(RunDirectory(Path(run_dir)) if run_dir else None, debug)
+    on_termination(ending.interrupted)
+    if mutate:
+        return mutation_table()
+    world = enter(ending, device, False, expected_ranks)
+    if isinstance(world, int):
+        return world
+    with Guard(world, ending, speaks=True):
+        failures = _check_ranks(world, device)
+        if world.size == 1 and world.backend.device.kind == "cpu":
+            failures += _check_simulated()
+        world.close()
+    if world.rank == 0 and ending.directory is not None:
+        ending.directory.complete({"job": "selftest", "ranks": world.size, "failures": failures})
+    return 1 if failures else 0
+
+
+def _check_ranks(world: World, device: DeviceChoice) -> int:
+    kind = "GPU" if world.backend.device.kind == "cuda" else "CPU"
+    title = f"{world.size} rank{'s' if world.size > 1 else ''}, {kind}, {world.arrays.label}"
+    with _folder(world) as folder:
+        failures = 0
+        for trial in trials(world.size, device):
+            failures += _report(world.rank, title, trial.title, partial(_run, world, trial, folder))
+        failures += _report(world.rank, title, "all-reduce", lambda: _check_all_reduce(world))
+    return failures
+
+
+def _check_simulated() -> int:
+    title = f"{SIMULATED} simulated ranks, CPU"
+    failures = 0
+    with tempfile.TemporaryDirectory(prefix="meshrun-") as folder:
+        for trial in trials(SIMULATED, "cpu"):
+            failures += _report(0, title, trial.title, partial(_run_simulated, trial, Path(folder)))
+    return failures
+
+
+def _report(rank: int, where: str, title: str, check: Callable[[], Any]) -> int:
+    begin = time.perf_counter()
+    failure: MeshrunError | None = None
+    try:
+        check()
+    except MeshrunError as reason:
+        failure = reason
+    if rank == 0:
+        seconds = time.perf_counter() - begin
+        verdict = "ok  " if failure is None else "FAIL"
+        sys.stdout.write(f"{verdict}  {where}: {title} ({seconds:.2f} s)\n")
+        if failure is not None:
+            sys.stdout.write(f"      {failure}\n")
+        sys.stdout.flush()
+    return failure is not None
+
+
+def _run(world: World, trial: Trial, folder: Path) -> None:
+    source = folder / "input.npy"
+    world.once(lambda: np.save(source, _values(trial.shape, trial.dtype)))
+    target = folder / "output.npy" if trial.job.kind == "map" else None
+    ending = Ending()
+    try:
+        execute(world, trial.job, source, target, trial.parameters, trial.options, ending=ending)
+    finally:
+        ending.clean()
+
+
+def _run_simulated(trial: Trial, folder: Path, ranks: int = SIMULATED) -> None:
+    def rank(control: Control) -> None:
+        _run(open_world("cpu", control=control), trial, folder)
+
+    run_ranks(ranks, rank)
+
+
+def _check_all_reduce(world: World) -> None:
+    array = world.xp.full(1000, world.rank + 1, np.float64)
+    world.all_reduce(array)
+    wanted = world.size * (world.size + 1) / 2
+    if not bool((array == wanted).all()):
+        raise RunError("an all-reduce gave a wrong sum", got=float(array[0]), expected=wanted)
+
+
+def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    generator = np.random.default_rng(len(shape))
+    if np.dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        return generator.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    return generator.random(shape).astype(dtype)
+
+
+@contextmanager
+def _folder(world: World) -> Iterator[Path]:
+    """A folder that every rank can reach: the working directory is what hosts share, not /tmp."""
+    base = None if len(world.hosts) == 1 else "."
+    path = world.once(lambda: Path(tempfile.mkdtemp(prefix="meshrun-", dir=base)))
+    try:
+        yield path
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def mutation_table() -> int:
+    """Break the runner in every known way and print whether verification noticed; the exit status."""
+    print(f"each broken runner, on {SIMULATED} simulated ranks, with --verify full:\n")
+    missed = 0
+    for mutation in MUTATIONS:
+        noticed = caught(mutation)
+        missed += noticed is None
+        verdict = "caught" if noticed else "MISSED"
+        print(
+            f"{verdict}  {mutation.name:<24}{mutation.what:<52}{noticed or 'the wrong result was accepted'}"
+        )
+    count = len(MUTATIONS)
+    if missed:
+        print(f"\nVerification is NOT to be trusted here: it missed {missed} of {count} broken runners.")
+        return 1
+    print(f"\nVerification caught all {count} broken runners.")
+    return 0
+
+
+def caught(mutation: Mutation) -> str | None:
+    """What verification says of a run with `mutation` in place; None when it sees nothing wrong."""
+    with tempfile.TemporaryDirectory(prefix="meshrun-") as folder, mutation.broken():
+        for boundary, grid in (("reflect", "4x1"), ("mirror", "2x2"), ("wrap", "4x1")):
+            full = Options(device="cpu", verify="full")
+            cut = Options(device="cpu", verify="full", boundary=boundary, grid=grid)
+            trial = {
+                "map": Trial("", stencil, (4 * 3000 + 1, 211), "float32", {}, cut),
+                "reduce": Trial("", total, (1031, 4099), "float32", {}, full),
+            }[mutation.kind]
+            try:
+                _run_simulated(trial, Path(folder))
+            except RunError as failure:
+                if "verification failed" in failure.what:
+                    return f"got {failure.got}, expected {failure.expected}"
+                raise
+    return None

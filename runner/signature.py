@@ -1,0 +1,89 @@
+"""What a function's signature and docstring say: its options, and what it wants from the runner."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from runner.errors import UserError
+
+SERVICES = (
+    "out",
+    "xp",
+    "here",
+    "world",
+    "input",
+    "output",
+)  # what the runner passes when a function names it
+RESERVED = (
+    "device",
+    "json",
+    "verify",
+    "grid",
+    "boundary",
+    "cval",
+    "oversubscribe",
+    "overlap",
+    "help",
+    "debug",
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One option of a job: what the command line shows and checks."""
+
+    name: str
+    type: Any  # int, float, str, bool, Path or a tuple of allowed words
+    default: Any
+    required: bool
+    help: str
+
+
+def read_signature(function: Callable[..., Any], first: int) -> tuple[tuple[Parameter, ...], frozenset[str]]:
+    """The options among a function's parameters from number `first` on, and the services it names.
+
+    An option's help is its line `name: text` in the docstring.
+    """
+    hints = typing.get_type_hints(function)
+    helps = dict(re.findall(r"^ *(\w+): +(.+(?:\n {8,}.+)*)", inspect.getdoc(function) or "", re.MULTILINE))
+    declared = list(inspect.signature(function).parameters.values())[first:]
+    options = []
+    for parameter in declared:
+        if parameter.name in SERVICES:
+            continue
+        if parameter.name in RESERVED:
+            raise UserError(
+                f"job {function.__name__}: a parameter has the name of one of the command's own options",
+                got=parameter.name,
+                hint="another name",
+            )
+        required = parameter.default is inspect.Parameter.empty
+        default = None if required else parameter.default
+        kind = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
+        text = " ".join(helps.get(parameter.name, "").split())
+        options.append(Parameter(parameter.name, kind, default, required, text))
+    return tuple(options), frozenset(p.name for p in declared if p.name in SERVICES)
+
+
+def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
+    if hint is None:
+        return type(default) if isinstance(default, (bool, int, float, str)) else str
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        remaining = [arm for arm in typing.get_args(hint) if arm is not type(None)]
+        hint = remaining[0] if len(remaining) == 1 else hint
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    if hint in (int, float, str, bool, Path):
+        return hint
+    raise UserError(
+        f"job {job_name}: parameter {name} has a type that no option can have",
+        got=hint,
+        expected="int, float, str, bool, Path or a Literal of words",
+    )

@@ -1,0 +1,97 @@
+"""What a run leaves behind for the process that started it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from runner.verdict import RunDirectory, claim
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def test_a_new_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = RunDirectory.create()
+    assert made.path.parent == tmp_path
+    assert made.path.stat().st_mode & 0o077 == 0
+
+
+def test_nothing_is_there_at_first(directory: RunDirectory) -> None:
+    assert directory.record() is None
+    assert directory.failure() is None
+    assert directory.rank_of(4711) is None
+    directory.remove_partial()
+
+
+def test_a_process_gets_its_rank_back(directory: RunDirectory) -> None:
+    directory.register(3, "n2", 4711)
+    assert directory.rank_of(4711) == {"rank": 3, "host": "n2"}
+
+
+def test_the_record_appears_whole(directory: RunDirectory) -> None:
+    directory.complete({"seconds": 1.5})
+    assert directory.record() == {"seconds": 1.5}
+    assert [path.name for path in directory.path.iterdir()] == ["record.json"]
+
+
+def test_half_a_record_is_none(directory: RunDirectory) -> None:
+    (directory.path / "record.json").write_text('{"seconds": 1')
+    assert directory.record() is None
+
+
+def test_the_unfinished_output_is_removed(directory: RunDirectory, tmp_path: Path) -> None:
+    partial = tmp_path / ".out.npy.abc.partial"
+    partial.touch()
+    directory.keep_partial(partial)
+    directory.remove_partial()
+    assert not partial.exists()
+    directory.remove_partial()  # gone already, for example renamed
+
+
+def test_the_first_failure_stays(directory: RunDirectory) -> None:
+    assert directory.claim_failure({"rank": 2, "message": "first"})
+    assert not directory.claim_failure({"rank": 0, "message": "second"})
+    failure = directory.failure()
+    assert failure is not None
+    assert (failure["rank"], failure["message"]) == (2, "first")
+    assert failure["time"] > 0
+
+
+def _claim(path: Path, start: threading.Barrier, won: list[int], number: int) -> None:
+    start.wait()
+    if claim(path, {"number": number}):
+        won.append(number)
+
+
+def test_of_many_threads_one_wins(tmp_path: Path) -> None:
+    for turn in range(50):
+        path, start, won = tmp_path / f"claim-{turn}", threading.Barrier(8), []
+        threads = [threading.Thread(target=_claim, args=(path, start, won, n)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        assert json.loads(path.read_text())["number"] == won[0]
+    assert len(os.listdir(tmp_path)) == 50, "no temporary files are left"
+
+
+def _claim_in_process(path: Path) -> bool:
+    return claim(path, {"pid": os.getpid()})
+
+
+def test_of_many_processes_one_wins(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        for turn in range(10):
+            results = pool.map(_claim_in_process, [tmp_path / f"claim-{turn}"] * 4, chunksize=1)
+            assert sum(results) == 1
+    assert len(os.listdir(tmp_path)) == 10
