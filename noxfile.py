@@ -24,7 +24,9 @@ def tests(session: nox.Session) -> None:
     """All tests that need no GPU, with Open MPI."""
     session.install(".[mpi,test]")
     session.run("pytest", "tests", *session.posargs)
-    on_ranks(session, ["--allow-run-as-root", "--oversubscribe"] if os.geteuid() == 0 else ["--oversubscribe"])
+    on_ranks(
+        session, ["--allow-run-as-root", "--oversubscribe"] if os.geteuid() == 0 else ["--oversubscribe"]
+    )
 
 
 @nox.session

@@ -33,7 +33,8 @@ class Bound:
 
     @property
     def lost(self) -> Array:
-        return (self.low == -np.inf) & (self.high == np.inf)
+        """Where nothing is known."""
+        return np.asarray((self.low == -np.inf) & (self.high == np.inf))
 
     @property
     def tolerance(self) -> Array:
@@ -42,7 +43,7 @@ class Bound:
             reach = np.maximum(self.high - self.value, self.value - self.low)
         reach = np.where((self.low == self.value) & (self.high == self.value), 0.0, reach)
         certain_nan = np.isnan(self.value) & np.isnan(self.low) & np.isnan(self.high)
-        return np.where(certain_nan, 0.0, np.where(np.isnan(reach), np.inf, reach))
+        return np.asarray(np.where(certain_nan, 0.0, np.where(np.isnan(reach), np.inf, reach)))
 
 
 class Intervals:

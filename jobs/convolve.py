@@ -17,10 +17,10 @@ THREADS, COLUMNS = 128, 4  # as in convolve.cu
 Array = np.ndarray[Any, Any]
 
 
-def accumulator(source: np.dtype[Any], weights: Weights) -> np.dtype[Any]:
+def accumulator(source: np.dtype[Any], result: np.dtype[Any], weights: Weights) -> np.dtype[Any]:
     """The narrowest of the types that give the documented result."""
     if source.kind == "f":
-        return np.dtype(np.float64 if source.itemsize == 8 else np.float32)
+        return dtypes.floating(source, result)
     if not weights.whole:
         return np.dtype(np.float64)
     return np.dtype(np.int32 if _bound(source, weights) < 2**31 else np.int64)
@@ -81,8 +81,7 @@ def _reference(
     The tolerance is the bound of Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
     """
     weights = read(kernel, normalize)
-    values = weights.values if weights.whole else weights.values / weights.divisor
-    sizes = values.shape
+    values, sizes = weights.values, weights.values.shape
     inner = tuple(length - size + 1 for length, size in zip(block.shape, sizes, strict=False))
     inner += block.shape[len(sizes) :]
     expected, magnitude, count = np.zeros(inner), np.zeros(inner), 0
@@ -93,9 +92,8 @@ def _reference(
             expected = expected + values[k] * part
             magnitude += abs(values[k]) * np.abs(part)
             count += 1
-    if weights.whole:
-        expected, magnitude = expected / weights.divisor, magnitude / abs(weights.divisor)
-    return expected, (count + 2) * 1.01 * dtypes.unit_roundoff(block) * magnitude
+    error = (count + 3) * 1.01 * dtypes.unit_roundoff(block, dtype) * magnitude
+    return expected / weights.divisor, error / abs(weights.divisor)
 
 
 @runner.map_blocks(halo=_halo, boundary="reflect", out=_result, check=_check, reference=_reference)
@@ -112,41 +110,35 @@ def convolve(
 
     The kernel's axes are the array's leading axes; further axes, such as channels, are kept apart.
     Products are summed in the C order of the flipped kernel; a weight of 0 is not looked at, so
-    that a NaN there does not spread. float16 and float32 are computed in float32, float64 in float64.
-    Integers under whole weights: the exact sum, then the division of `normalize`. Integers
-    under fractional weights: float64. On a GPU a kernel has at most three axes.
+    that a NaN there does not spread. Integers under whole weights are summed exactly, under others in
+    float64; float16 and float32 in float32 for results of these types, else in float64. The
+    division of `normalize` comes last, in float64. On a GPU a kernel has at most three axes.
 
     kernel: "1 2 1; 2 4 2; 1 2 1" (rows; "1 2 1" alone works along axis 0, "1 2 1;" along axis 1),
         or a .npy file of one to any number of axes.
-    normalize: divide by the sum of the weights.
+    normalize: divide the result by the sum of the weights.
     dtype: of the result. Into integers, values are rounded half to even and saturate.
     """
     weights = read(kernel, normalize)
-    kind = accumulator(block.dtype, weights)
+    kind = accumulator(block.dtype, out.dtype, weights)
     if xp is not np:
         _on_gpu(block, out, weights, kind, xp)
         return
     block = block.astype(kind, copy=False)
     total, term = np.empty(out.shape, kind), np.empty(out.shape, kind)
     with np.errstate(all="ignore"):
-        for number, (place, weight) in enumerate(_scaled_taps(weights, kind)):
+        for number, (place, weight) in enumerate(weights.taps):
             part = block[tuple(slice(a, a + n) for a, n in zip(place, out.shape, strict=False))]
             np.multiply(part, kind.type(weight), out=term if number else total)
             if number:
                 total += term
-        if kind.kind == "i" and weights.divisor != 1:
-            total = total / weights.divisor
+        if weights.divisor != 1:
+            total = np.divide(total, weights.divisor, dtype=np.float64)
     dtypes.store(total, out)
 
 
-def instance(source: np.dtype[Any] | str, kind: np.dtype[Any] | str, result: np.dtype[Any] | str) -> str:
+def instance(source: np.dtype[Any], kind: np.dtype[Any], result: np.dtype[Any]) -> str:
     return kernels.instance("convolve", source, kind, result)
-
-
-def _scaled_taps(weights: Weights, kind: np.dtype[Any]) -> list[tuple[tuple[int, ...], float]]:
-    """The taps, already divided where the sum is not of integers, which are divided once at the end."""
-    divisor = 1.0 if kind.kind == "i" else weights.divisor
-    return [(place, weight / divisor) for place, weight in weights.taps]
 
 
 def _on_gpu(block: Any, out: Any, weights: Weights, kind: np.dtype[Any], xp: ModuleType) -> None:
@@ -166,9 +158,8 @@ def _on_gpu(block: Any, out: Any, weights: Weights, kind: np.dtype[Any], xp: Mod
     columns = -(-width // (THREADS * COLUMNS))
     units = planes * rows * columns
     values, offsets = _device_taps(weights, kind, tuple(strides), xp, xp.cuda.Device().id)
-    divisor = weights.divisor if kind.kind == "i" else 1.0
     arguments = (
-        *(block, out, values, offsets, np.int32(values.size), np.float64(divisor)),
+        *(block, out, values, offsets, np.int32(values.size), np.float64(weights.divisor)),
         *np.array([rows, width, plane, pitch, columns, units], np.int64),
     )
     blocks = min(units, kernels.MOST_BLOCKS)
@@ -180,7 +171,7 @@ def _device_taps(
     weights: Weights, kind: np.dtype[Any], strides: tuple[int, ...], xp: ModuleType, device: int
 ) -> tuple[Any, Any]:
     """Weights and distances from a result's first neighbour, on the device; kept, as blocks repeat."""
-    taps = _scaled_taps(weights, kind)
+    taps = weights.taps
     distances = [sum(step * stride for step, stride in zip(place, strides, strict=True)) for place, _ in taps]
     arrays = (
         xp.asarray(np.array([weight for _, weight in taps], kind)),

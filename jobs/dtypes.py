@@ -48,12 +48,24 @@ def store(values: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
         np.copyto(out, values, casting="unsafe")
 
 
-def unit_roundoff(block: np.ndarray[Any, Any]) -> float:
-    """Largest relative error of one operation of a job on this data, from the data's float64 copy.
+def floating(source: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that floating-point work is done in.
 
-    Data that float32 cannot hold were int32 or float64, which jobs compute in float64. Other
-    data may have been of any type: float32's error bounds those of all.
+    float32 where it holds every element and the result is float16 or float32; else float64,
+    so that an integer result is rounded once, from the right value.
     """
-    with np.errstate(over="ignore"):
-        narrow = np.array_equal(block.astype(np.float32), block, equal_nan=True)
-    return 2.0**-24 if narrow else 2.0**-53
+    narrow = source.name not in ("int32", "float64") and result.name in ("float16", "float32")
+    return np.dtype(np.float32 if narrow else np.float64)
+
+
+def unit_roundoff(block: np.ndarray[Any, Any], choice: str) -> float:
+    """Largest relative error of one operation in `floating`, from the data's float64 copy and `--dtype`.
+
+    Data that float32 cannot hold were int32 or float64. Other data may have been of any type:
+    float32's error bounds those of both.
+    """
+    if choice in ("same", "float", "float16", "float32"):
+        with np.errstate(over="ignore"):
+            if np.array_equal(block.astype(np.float32), block, equal_nan=True):
+                return 2.0**-24
+    return 2.0**-53

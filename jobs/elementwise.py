@@ -16,11 +16,6 @@ THREADS, ELEMENTS = 256, 4  # as in elementwise.cu
 Result = Literal["float", "same", "uint8", "uint16", "int32", "float16", "float32", "float64"]
 
 
-def compute_type(source: np.dtype[Any]) -> np.dtype[Any]:
-    """The narrowest of float32 and float64 that holds every element."""
-    return np.dtype(np.float64 if source.name in ("int32", "float64") else np.float32)
-
-
 def _check(
     shape: tuple[int, ...], source: np.dtype[Any], /, *, expression: str, dtype: str = "float"
 ) -> None:
@@ -33,7 +28,7 @@ def _result(
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if dtype != "float":
         return shape, dtypes.result(source, dtype)
-    return shape, source if source.kind == "f" else compute_type(source)
+    return shape, source if source.kind == "f" else dtypes.floating(source, np.dtype(np.float32))
 
 
 def _reference(
@@ -41,7 +36,7 @@ def _reference(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The formula in float64, and how far from it a correct result may be, not counting the last
     rounding to the result's dtype."""
-    narrow = dtypes.unit_roundoff(block) == 2.0**-24
+    narrow = dtypes.unit_roundoff(block, dtype) == 2.0**-24
     intervals = Intervals(np.dtype(np.float32 if narrow else np.float64))
     bound = fold(parse(expression), intervals.exact(block), intervals.constant, intervals.apply)
     return np.broadcast_to(bound.value, block.shape), np.broadcast_to(bound.tolerance, block.shape)
@@ -51,17 +46,17 @@ def _reference(
 def elementwise(block: Any, *, out: Any, xp: ModuleType, expression: str, dtype: Result = "float") -> None:
     """Apply a formula in x to every element.
 
-    uint8, uint16, float16 and float32 are computed in float32, int32 and float64 in float64;
-    constants are of that type too. A comparison is 1 or 0. Division, // and % by zero and
-    functions outside their domain give inf or NaN, as in NumPy.
+    Computed in float32 where it holds every element and the result is float16 or float32, else in
+    float64; constants are of that type too. A comparison is 1 or 0. Division, // and % by zero
+    and functions outside their domain give inf or NaN, as in NumPy.
 
     expression: numbers, x, pi, e; + - * / // % **; comparisons; abs sqrt exp expm1 log log1p log2
         log10 sin cos tan arcsin arccos arctan sinh cosh tanh floor ceil; min(a, b), max(a, b),
         clip(a, low, high), where(condition, a, b).
-    dtype: of the result. float: the type computed in, float16 for float16. Into integers: rounded
-        half to even, saturated, NaN becomes 0.
+    dtype: of the result. float: the input's own if floating, else float32, for int32 float64. Into
+        integers: rounded half to even, saturated, NaN becomes 0.
     """
-    tree, kind = parse(expression), compute_type(block.dtype)
+    tree, kind = parse(expression), dtypes.floating(block.dtype, out.dtype)
     if xp is not np:
         blocks = -(-out.size // (THREADS * ELEMENTS))
         name = instance(block.dtype, out.dtype)
@@ -73,5 +68,5 @@ def elementwise(block: Any, *, out: Any, xp: ModuleType, expression: str, dtype:
     dtypes.store(np.array(values, ndmin=1), out)
 
 
-def instance(source: np.dtype[Any] | str, result: np.dtype[Any] | str) -> str:
-    return kernels.instance("elementwise", source, compute_type(np.dtype(source)), result)
+def instance(source: np.dtype[Any], result: np.dtype[Any]) -> str:
+    return kernels.instance("elementwise", source, dtypes.floating(source, result), result)

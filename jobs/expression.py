@@ -101,12 +101,12 @@ def parse(text: str) -> ast.expr:
 
 
 def fold(tree: ast.expr, x: Value, constant: Callable[[float], Value], apply: Callable[..., Value]) -> Value:
-    """The value of the tree: `constant(number)` at its leaves, `apply(NumPy's name, *operands)` above them."""
+    """The value of the tree: `constant(number)` at its leaves, `apply(NumPy's name, *operands)` above."""
 
     def value(node: ast.expr) -> Value:
         match node:
-            case ast.Constant(value=number):
-                return constant(float(number))  # type: ignore
+            case ast.Constant(value=int() | float() as number):
+                return constant(float(number))
             case ast.Name(id=name):
                 return x if name == "x" else constant(CONSTANTS[name])
             case ast.UnaryOp(op=ast.USub(), operand=operand):

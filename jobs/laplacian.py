@@ -10,16 +10,15 @@ import numpy as np
 import runner
 from jobs import dtypes, kernels
 
-ACCUMULATOR = {
-    "uint8": "int32",
-    "uint16": "int32",
-    "int32": "int64",
-    "float16": "float32",
-    "float32": "float32",
-    "float64": "float64",
-}
 THREADS = 128  # columns of a block
 BLOCKS = 4096  # enough to fill any GPU several times over
+
+
+def accumulator(source: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that sums are made in; no sum of nine integers overflows it."""
+    if source.kind == "f":
+        return dtypes.floating(source, result)
+    return np.dtype(np.int64 if source.itemsize == 4 else np.int32)
 
 
 def _check(shape: tuple[int, ...], source: np.dtype[Any], /, *, dtype: str = "same") -> None:
@@ -52,30 +51,30 @@ def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "s
     """Edge filter: the eight neighbours along rows and columns, minus eight times the centre.
 
     Works on axes 0 and 1; further axes, such as channels, are kept apart. uint8 and uint16 are
-    summed in int32, int32 in int64: exactly. float16 and float32 are summed in float32, float64
-    in float64, in one order: (left + centre) + right along each row, (top + middle) + bottom of
-    these sums, minus 9 * centre. Negative results need a signed `dtype`.
+    summed in int32, int32 in int64: exactly. float16 and float32 are summed in float32 for results
+    of these types, else in float64, in one order: (left + centre) + right along each row,
+    (top + middle) + bottom of these sums, minus 9 * centre. Negative results need a signed `dtype`.
 
     dtype: of the result. Into integers, values are rounded half to even and saturate.
     """
     if xp is not np:
         _on_gpu(block, out)
         return
-    accumulator = np.dtype(ACCUMULATOR[block.dtype.name])
-    block = block.astype(accumulator, copy=False)
-    total = out if out.dtype == accumulator else np.empty(out.shape, accumulator)
+    kind = accumulator(block.dtype, out.dtype)
+    block = block.astype(kind, copy=False)
+    total = out if out.dtype == kind else np.empty(out.shape, kind)
     with np.errstate(all="ignore"):
         across = np.add(block[:, :-2], block[:, 1:-1])
         across += block[:, 2:]
         np.add(across[:-2], across[1:-1], out=total)
         total += across[2:]
-        total -= np.multiply(block[1:-1, 1:-1], accumulator.type(9), out=across[:-2])
+        total -= np.multiply(block[1:-1, 1:-1], kind.type(9), out=across[:-2])
     if total is not out:
         dtypes.store(total, out)
 
 
-def instance(source: np.dtype[Any] | str, result: np.dtype[Any] | str) -> str:
-    return kernels.instance("laplacian", source, ACCUMULATOR[np.dtype(source).name], result)
+def instance(source: np.dtype[Any], result: np.dtype[Any]) -> str:
+    return kernels.instance("laplacian", source, accumulator(source, result), result)
 
 
 def _on_gpu(block: Any, out: Any) -> None:

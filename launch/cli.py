@@ -7,41 +7,27 @@ each with the same words.
 
 from __future__ import annotations
 
-import importlib.machinery
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from launch.refuse import BROKEN, Shadowed, brief, one_line, refuse, refuse_contradiction, refuse_shadows
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from runner.errors import MeshrunError
     from runner.launcher import Announced
+    from runner.world import DeviceChoice
 
 COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
-ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
+DEVICES = ("auto", "cpu", "cuda")
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
-LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
 HELP = ("--help", "-h")
-# What a module of someone else can raise while it is imported.
-BROKEN = (
-    ArithmeticError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,6 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        refuse_shadows()
         ctx.meta[WORDS] = tuple(args)
         return super().resolve_command(ctx, args)
 
@@ -97,7 +82,7 @@ def _load(name: str) -> click.Command | None:
         command = entry.load()
     except BROKEN as reason:
         raise click.UsageError(
-            f"the command {name} ({entry.value}) cannot be loaded: {_brief(reason)}"
+            f"the command {name} ({entry.value}) cannot be loaded: {brief(reason)}"
         ) from reason
     if not isinstance(command, click.Command):
         raise click.UsageError(f"the command {name} ({entry.value}) is no click command")
@@ -133,10 +118,19 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.group(
     cls=Commands, context_settings={"help_option_names": HELP[::-1]}, subcommand_metavar="COMMAND ..."
 )
-@click.option("-n", "--ranks", type=click.IntRange(min=1), help="Start this many ranks on this machine.")
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Start this many ranks on this machine."
+)
 @click.option("--run-dir", hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def command(ctx: click.Context, ranks: int | None, run_dir: str | None, columns: int | None) -> None:
     """Run array work over many GPUs and nodes, and prove that the result is right.
@@ -165,19 +159,6 @@ def _is_rank(told: Announced | None) -> bool:
     return told is not None and not (told.size == 1 and "SLURM_STEP_ID" in os.environ)
 
 
-def refuse_contradiction(ranks: int, told: Announced | None) -> None:
-    """UserError when a launcher has started another number of ranks than -n asks for."""
-    from runner.errors import UserError
-
-    if told is not None and told.size not in (None, ranks):
-        raise UserError(
-            f"meshrun -n {ranks} contradicts {told.launcher}, which started {told.size} rank(s)",
-            got=f"-n {ranks}",
-            expected=f"-n {told.size}, or no -n: the launcher has the say",
-            everywhere=True,
-        )
-
-
 def terminal_columns() -> int | None:
     """The width of the terminal that stderr is; None when it is none."""
     return os.get_terminal_size(2).columns if sys.stderr.isatty() else None
@@ -203,58 +184,29 @@ def jobs() -> None:
         try:
             rows.append((name, find(name).summary))
         except (MeshrunError, *BROKEN) as reason:
-            rows.append((name, f"does not work: {_brief(reason)}"))
+            rows.append((name, f"does not work: {brief(reason)}"))
     width = max((len(name) for name, _ in rows), default=0)
     for name, summary in rows:
         click.echo(f"{name:{width}}  {summary}".rstrip())
 
 
 @command.command()
-@click.option("--mutate", is_flag=True, help="Break kernels on purpose and see that the checks notice.")
-@click.option("--rank-part", is_flag=True, hidden=True)
-@click.option(
-    "--device",
-    type=click.Choice(("auto", "cpu", "cuda")),
-    default="auto",
-    help="What to test.",
-    show_default=True,
-)
+@click.option("--mutate", is_flag=True, help="Break the runner on purpose; every way must be noticed.")
+@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="What to test.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
-def selftest(door: Door, mutate: bool, rank_part: bool, device: str, debug: bool) -> int:
+def selftest(door: Door, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Find out whether this installation works."""
     from launch.installation import check_installation
     from runner.launcher import announced
     from runner.selftest import main as test
 
-    if door.ranks is None and door.run_dir is None and announced() is None:
-        return check_installation(mutate, device, debug)
-    return int(test(mutate, device, door.ranks, door.run_dir, rank_part))
-
-
-class Shadowed(click.ClickException):
-    """A folder of the user's is found where one of our packages should be."""
-
-    exit_code = 2
-
-
-def refuse_shadows() -> None:
-    """Stop when `import runner` or `import jobs` would not import ours (PYTHONPATH=. can do that)."""
-    home = Path(__file__).resolve().parent.parent
-    for room in ROOMS:
-        spec = importlib.machinery.PathFinder.find_spec(room)
-        if spec is None:
-            continue
-        found = (
-            Path(spec.origin).parent
-            if spec.origin
-            else Path(next(iter(spec.submodule_search_locations or ())))
-        )
-        if found.resolve() != home / room:
-            raise Shadowed(
-                f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
-                f"Try: another name for that folder, or a PYTHONPATH without {found.parent}"
-            )
+    alone = door.run_dir is None and announced() is None
+    if mutate and not alone:
+        raise click.UsageError("--mutate simulates its ranks: it runs in one process")
+    if alone and door.ranks is None and not mutate:
+        return check_installation(device, debug)
+    return test(mutate=mutate, device=device, expected_ranks=door.ranks, run_dir=door.run_dir, debug=debug)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -262,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in words
     try:
+        refuse_shadows()
         with command.make_context("meshrun", words.copy()) as ctx:
             status: Any = command.invoke(ctx)
             sys.stdout.flush()
@@ -272,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"meshrun: {reason.message}", file=sys.stderr)
         return reason.exit_code
     except click.ClickException as mistake:
-        return _refuse(_one_line(mistake), mistake.exit_code, words, debug)
+        return refuse(one_line(mistake), mistake.exit_code, words, debug)
     except (KeyboardInterrupt, click.Abort):
         print("meshrun: interrupted", file=sys.stderr)
         return 130
@@ -280,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at its end
         return 0
     except _meshrun_error() as failure:
-        return _refuse(str(failure), failure.exit_code, words, debug)
+        return refuse(str(failure), failure.exit_code, words, debug)
 
 
 def _meshrun_error() -> type[MeshrunError]:
@@ -288,36 +241,3 @@ def _meshrun_error() -> type[MeshrunError]:
     from runner.errors import MeshrunError
 
     return MeshrunError
-
-
-def _refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
-    """One process says it: with a run directory the first to claim the failure, else rank 0."""
-    from runner.ending import tell
-    from runner.launcher import announced
-    from runner.verdict import RunDirectory
-
-    told = announced()
-    rank = told.rank if told else 0
-    if words[0] == "--run-dir":
-        failure = {"exit_code": exit_status, "sentence": sentence, "rank": rank}
-        speaks = RunDirectory(Path(words[1])).claim_failure(failure)
-    else:
-        speaks = rank == 0
-    if not speaks:
-        time.sleep(LINGER)
-        return exit_status
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    tell(sentence)
-    return exit_status
-
-
-def _one_line(mistake: click.ClickException) -> str:
-    where = mistake.ctx.command_path if isinstance(mistake, click.UsageError) and mistake.ctx else "meshrun"
-    return f"{_brief(mistake.format_message()).rstrip('.')}. Try: {where} --help"
-
-
-def _brief(text: object) -> str:
-    return " ".join(str(text).split())

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+if TYPE_CHECKING:
+    from runner.world import DeviceChoice
 
-def check_installation(mutate: bool, device: str, debug: bool) -> int:
-    """Test what runs without MPI, then start ranks and see that they find each other; 0 or 1."""
+
+def check_installation(device: DeviceChoice, debug: bool) -> int:
+    """Test what runs without MPI, then start ranks that find each other and test again; 0 or 1."""
     from launch import local, mpiexec
     from runner.errors import UserError
     from runner.selftest import launcher_ranks
     from runner.selftest import main as test
 
-    alone = test(mutate, device, 1, None, False)
+    parts = {"one rank": test(device=device, expected_ranks=1, debug=debug) == 0}
     try:
         launcher = mpiexec.find()
     except UserError as reason:
-        return _conclude({"one rank": alone == 0}, f"more ranks were not tested: {reason}")
+        return _conclude(parts, f"; one rank only: {reason}")
     ranks = launcher_ranks(device)
-    words = ["selftest", "--rank-part", "--device", device, *(["--debug"] if debug else [])]
-    together = local.start(ranks, words, debug=debug)
-    return _conclude({"one rank": alone == 0, f"{ranks} ranks under {launcher}": together == 0})
+    words = ["selftest", "--device", device, *(["--debug"] if debug else [])]
+    parts[f"{ranks} ranks under {launcher}"] = local.start(ranks, words, debug=debug) == 0
+    return _conclude(parts, ".")
 
 
-def _conclude(parts: dict[str, bool], remark: str = "") -> int:
+def _conclude(parts: dict[str, bool], remark: str) -> int:
     works = all(parts.values())
     listed = ", ".join(f"{part} {'passed' if passed else 'FAILED'}" for part, passed in parts.items())
-    sentence = f"This installation {'works' if works else 'does NOT work'}: {listed}"
-    click.echo(f"{sentence}; {remark}" if remark else f"{sentence}.")
+    click.echo(f"This installation {'works' if works else 'does NOT work'}: {listed}{remark}")
     return 0 if works else 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch import mpiexec, noise
+from launch import mpiexec, noise, shm
 from launch.watch import Outcome, watch
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ PROGRAM = (sys.executable, str(Path(__file__).with_name("__main__.py")))
 
 # What most often sends a rank this signal, and what to do.
 HINTS = {
-    signal.SIGKILL: "dmesg | grep -i 'killed process': out of memory needs more ranks or hosts, a batch "
-    "system's limit a longer or larger allocation",
+    signal.SIGKILL: "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its "
+    "limits; MPICH's launcher also kills a rank when another has left without a word",
     signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
     signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
     signal.SIGABRT: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
@@ -45,9 +45,9 @@ def start(
 
     The launcher's exit status is not the verdict. The run has succeeded when rank 0 has left the
     completion record, its last act after every rank has said that its part is done, and no rank
-    has claimed a failure. A launcher that then ends badly (a rank crashed while MPI was shutting
-    down) changes nothing about the results: that is a warning. Without the record a run has
-    failed, whatever the launcher says.
+    has claimed a failure. A signal that kills a rank after that (a crash while MPI or CUDA shuts
+    down) changes nothing about the results: that is a warning. Any other bad status of the
+    launcher is a failure, record or not, and so is a good one without the record.
 
     Raises UserError where there is no launcher. 130 (128 + signal) when interrupted.
     """
@@ -58,6 +58,8 @@ def start(
     sockets = mpiexec.socket_folder()
     terminal = () if columns is None else ("--tty", str(columns))
     ours = ("--run-dir", str(run.path), *terminal, "-n", str(ranks))
+    segments = shm.segments()
+    sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
     try:
         outcome = watch(
             [*launcher.command(ranks), *program, *ours, *words],
@@ -65,6 +67,7 @@ def start(
         )
         return judge(run, outcome, debug)
     finally:
+        shm.remove_orphans(segments)
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -76,8 +79,7 @@ def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
     failure, record = run.failure(), run.record()
     if debug and outcome.noise:
         sys.stderr.write(outcome.noise)
-    if outcome.interrupted or failure or record is None:
-        run.remove_partial()
+    run.remove_partial()  # nothing, where the output has got its final name
     if outcome.interrupted:
         tell(f"interrupted by {outcome.interrupted.name}: every rank has ended")
         return 128 + outcome.interrupted
@@ -89,11 +91,11 @@ def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
         if killed and killed[0] != failure["rank"]:
             tell(str(killed[1]))
         return int(failure["exit_code"])
-    if record is not None:
-        if outcome.status:
-            tell(f"warning: the run is complete; its launcher then ended with {_status(outcome.status)}")
+    if record is not None and (killed or outcome.status == 0):
+        if killed:
+            tell(f"warning: the run was complete when this happened: {killed[1]}")
         return 0
-    tell(str(killed[1] if killed else _unexplained(outcome, debug)))
+    tell(str(killed[1] if killed else _unexplained(outcome, record is not None, debug)))
     return 1
 
 
@@ -111,7 +113,7 @@ def _killed(run: RunDirectory, outcome: Outcome) -> tuple[int | None, MeshrunErr
     return None
 
 
-def _unexplained(outcome: Outcome, debug: bool) -> MeshrunError:
+def _unexplained(outcome: Outcome, recorded: bool, debug: bool) -> MeshrunError:
     from runner.errors import RunError
 
     if outcome.noise and not debug:
@@ -120,9 +122,9 @@ def _unexplained(outcome: Outcome, debug: bool) -> MeshrunError:
     return RunError(
         f"[rank {left[0].rank}] ended with exit status {left[0].status} and said nothing"
         if left
-        else "the ranks ended without a completion record",
-        got=f"{_status(outcome.status)} of the launcher",
-        expected="a record, written by rank 0 as its last act",
+        else "the run did not end well, and no rank said why",
+        got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
+        expected="exit status 0, and a record that rank 0 writes as its last act",
         hint="what stands above, and --debug",
     )
 

@@ -26,6 +26,7 @@ LINE = re.compile(
     rb"|Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort"
     rb"|Abort is in progress\.\.\.hit ctrl-c again"
     rb"|\[(mpiexec|proxy:\S+)@\S+\] "
+    rb"|\[\S+:\d+\] (\[\[\d+,\d+\],\d+\] )?(ORTE_ERROR_LOG|PRTE ERROR|PMIX ERROR)"
 )
 LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy")
 
@@ -63,14 +64,19 @@ class ProcessEnd:
 def process_ends(noise: str) -> list[ProcessEnd]:
     """The processes that a launcher's words name, those killed by a signal first."""
     text = " ".join(noise.split())
-    found = [
-        ProcessEnd(
-            **{name: value if name == "host" else int(value) for name, value in match.groupdict().items()}
-        )
-        for pattern in ENDS
-        for match in pattern.finditer(text)
-    ]
+    found = [_process_end(match.groupdict()) for pattern in ENDS for match in pattern.finditer(text)]
     return sorted(found, key=lambda end: end.signal is None)
+
+
+def _process_end(told: dict[str, str | None]) -> ProcessEnd:
+    numbers = {name: int(value) for name, value in told.items() if name != "host" and value is not None}
+    return ProcessEnd(
+        numbers.get("rank"),
+        numbers.get("pid"),
+        told.get("host"),
+        numbers.get("signal"),
+        numbers.get("status"),
+    )
 
 
 class NoiseFilter:

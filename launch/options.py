@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from launch.refuse import BROKEN
+
 if TYPE_CHECKING:
-    from runner.declare import Job, Parameter
+    from runner.declare import Job
+    from runner.signature import Parameter
 
 VERIFY = ("off", "sample", "full")
 
 
 def job_command(name: str) -> click.Command:
-    """The command `meshrun run NAME`; raises UserError when there is no such job."""
+    """The command `meshrun run NAME`; raises UserError when there is no such job, or it cannot be loaded."""
+    from runner.ending import describe
+    from runner.errors import UserError
     from runner.find import find
 
-    job = find(name)
+    try:
+        job = find(name)
+    except BROKEN as reason:  # in the job's own module
+        raise UserError(f"job {name} cannot be loaded", got=describe(reason)) from reason
     own = [job_option(parameter) for parameter in job.parameters]
 
-    @click.pass_context
-    def run(ctx: click.Context, input: str, output: str | None, **values: Any) -> int:
+    def run(input: str, output: str | None, **values: Any) -> int:
         from runner.execute import Options
         from runner.main import main
 
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
-        door = ctx.obj
+        door = click.get_current_context().obj
         return main(
             job,
             input,
@@ -142,6 +150,8 @@ def debug_option() -> click.Option:
 
 
 def _as_written(job: Job) -> str:
-    """The job's docstring, with click kept from refilling its lines."""
+    """The job's docstring without what the options show, and with click kept from refilling its lines."""
     text = inspect.getdoc(job.function) or ""
-    return "\n\n".join(f"\b\n{paragraph}" for paragraph in text.split("\n\n"))
+    for parameter in job.parameters:
+        text = re.sub(rf"^ *{parameter.name}: .+(\n {{2,}}.+)*\n?", "", text, flags=re.MULTILINE)
+    return "\n\n".join(f"\b\n{part}" for part in text.split("\n\n") if part.strip())

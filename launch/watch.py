@@ -135,6 +135,7 @@ def _handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    listener = signal.set_wakeup_fd(-1)  # a rank's own, where this process has been one
     before = {number: signal.getsignal(number) for number in SIGNALS}
     changed = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     for number in changed:
@@ -144,6 +145,7 @@ def _handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
     finally:
         for number, old in changed.items():
             signal.signal(number, old)
+        signal.set_wakeup_fd(listener)
 
 
 def strays(mark: str, processes: Path = Path("/proc")) -> list[int]:

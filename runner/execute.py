@@ -105,8 +105,9 @@ def execute(
     target = world.together(lambda: _target(job, output))
     if target is not None:
         world.once(lambda: check_output(target))
-    source: Source = world.once(lambda: open_source(Path(input)))
-    phases = Phases(world.backend)
+    phases = world.phases = Phases(world.backend)
+    with phases("read"):
+        source: Source = world.once(lambda: open_source(Path(input)))
     run = Run(world, job, parameters, source, target, options, ending, progress, phases)
     details = _map(run) if job.kind == "map" else _result(run)
     found: Record = {

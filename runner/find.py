@@ -28,9 +28,11 @@ def find(name: str) -> Job:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry.name == name:
             try:
-                found: Job = entry.load()
-            except ImportError as reason:
+                found = entry.load()
+            except (ImportError, AttributeError) as reason:
                 raise UserError(f"job {name} ({entry.value}) cannot be imported", got=reason) from reason
+            if not isinstance(found, Job):
+                raise UserError(f"job {name} ({entry.value}) is no job", got=type(found).__name__)
             return found
     raise UserError(
         "unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs"

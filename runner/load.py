@@ -42,7 +42,9 @@ def _scatter(world: World, source: Source, partition: Partition, phases: Phases)
     if control.rank == 0:
         with phases("read", mine.nbytes):
             source.read(partition[0], mine)
-    with phases("split", mine.nbytes if control.size > 1 else 0):
+    if control.size == 1:
+        return mine
+    with phases("split", mine.nbytes):
         if control.rank > 0:
             control.exchange([], [(0, mine)]).wait()
         else:

@@ -67,7 +67,7 @@ class Pipeline:
         if self.overlap:
             with self.phases("prepare"):
                 self.plan.fill_own(block)
-        else:
+        elif any(width != (0, 0) for width in self.work.widths):
             with self.phases("exchange", self._exchanged):
                 self.plan.fill(block, self.world.arrays)
         if backend.asynchronous or self.work.result is None:

@@ -92,7 +92,7 @@ class Tiles:
         self, world: World, array: Path | str | Source, phases: Phases | None = None, tile: int = TILE
     ) -> None:
         self.world = world
-        self.phases = phases or Phases(world.backend)
+        self.phases = phases or world.phases
         if isinstance(array, (str, Path)):
             path = Path(array)
             self.source: Source = world.once(lambda: open_source(path))

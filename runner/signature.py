@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,9 +51,14 @@ def read_signature(function: Callable[..., Any], first: int) -> tuple[tuple[Para
 
     An option's help is its line `name: text` in the docstring.
     """
-    hints = typing.get_type_hints(function)
-    helps = dict(re.findall(r"^ *(\w+): +(.+(?:\n {8,}.+)*)", inspect.getdoc(function) or "", re.MULTILINE))
-    declared = list(inspect.signature(function).parameters.values())[first:]
+    # The text goes on in lines that are indented more than the name.
+    found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
+    helps = {name: text for _, name, text in found}
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) < first:
+        raise UserError(f"job {function.__name__} has no parameter for the block")
+    declared = parameters[first:]
+    hints = _hints(function, [p for p in declared if p.name not in SERVICES])
     options = []
     for parameter in declared:
         if parameter.name in SERVICES:
@@ -64,12 +69,29 @@ def read_signature(function: Callable[..., Any], first: int) -> tuple[tuple[Para
                 got=parameter.name,
                 hint="another name",
             )
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise UserError(
+                f"job {function.__name__}: the command line needs every option's name", got=parameter
+            )
         required = parameter.default is inspect.Parameter.empty
         default = None if required else parameter.default
         kind = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
         text = " ".join(helps.get(parameter.name, "").split())
         options.append(Parameter(parameter.name, kind, default, required, text))
     return tuple(options), frozenset(p.name for p in declared if p.name in SERVICES)
+
+
+def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) -> dict[str, Any]:
+    # Of the options only: the other annotations may be names that only a type checker has imported.
+    def options() -> None: ...
+
+    options.__annotations__ = {p.name: p.annotation for p in declared if p.annotation is not p.empty}
+    try:
+        return typing.get_type_hints(options, inspect.unwrap(function).__globals__)
+    except NameError as reason:
+        raise UserError(
+            f"job {function.__name__}: the type of an option is not known", got=reason
+        ) from reason
 
 
 def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from runner.comm import Array
 from runner.load import STAGE
-from runner.partition import Region
+from runner.partition import Region, Shape
 from runner.storage import HostArray, Sink
 from runner.timing import Phases
 from runner.work import Work
@@ -77,12 +79,16 @@ class Store:
             with self.phases("gather", mine.nbytes):
                 control.exchange([(0, mine)], []).wait()
             return
+        whole = mine if control.size == 1 else self._join(mine, shape, dtype)
+        with self.phases("write", whole.nbytes):
+            self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
+
+    def _join(self, mine: HostArray, shape: Shape, dtype: np.dtype[Any]) -> HostArray:
         regions = [self.work.output_region(region) for region in self.work.partition]
-        with self.phases("gather", mine.nbytes if control.size > 1 else 0):
+        with self.phases("gather", mine.nbytes):
             parts = [mine, *(np.empty(region.shape, dtype) for region in regions[1:])]
-            control.exchange([], list(enumerate(parts))[1:]).wait()
+            self.world.control.exchange([], list(enumerate(parts))[1:]).wait()
             whole = np.empty(shape, dtype)
             for region, part in zip(regions, parts, strict=True):
                 whole[region.slices] = part
-        with self.phases("write", whole.nbytes):
-            self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
+        return whole

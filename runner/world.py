@@ -16,6 +16,7 @@ from runner.backend import Backend, Device
 from runner.comm import Array, Arrays, Control, Operation
 from runner.comm.simulated import SimulatedComm
 from runner.errors import MeshrunError, UserError
+from runner.timing import Phases
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -42,6 +43,7 @@ class World:
 
     ranks: every rank's place, in rank order. control: small values and host arrays between ranks.
     arrays: arrays of this rank's device between ranks. nonce: the same random text on every rank.
+    phases: the times of the run under way.
     """
 
     control: Control
@@ -50,6 +52,10 @@ class World:
     ranks: tuple[Rank, ...]
     nonce: str
     warnings: list[str] = field(default_factory=list)
+    phases: Phases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.phases = Phases(self.backend)
 
     @property
     def rank(self) -> int:
@@ -194,7 +200,7 @@ def find_ranks(expected: int | None) -> Control:
     except (ImportError, RuntimeError) as reason:
         raise UserError(
             f"{told.launcher} started this process, and mpi4py cannot load an MPI library",
-            got=str(reason).strip().splitlines()[0],
+            got=_first_line(reason),
             hint="load the site's MPI module, or pip install 'meshrun[mpi]' where there is none",
         ) from reason
     check_singleton(told, comm.size, comm.rank)
@@ -303,7 +309,7 @@ def visible_gpus(choice: str) -> int:
 
 def _without_cupy(reason: ImportError, required: bool) -> int:
     hint = "pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13"
-    first_line = str(reason).strip().splitlines()[0]
+    first_line = _first_line(reason)
     if required:
         raise UserError("--device cuda, but CuPy cannot be imported", got=first_line, hint=hint) from reason
     if os.path.exists("/dev/nvidia0"):
@@ -312,6 +318,10 @@ def _without_cupy(reason: ImportError, required: bool) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _first_line(reason: Exception) -> str:
+    return (str(reason).strip() or type(reason).__name__).splitlines()[0]
 
 
 def clashes(ranks: Sequence[Rank]) -> list[tuple[Rank, Rank]]:

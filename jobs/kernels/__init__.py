@@ -28,7 +28,7 @@ MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid; the other two dimensions h
 
 
 def instance(name: str, *dtypes: np.dtype[Any] | str) -> str:
-    """A template instance's name: instance("laplacian", "uint8", "int32") -> "laplacian<unsigned char, int>"."""
+    """A template instance's name: ("moments", uint8) -> "moments<unsigned char>"."""
     return f"{name}<{', '.join(CTYPE[np.dtype(dtype).name] for dtype in dtypes)}>"
 
 

@@ -11,8 +11,8 @@ constexpr int COLUMNS = 4;
 // The result has units / columns rows of `width` elements, width counting the trailing axes too;
 // `rows` of them are a plane. Of the padded input, `plane` and `pitch` are the elements from one
 // plane and one row to the next, and offsets[t] those from a result's first neighbour to its neighbour
-// under tap t. Products are summed in the taps' order. Where A is an integer, the exact sum is
-// divided by `divisor`; else `divisor` is 1. A unit is a block's part of a row.
+// under tap t. Products are summed in the taps' order; `divisor` divides the sum. A unit is a block's
+// part of a row.
 template <typename T, typename A, typename R>
 __global__ void convolve(const T* __restrict__ input, R* __restrict__ output, const A* __restrict__ weights,
                          const long long* __restrict__ offsets, int taps, double divisor, long long rows,

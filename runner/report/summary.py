@@ -46,8 +46,8 @@ def _row(record: Record, name: str, phase: dict[str, Any]) -> tuple[str, ...]:
         f"{_seconds(phase['seconds'])} {_place(record, phase['slowest_rank'])}",
         f"{_seconds(phase['seconds_fastest'])} {_place(record, phase['fastest_rank'])}",
         _bytes(phase["bytes"]),
-        f"{rate / 1e9:.2f}" if rate else "-",
-        f"{100 * fraction:.0f} %" if fraction else "-",
+        f"{rate / 1e9:.3g}" if rate else "-",
+        f"{100 * fraction:.2g} %" if fraction else "-",
     )
 
 

@@ -33,7 +33,8 @@ def test_a_hanging_test_ends_the_process_and_shows_where(tmp_path: Path) -> None
 
 
 def test_the_guard_is_per_test(tmp_path: Path) -> None:
-    test = "import pytest, time\n\n@pytest.mark.parametrize('n', range(4))\ndef test_short(n):\n    time.sleep(0.5)\n"
-    done = run_pytest(tmp_path, test, seconds="1.9")
+    parametrized = "@pytest.mark.parametrize('n', range(6))\ndef test_short(n):\n    time.sleep(0.5)\n"
+    test = f"import pytest, time\n\n{parametrized}"
+    done = run_pytest(tmp_path, test, seconds="2.9")
     assert done.returncode == 0, done.stderr
-    assert "4 passed" in done.stdout
+    assert "6 passed" in done.stdout

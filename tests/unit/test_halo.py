@@ -1,4 +1,4 @@
-"""Halos against the definitions of others: np.pad for the padded cells, scipy.ndimage for what they are for."""
+"""Halos against the definitions of others: np.pad for the padded cells, scipy.ndimage for the filters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pad(array: np.ndarray, widths: Widths, boundary: str) -> np.ndarray:
 def padded_block(
     array: np.ndarray, partition: Partition, rank: int, widths: Widths, boundary: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A rank's block with its halo from `transfers` and the senders' own cells only; how often each is written."""
+    """A rank's block and halo from `transfers` and the senders' cells alone; how often each is written."""
     own = array[partition[rank].slices]
     shape = tuple(low + n + high for n, (low, high) in zip(own.shape, widths, strict=True))
     core = tuple(slice(low, low + n) for n, (low, _) in zip(own.shape, widths, strict=True))
@@ -66,7 +66,7 @@ def cases(draw: st.DrawFn) -> tuple[Partition, Widths]:
 
 
 @given(cases(), st.sampled_from(BOUNDARIES))
-@settings(max_examples=300)
+@settings(max_examples=1000)
 @example((Partition((1,), (1,)), ((1, 1),)), "mirror")
 @example((Partition((1, 1), (2, 2)), ((1, 0), (0, 1))), "mirror")
 @example((Partition((5,), (3,)), ((5, 5),)), "reflect")
@@ -152,6 +152,14 @@ def test_few_large_messages() -> None:
     messages = list(transfers(partition, 4, ((1, 1), (1, 1)), "wrap"))
     assert sorted(message.sender for message in messages) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert sum(block_cells(message.source) for message in messages) == 4 * 10 + 4
+
+
+@pytest.mark.parametrize(("boundary", "rows"), [("reflect", slice(0, 4)), ("mirror", slice(1, 5))])
+def test_a_mirror_image_travels_as_one_message(boundary: str, rows: slice) -> None:
+    """Four rows beyond the edge, in reverse order: one box and the axis to flip."""
+    partition = Partition((8, 6), (1, 1))
+    (message,) = transfers(partition, 0, ((4, 0), (0, 0)), boundary)
+    assert (message.target[0], message.source[0], message.flip) == (slice(0, 4), rows, (0,))
 
 
 def test_a_repeated_cell_travels_once() -> None:

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import ndimage
+
+import runner
 from runner.comm.simulated import run_ranks
 from runner.errors import MeshrunError, RunError, UserError
 from runner.execute import Options, run
 from runner.halo import BOUNDARIES
 from runner.world import open_world
-from scipy import ndimage
 
 
 def run_simulated(job: Any, ranks: int, source: Path, target: Path | None, **options: Any) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def test_two_dtypes_from_one_function_are_refused(tmp_path: Path) -> None:
         return block.astype(np.float32 if here.offset[0] else np.float64)
 
     np.save(tmp_path / "in.npy", np.ones((8, 2)))
-    with pytest.raises(MeshrunError, match="different results on different ranks|two dtypes"):
+    with pytest.raises(MeshrunError, match=r"different results on different ranks|two dtypes"):
         run_simulated(moody, 2, tmp_path / "in.npy", tmp_path / "out.npy")
 
 

@@ -69,7 +69,7 @@ def test_a_message_of_the_wrong_size_is_an_error() -> None:
     def rank_main(comm: SimulatedComm) -> None:
         comm.exchange([(1 - comm.rank, np.zeros(3))], [(1 - comm.rank, np.zeros(4))]).wait()
 
-    with pytest.raises(RunError, match="sent 24 bytes, rank . expected 32"):
+    with pytest.raises(RunError, match=r"sent 24 bytes, rank \d expected 32"):
         run_ranks(2, rank_main)
 
 

@@ -150,7 +150,7 @@ def test_a_large_picture_is_read_without_a_warning(
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         Image.fromarray(pixels()).save(tmp_path / "a.png")
         np.testing.assert_array_equal(read(tmp_path / "a.png"), pixels())
-        assert Image.MAX_IMAGE_PIXELS == limit, "the guard of the program around us stays"
+        assert limit == Image.MAX_IMAGE_PIXELS, "the guard of the program around us stays"
     assert not list(recwarn)
 
 
@@ -159,7 +159,12 @@ def png(rows: bytes, depth: int, color_type: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", COLUMNS, height, depth, color_type, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize(("color_type", "channels"), [(2, 3), (4, 2), (6, 4)])
@@ -204,7 +209,9 @@ def test_a_truncated_picture_is_refused(tmp_path: Path, suffix: str, kept: float
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp"])
-@pytest.mark.parametrize("content", [b"", b"no picture at all" * 9, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no picture at all" * 9, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"]
+)
 def test_what_is_no_picture_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The .npy format: whatever NumPy writes is read, whatever we write NumPy reads, and broken files are named."""
+"""The .npy format: whatever NumPy writes is read, what we write NumPy reads, broken files are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runner.partition import Partition, Region, Shape
 from runner.storage import check_output, commit, open_sink, open_source, partial_path
 from runner.storage.npy import NpySink
 
-DTYPES = "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()
+DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 
 
 def whole(shape: Shape) -> Region:
@@ -87,7 +87,9 @@ def test_every_file_that_numpy_writes(
 
 @given(st.data())
 @settings(max_examples=150)
-def test_blocks_written_in_any_order_make_the_whole(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_blocks_written_in_any_order_make_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=3)))
     grid = tuple(data.draw(st.integers(1, 4)) for _ in shape)
     order = data.draw(st.permutations(range(math.prod(grid))))
@@ -160,7 +162,7 @@ BROKEN = {
     "code": header("__import__('os').abort()"),
     "an open bracket": header("{'descr': '<f4', 'shape': (2, 3"),
     "an open text": header("{'descr': '<f4"),
-    "bad indent": header("  {\n 1:\n\t2"),
+    "a bad indent": header("x\n    y\n  z"),
     "a missing key": header("{'descr': '<f4', 'shape': (2, 3)}"),
     "no dtype": header(GOOD.replace("<f4", "zebra")),
     "a negative length": header(GOOD.replace("(2, 3)", "(-2, 3)")) + bytes(100),
@@ -264,7 +266,7 @@ def test_outputs_that_could_not_be_written_are_refused_first(tmp_path: Path) -> 
     (tmp_path / "folder.npy").mkdir()
     with pytest.raises(UserError, match="is a folder"):
         check_output(tmp_path / "folder.npy")
-    with pytest.raises(UserError, match="does not exist.*mkdir -p"):
+    with pytest.raises(UserError, match=r"does not exist.*mkdir -p"):
         check_output(tmp_path / "missing" / "a.npy")
     with pytest.raises(UserError, match="unknown file format"):
         check_output(tmp_path / "a.xyz")

@@ -74,7 +74,8 @@ def _claim(path: Path, start: threading.Barrier, won: list[int], number: int) ->
 
 def test_of_many_threads_one_wins(tmp_path: Path) -> None:
     for turn in range(50):
-        path, start, won = tmp_path / f"claim-{turn}", threading.Barrier(8), []
+        path, start = tmp_path / f"claim-{turn}", threading.Barrier(8)
+        won: list[int] = []
         threads = [threading.Thread(target=_claim, args=(path, start, won, n)) for n in range(8)]
         for thread in threads:
             thread.start()

@@ -1,0 +1,100 @@
+"""How the command says no: once for all ranks, in one sentence, before any of them does work."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from runner.launcher import Announced
+
+ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
+LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
+# What a module of someone else can raise while it is imported.
+BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+class Shadowed(click.ClickException):
+    """A folder of the user's is found where one of our packages should be."""
+
+    exit_code = 2
+
+
+def refuse_shadows() -> None:
+    """Stop when `import runner` or `import jobs` would not import ours (PYTHONPATH=. can do that)."""
+    home = Path(__file__).resolve().parent.parent
+    for room in ROOMS:
+        spec = importlib.machinery.PathFinder.find_spec(room)
+        if spec is None:
+            continue
+        found = Path(spec.origin or next(iter(spec.submodule_search_locations or ())))
+        if found.name == "__init__.py":
+            found = found.parent
+        if found.resolve() != home / room:
+            raise Shadowed(
+                f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
+                f"Try: another name for that folder, or a PYTHONPATH without {found.parent}"
+            )
+
+
+def refuse_contradiction(ranks: int, told: Announced | None) -> None:
+    """UserError when a launcher has started another number of ranks than -n asks for."""
+    from runner.errors import UserError
+
+    if told is not None and told.size not in (None, ranks):
+        raise UserError(
+            f"meshrun -n {ranks} contradicts {told.launcher}, which started {told.size} rank(s)",
+            got=f"-n {ranks}",
+            expected=f"-n {told.size}, or no -n: the launcher has the say",
+        )
+
+
+def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
+    """Tell `sentence` once for all ranks; returns `exit_status`.
+
+    With a run directory it is the first rank to claim the failure that tells, else rank 0.
+    """
+    from runner.ending import tell
+    from runner.launcher import announced
+    from runner.verdict import RunDirectory
+
+    told = announced()
+    rank = told.rank if told else 0
+    if words[0] == "--run-dir" and len(words) > 1:
+        failure = {"exit_code": exit_status, "sentence": sentence, "rank": rank}
+        speaks = RunDirectory(Path(words[1])).claim_failure(failure)
+    else:
+        speaks = rank == 0
+    if not speaks:
+        time.sleep(LINGER)
+        return exit_status
+    if debug:
+        traceback.print_exc()
+    tell(sentence)
+    return exit_status
+
+
+def one_line(mistake: click.ClickException) -> str:
+    where = mistake.ctx.command_path if isinstance(mistake, click.UsageError) and mistake.ctx else "meshrun"
+    return f"{brief(mistake.format_message()).rstrip('.')}. Try: {where} --help"
+
+
+def brief(text: object) -> str:
+    return " ".join(str(text).split())

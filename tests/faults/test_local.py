@@ -1,0 +1,288 @@
+"""Ranks that fail in every way, started on this machine: what the user sees, and that nothing is left.
+
+The ranks are small programs over mpi4py and the run directory, so that what is tested is the
+starting, watching and judging alone. They run under whichever MPI this environment has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch import local, mpiexec, shm
+from runner.errors import MeshrunError
+
+ROOT = Path(local.__file__).parent.parent
+DEADLOCK = 60  # seconds; nothing here takes a tenth of it
+
+RANK = f"""
+import os, signal, socket, sys, time
+from pathlib import Path
+sys.path.append({str(ROOT)!r})
+from runner.verdict import RunDirectory
+case, folder = sys.argv[-2], Path(sys.argv[-1])
+run = RunDirectory(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+run.register(world.rank, socket.gethostname(), os.getpid())
+(folder / f"rank-{{world.rank}}").write_text(str(os.getpid()))
+world.barrier()
+"""
+
+RECORD = """
+world.barrier()
+if world.rank == 0:
+    run.complete({"job": "test"})
+"""
+
+
+def launcher_problem() -> str | None:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "no mpi4py"
+    try:
+        mpiexec.find()
+    except MeshrunError as reason:
+        return str(reason)
+    return None
+
+
+pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
+
+
+@pytest.fixture
+def rank_program(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
+    def write(body: str) -> tuple[str, ...]:
+        path = tmp_path / "rank.py"
+        path.write_text(RANK + body)
+        return (sys.executable, str(path))
+
+    return write
+
+
+@pytest.fixture
+def start(
+    rank_program: Callable[[str], tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
+    """Run a rank program's body; afterwards no rank lives and no folder of ours is left."""
+
+    def run(body: str, ranks: int = 2, *, debug: bool = False) -> int:
+        temporary = tmp_path / "tmp"
+        temporary.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(temporary))
+        segments = shm.segments()
+        program = rank_program(body)
+        status = local.start(ranks, ["case", str(tmp_path)], program=program, debug=debug)
+        assert [pid for pid in pids(tmp_path) if alive(pid)] == []
+        assert list(temporary.iterdir()) == []
+        assert shm.segments() <= segments
+        return status
+
+    return run
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(path.read_text()) for path in folder.glob("rank-*") if path.read_text()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLOCK
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def own_lines(text: str) -> list[str]:
+    """stderr without what this machine's MPI has to say of the machine."""
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("[hwloc")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, mpiexec.cores() + 1])
+def test_a_complete_run_succeeds_with_any_number_of_ranks(
+    start: Callable[..., int], ranks: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert start(f"assert world.size == {ranks}" + RECORD, ranks) == 0
+    assert own_lines(capfd.readouterr().err) == []
+
+
+def test_what_ranks_write_arrives_byte_for_byte(
+    start: Callable[..., int], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    body = r"""
+words = b"a\n\tb\r\nno newline yet \x1b[1m" + bytes(range(128, 256)) + b"-" * 80 + b"\na table\n" + b"-" * 80
+if world.rank == 0:
+    os.write(1, words)
+"""
+    assert start(body + RECORD) == 0
+    expected = (
+        b"a\n\tb\r\nno newline yet \x1b[1m" + bytes(range(128, 256)) + b"-" * 80 + b"\na table\n" + b"-" * 80
+    )
+    assert capfdbinary.readouterr().out == expected
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_rank_that_claims_a_failure_is_heard_alone(
+    start: Callable[..., int], status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = f"""
+if world.rank == 1:
+    run.claim_failure({{"exit_code": {status}, "sentence": "[rank 1] no good", "rank": 1}})
+    print("meshrun: [rank 1] no good", file=sys.stderr, flush=True)
+    world.Abort({status})
+world.barrier()
+"""
+    assert start(body) == status
+    assert own_lines(capfd.readouterr().err) == ["meshrun: [rank 1] no good"]
+
+
+def test_a_failure_claimed_and_not_told_is_told(
+    start: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = """
+if world.rank == 1:
+    run.claim_failure({"exit_code": 2, "sentence": "[rank 1] had no time to speak", "rank": 1})
+    world.Abort(2)
+world.barrier()
+"""
+    assert start(body) == 2
+    assert own_lines(capfd.readouterr().err) == ["meshrun: [rank 1] had no time to speak"]
+
+
+def test_a_killed_rank_gets_a_name_and_takes_all_others_along(
+    start: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    partial = tmp_path / ".out.npy.partial"
+    body = """
+if world.rank == 0:
+    (folder / ".out.npy.partial").write_text("half")
+    run.keep_partial(folder / ".out.npy.partial")
+world.barrier()
+if world.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+world.barrier()
+"""
+    assert start(body, 3) == 1
+    (sentence,) = own_lines(capfd.readouterr().err)
+    assert f"[rank 1, host {os.uname().nodename}] killed by signal 9 (SIGKILL). Try: dmesg" in sentence
+    assert not partial.exists()
+
+
+def test_debug_shows_the_launchers_own_words(
+    start: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = "os.kill(os.getpid(), signal.SIGKILL) if world.rank == 1 else world.barrier()"
+    assert start(body, debug=True) == 1
+    errors = capfd.readouterr().err
+    assert "noticed that process" in errors or "BAD TERMINATION" in errors
+
+
+def test_ranks_that_leave_without_a_record_have_failed(
+    start: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert start("") == 1
+    assert "exit status 0 of the launcher, no completion record" in capfd.readouterr().err
+
+
+def test_a_rank_that_vanishes_quietly_is_a_failure_whatever_the_launcher_says(
+    start: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert start("os._exit(0) if world.rank == 1 else world.barrier()") == 1
+    errors = capfd.readouterr().err
+    # MPICH's launcher says nothing, or kills the other ranks and names one of them.
+    assert "no completion record" in errors or "another has left without a word" in errors
+
+
+def test_a_crash_after_the_record_is_a_warning(
+    start: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = RECORD + "world.barrier(); rank = world.rank; MPI.Finalize()\n"
+    assert start(body + "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(1)") == 0
+    assert "warning: the run was complete when this happened: [rank 1" in capfd.readouterr().err
+
+
+HANG = "\ntime.sleep(600)\n"
+STUBBORN = "\nfor number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)\ntime.sleep(600)\n"
+DOOR = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from launch import local
+sys.exit(local.start(2, ["case", sys.argv[1]], program=sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def door(
+    rank_program: Callable[[str], tuple[str, ...]], tmp_path: Path
+) -> Callable[[str], subprocess.Popen[str]]:
+    """A process that has started two ranks of a program and waits for them."""
+
+    def begin(body: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", DOOR, str(tmp_path), *rank_program(body)]
+        started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: len(pids(tmp_path)) == 2)
+        return started
+
+    return begin
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_command_ends_every_rank(
+    door: Callable[[str], subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    started = door(HANG)
+    started.send_signal(number)
+    _, errors = started.communicate(timeout=DEADLOCK)
+    assert started.returncode == 128 + number
+    assert own_lines(errors) == [f"meshrun: interrupted by {number.name}: every rank has ended"]
+    assert not any(map(alive, pids(tmp_path)))
+
+
+def test_ranks_deaf_to_signals_end_too(door: Callable[[str], subprocess.Popen[str]], tmp_path: Path) -> None:
+    started = door(STUBBORN)
+    started.send_signal(signal.SIGINT)
+    started.communicate(timeout=DEADLOCK)
+    assert started.returncode == 130
+    assert not any(map(alive, pids(tmp_path)))
+
+
+def test_a_second_signal_ends_a_launcher_that_hangs(
+    door: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    segments = shm.segments()
+    started = door(HANG)
+    ranks = [Path(f"/proc/{pid}/status").read_text() for pid in pids(tmp_path)]
+    parents = {
+        int(line.split()[1]) for text in ranks for line in text.splitlines() if line.startswith("PPid")
+    }
+    for parent in parents:
+        os.kill(parent, signal.SIGSTOP)
+    started.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    started.send_signal(signal.SIGINT)
+    started.communicate(timeout=DEADLOCK)
+    assert started.returncode == 130
+    assert not any(map(alive, [*pids(tmp_path), *parents]))
+    assert shm.segments() <= segments
+
+
+def test_ranks_do_not_outlive_a_command_that_is_killed(
+    door: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    started = door(HANG)
+    started.kill()
+    started.communicate(timeout=DEADLOCK)
+    wait_for(lambda: not any(map(alive, pids(tmp_path))))

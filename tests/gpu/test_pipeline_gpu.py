@@ -1,0 +1,116 @@
+"""The runner on one GPU: the same results as on CPUs, whole runs verified from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+import runner
+from runner.execute import Options, run
+from runner.find import find
+from runner.halo import BOUNDARIES
+
+KERNEL = np.arange(1.0, 21.0).reshape(4, 5)
+
+
+@runner.map_blocks(halo=((2, 1), (2, 2)))
+def correlate(block: Any, *, out: Any) -> None:
+    out[...] = 0
+    for i, j in np.ndindex(*KERNEL.shape):
+        out[...] += KERNEL[i, j] * block[i : i + out.shape[0], j : j + out.shape[1]]
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("shape", [(57, 43), (2, 300), (5, 5), (2048, 1031)])
+def test_a_run_gives_what_scipy_gives(tmp_path: Path, boundary: str, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(1).integers(-100, 100, shape).astype(np.float64)
+    np.save(tmp_path / "in.npy", array)
+    options = Options(device="cuda", boundary=boundary, cval=3.0, verify="full")
+    record = run(correlate, tmp_path / "in.npy", tmp_path / "out.npy", {}, options)
+    assert record["devices"][0]["kind"] == "cuda"
+    assert {"to device", "from device"} <= set(record["phases"])
+    wanted = ndimage.correlate(array, KERNEL, mode=boundary, cval=3.0)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), wanted)
+
+
+@pytest.mark.parametrize("name", ["laplacian", "grayscale", "convolve", "elementwise"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float16", "float32", "float64"])
+def test_built_in_jobs_are_verified_on_the_gpu(tmp_path: Path, name: str, dtype: str) -> None:
+    parameters: dict[str, Any] = {
+        "convolve": {"kernel": "1 2 1; 2 4 2; 1 2 1", "normalize": True},
+        "elementwise": {"expression": "sqrt(abs(x)) + 1"},
+    }.get(name, {})
+    generator = np.random.default_rng(2)
+    shape = (401, 307, 3)
+    if np.dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        array = generator.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    else:
+        array = generator.standard_normal(shape).astype(dtype)
+    np.save(tmp_path / "in.npy", array)
+    for device in ("cuda", "cpu"):
+        options = Options(device=device, verify="full")
+        run(find(name), tmp_path / "in.npy", tmp_path / f"{device}.npy", parameters, options)
+    gpu, cpu = np.load(tmp_path / "cuda.npy"), np.load(tmp_path / "cpu.npy")
+    assert gpu.dtype == cpu.dtype
+    if cpu.dtype.kind in "iu" or name in ("laplacian", "grayscale", "convolve"):
+        np.testing.assert_array_equal(gpu, cpu)
+    else:
+        np.testing.assert_allclose(gpu, cpu, rtol=4 * np.finfo(cpu.dtype).eps)
+
+
+def test_a_cupy_array_stays_on_its_device_and_the_stream_is_given_back() -> None:
+    import cupy
+
+    array = np.random.default_rng(3).random((300, 200))
+    before = cupy.cuda.get_current_stream()
+    result = correlate(cupy.asarray(array))
+    assert isinstance(result, cupy.ndarray)
+    assert cupy.cuda.get_current_stream() == before
+    np.testing.assert_array_equal(result.get(), correlate(array))
+
+
+def test_random_numbers_are_the_same_on_both_devices() -> None:
+    import cupy
+
+    def here(xp: Any) -> runner.Here:
+        return runner.Here(0, 1, "", (3, 0), (50, 40), (100, 40), None, xp)
+
+    np.testing.assert_array_equal(here(cupy).uniform(7).get(), here(np).uniform(7))
+    np.testing.assert_allclose(here(cupy).normal(7).get(), here(np).normal(7), rtol=1e-12, atol=1e-14)
+
+
+def test_statistics_agree_between_devices(tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", 1e6 + np.random.default_rng(4).standard_normal((1500, 1700)))
+    found = {}
+    for device in ("cuda", "cpu"):
+        options = Options(device=device, verify="full")
+        found[device] = run(find("statistics"), tmp_path / "in.npy", None, {}, options)["result"]
+    for name, value in found["cpu"].items():
+        np.testing.assert_allclose(found["cuda"][name], value, rtol=1e-12)
+
+
+def test_a_reduction_takes_device_arrays(tmp_path: Path) -> None:
+    @runner.reduce_blocks(combine=lambda a, b: a + b)
+    def total(block: Any, *, xp: Any) -> Any:
+        assert xp.__name__ == "cupy"
+        return block.sum(dtype=xp.float64)
+
+    array = np.random.default_rng(5).random((1200, 1100))
+    np.save(tmp_path / "in.npy", array)
+    record = run(total, tmp_path / "in.npy", None, {}, Options(device="cuda"))
+    assert record["result"]["result"] == pytest.approx(array.sum(), rel=1e-12)
+
+
+def test_out_of_memory_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import cupy
+
+    from runner.ending import describe
+
+    with pytest.raises(MemoryError) as caught:
+        cupy.empty(1 << 50, np.uint8)
+    assert "out of memory" in describe(caught.value)

@@ -1,0 +1,73 @@
+"""Several ranks, a GPU each: `mpirun -n N python -m pytest --with-mpi tests/gpu/test_ranks_gpu.py`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+import runner
+from runner.execute import Options, run
+from runner.halo import BOUNDARIES
+from runner.world import World, open_world
+
+pytestmark = pytest.mark.mpi
+KERNEL = np.arange(1.0, 16.0).reshape(5, 3)
+
+
+@runner.map_blocks(halo=((2, 2), (1, 1)))
+def correlate(block: Any, *, out: Any) -> None:
+    out[...] = 0
+    for i, j in np.ndindex(*KERNEL.shape):
+        out[...] += KERNEL[i, j] * block[i : i + out.shape[0], j : j + out.shape[1]]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    opened = open_world("cuda")
+    yield opened
+    opened.arrays.close()
+
+
+@pytest.fixture
+def folder(world: World) -> Iterator[Path]:
+    path = world.once(lambda: Path(tempfile.mkdtemp()))
+    yield path
+    world.control.barrier()
+    if world.rank == 0:
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("grid", [None, "0x0"])
+def test_blocks_on_gpus_give_what_scipy_gives(
+    world: World, folder: Path, boundary: str, overlap: bool, grid: str | None
+) -> None:
+    for shape in ((67, 41), (2, 1030), (1024, 512)):
+        array = np.random.default_rng(6).integers(-99, 99, shape).astype(np.float64)
+        world.once(lambda values=array: np.save(folder / "in.npy", values))
+        options = Options(boundary=boundary, overlap=overlap, grid=grid, cval=5.0, verify="full")
+        run(correlate, folder / "in.npy", folder / "out.npy", {}, options, world=world)
+        wanted = ndimage.correlate(array, KERNEL, mode=boundary, cval=5.0)
+        np.testing.assert_array_equal(np.load(folder / "out.npy"), wanted)
+
+
+def test_every_rank_has_a_gpu_of_its_own(world: World) -> None:
+    assert len({rank.device.uuid for rank in world.ranks}) == world.size
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "float16", "float32", "float64"])
+def test_all_reduce_on_gpus(world: World, dtype: str) -> None:
+    array = world.xp.full(1001, world.rank + 1, dtype)
+    world.all_reduce(array)
+    assert (array == world.size * (world.size + 1) // 2).all()
+    world.all_reduce(array[:0])
+    array[...] = world.rank
+    assert (world.all_reduce(array, "max") == world.size - 1).all()

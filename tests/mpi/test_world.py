@@ -1,0 +1,103 @@
+"""The world on MPI's ranks: places, hosts, and errors that every rank raises alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from runner import world
+from runner.comm.mpi import MpiComm
+from runner.errors import RunError, UserError
+from runner.world import find_ranks, open_world
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def comm() -> Iterator[MpiComm]:
+    made = MpiComm()
+    yield made
+    made.close()
+
+
+def test_the_launchers_ranks_are_mpis_ranks(comm: MpiComm) -> None:
+    found = find_ranks(None)
+    assert (found.size, found.rank) == (comm.size, comm.rank)
+    found.close()
+
+
+def test_a_wrong_number_of_ranks(comm: MpiComm) -> None:
+    with pytest.raises(UserError, match=f"-n {comm.size + 1} contradicts .* started {comm.size}") as caught:
+        find_ranks(comm.size + 1)
+    assert caught.value.everywhere
+
+
+def test_places(comm: MpiComm) -> None:
+    opened = open_world("cpu", control=comm)
+    assert [rank.number for rank in opened.ranks] == list(range(comm.size))
+    assert [rank.local for rank in opened.ranks] == list(range(comm.size)), "one machine"
+    assert len(opened.hosts) == 1
+    assert len({rank.pid for rank in opened.ranks}) == comm.size
+    assert opened.here.number == comm.rank
+    assert comm.allgather((opened.ranks, opened.nonce)) == [(opened.ranks, opened.nonce)] * comm.size
+    assert opened.warnings == []
+
+
+def test_places_on_two_hosts(comm: MpiComm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks dealt in turn to two hosts; MPI still sees one machine, which is worth a warning."""
+    name = "odd" if comm.rank % 2 else "even"
+    monkeypatch.setattr(world, "identify_host", lambda: (name, f"{name}/boot"))
+    opened = open_world("cpu", control=comm)
+    assert [rank.local for rank in opened.ranks] == [rank // 2 for rank in range(comm.size)]
+    assert opened.hosts == ["even", "odd"][: min(comm.size, 2)]
+    assert len(opened.warnings) == (2 if comm.size > 1 else 0)
+
+
+def test_one_rank_that_cannot_look_fails_every_rank(comm: MpiComm, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = comm.size - 1
+
+    def fail_on_the_last(_: str) -> int:
+        if comm.rank == last:
+            raise UserError("CUDA finds no GPU", got=ValueError("no driver"), hint="nvidia-smi")
+        return 0
+
+    monkeypatch.setattr(world, "visible_gpus", fail_on_the_last)
+    with pytest.raises(
+        UserError, match=rf"^\[rank {last}, host .*\] CUDA finds no GPU: got no driver"
+    ) as caught:
+        open_world(control=comm)
+    assert caught.value.everywhere
+
+
+def test_once(comm: MpiComm) -> None:
+    opened = open_world("cpu", control=comm)
+    assert opened.once(lambda: f"seen by {comm.rank}") == "seen by 0"
+
+    def fail() -> None:
+        raise RunError(f"rank {comm.rank} failed", hint="again")
+
+    with pytest.raises(RunError, match=r"^rank 0 failed\. Try: again$") as caught:
+        opened.once(fail)
+    assert caught.value.everywhere
+
+
+def test_together(comm: MpiComm) -> None:
+    opened = open_world("cpu", control=comm)
+    assert opened.together(lambda: comm.rank) == comm.rank
+
+    def fail_on_the_last() -> None:
+        if comm.rank == comm.size - 1:
+            raise RunError(f"rank {comm.rank} failed")
+
+    with pytest.raises(RunError, match=f"^rank {comm.size - 1} failed$") as caught:
+        opened.together(fail_on_the_last)
+    assert caught.value.everywhere
+
+
+def test_all_reduce(comm: MpiComm) -> None:
+    opened = open_world("cpu", control=comm)
+    array = np.full(3, comm.rank + 1.0)
+    assert opened.all_reduce(array) is array
+    assert array.tolist() == [comm.size * (comm.size + 1) / 2] * 3

@@ -1,0 +1,215 @@
+"""The kernels' own arithmetic, compiled for the host and launched by the jobs' GPU code paths.
+
+No GPU needed: host/cuda_fp16.h runs a grid thread by thread. Every result must be what the job's
+NumPy path gives, to the bit, except for library functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobs.kernels
+from jobs import convolve as convolve_module
+from jobs import grayscale as grayscale_module
+from jobs import moments, statistics
+from jobs.dtypes import SUPPORTED
+from jobs.elementwise import elementwise
+from jobs.laplacian import laplacian
+
+GXX = shutil.which("g++")
+pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
+
+SHIM = Path(__file__).with_name("host")
+KERNELS = Path(jobs.kernels.__file__).parent
+
+
+class FakeStream:
+    def synchronize(self) -> None:
+        pass
+
+
+# As much of CuPy as the jobs ask of it, over NumPy.
+FAKE_CUPY: Any = ModuleType("cupy")
+FAKE_CUPY.empty, FAKE_CUPY.zeros = np.empty, np.zeros
+FAKE_CUPY.asarray = FAKE_CUPY.asnumpy = np.asarray
+FAKE_CUPY.cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=0), get_current_stream=FakeStream)
+
+
+@functools.cache
+def build(folder: Path, file: str, instance: str, options: tuple[str, ...]) -> ctypes.CDLL:
+    number = len(list(folder.iterdir()))
+    source, library = folder / f"{number}.cpp", folder / f"{number}.so"
+    source.write_text(
+        f'#include "{KERNELS / file}"\n'
+        'extern "C" void run(unsigned grid, unsigned block, void** arguments, int synchronizes) {\n'
+        f"    launch({instance}, grid, block, arguments, synchronizes);\n}}\n"
+    )
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wno-unknown-pragmas"]
+    flags += ["-Wno-sign-compare", f"-I{SHIM}", f"-I{KERNELS}", *options]
+    assert GXX is not None
+    subprocess.run([GXX, *flags, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(autouse=True)
+def _kernels_on_host(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "kernels"
+    folder.mkdir(exist_ok=True)
+
+    def load(file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
+        run = build(folder, file, instance, options).run
+        synchronizes = "__syncthreads" in (KERNELS / file).read_text()
+
+        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+            cells = [
+                np.array(argument.ctypes.data if isinstance(argument, np.ndarray) else argument)
+                for argument in arguments
+            ]
+            pointers = (ctypes.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))
+            run(grid[0], block[0], pointers, int(synchronizes))
+
+        return launch
+
+    monkeypatch.setattr(jobs.kernels, "load", load)
+
+
+def noise(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Values all over the dtype's range, extremes included; floats with specials."""
+    generator = np.random.default_rng([seed, *shape])
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        array = generator.integers(limits.min, limits.max, shape, kind, endpoint=True)
+        array.flat[:: array.size // 3 or 1] = limits.max
+        array.flat[1 :: array.size // 2 or 1] = limits.min
+        return array
+    array = (generator.standard_normal(shape) * 10.0 ** generator.integers(-3, 4, shape)).astype(kind)
+    array.flat[:: array.size // 3 or 1] = np.inf
+    array.flat[1 :: array.size // 2 or 1] = np.nan
+    return array
+
+
+def unaligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same array where the first byte is aligned to the itemsize only."""
+    copy = np.empty(array.size + 1, array.dtype)[1:].reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def both(job: Any, block: np.ndarray[Any, Any], shape: tuple[int, ...], **parameters: Any) -> None:
+    """The kernel's result, to the bit NumPy's."""
+    shape, dtype = job.out(shape, block.dtype, **parameters)
+    results = []
+    for xp in (np, FAKE_CUPY):
+        out = unaligned(np.full(shape, 77, dtype))
+        job.function(unaligned(block), out=out, xp=xp, **parameters)
+        results.append(out)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("source", SUPPORTED)
+@pytest.mark.parametrize("result", ["same", "int16", "float32"])
+def test_laplacian(source: str, result: str) -> None:
+    for shape in [(1, 1), (3, 5), (9, 131), (70, 300), (13, 7, 3)]:
+        padded = (shape[0] + 2, shape[1] + 2, *shape[2:])
+        both(laplacian, noise(padded, source), shape, dtype=result)
+
+
+@pytest.mark.parametrize("source", SUPPORTED)
+def test_grayscale(source: str) -> None:
+    for shape in [(1, 1, 3), (11, 101, 3), (64, 33, 4)]:
+        both(grayscale_module.grayscale, noise(shape, source), shape, weights="0.2126 0.7152 0.0722")
+
+
+@pytest.mark.parametrize(
+    ("source", "kernel", "parameters"),
+    [
+        ("uint8", "1 2 1; 2 4 2; 1 2 1", {"normalize": True}),
+        ("uint8", "1 0 -1; 2 0 -2", {"dtype": "int16"}),
+        ("uint8", "0.1 0.2; 0.3 0.4", {}),
+        ("uint16", "-3 1e6 2", {"dtype": "int32"}),
+        ("int32", "1 2 3 4;", {}),
+        ("int32", "1 1; 1 1; 1 2", {"normalize": True}),
+        ("float16", "1 2 1; 2 4 2; 1 2 1", {"normalize": True}),
+        ("float32", "0.1 0.2 0.3; 0 -1 1e-3", {}),
+        ("float64", "0.1 0.2 0.3; 0 -1 1e-3", {"dtype": "int32"}),
+        ("float32", "0 0; 0 0", {}),
+    ],
+)
+def test_convolve(source: str, kernel: str, parameters: dict[str, Any]) -> None:
+    job = convolve_module.convolve
+    widths = job.halo_for({"kernel": kernel, **parameters})
+    for shape in [(1, 1), (5, 7), (3, 1100), (6, 5, 3)]:
+        padded = tuple(n + sum(w) for n, w in zip(shape, [*widths, (0, 0), (0, 0)], strict=False))
+        both(job, noise(padded, source), shape, kernel=kernel, **parameters)
+
+
+def test_convolve_with_a_kernel_of_three_axes(tmp_path: Path) -> None:
+    kernel = str(tmp_path / "kernel.npy")
+    np.save(kernel, np.random.default_rng(1).standard_normal((2, 3, 4)))
+    for shape in [(3, 4, 5), (2, 3, 4, 2)]:
+        padded = (shape[0] + 1, shape[1] + 2, shape[2] + 3, *shape[3:])
+        both(convolve_module.convolve, noise(padded, "float32"), shape, kernel=kernel)
+
+
+def test_convolve_refuses_a_kernel_of_four_axes_on_a_gpu(tmp_path: Path) -> None:
+    kernel = str(tmp_path / "kernel.npy")
+    np.save(kernel, np.ones((1, 1, 1, 2)))
+    out = np.empty((2, 2, 2, 1), np.float32)
+    with pytest.raises(jobs.kernels.runner.UserError, match="--device cpu"):
+        convolve_module.convolve.function(
+            np.ones((2, 2, 2, 2), np.float32), out=out, xp=FAKE_CUPY, kernel=kernel
+        )
+
+
+@pytest.mark.parametrize("source", SUPPORTED)
+@pytest.mark.parametrize("result", ["float", "uint8", "int32", "float16"])
+def test_elementwise_without_library_functions(source: str, result: str) -> None:
+    expression = "where(x > 10, x * 3.5 - 0.1, min(max(-x, floor(x / 7)), 1e30)) + abs(x) // 1.5 % -0.7"
+    both(elementwise, noise((7, 331), source), (7, 331), expression=expression, dtype=result)
+
+
+@pytest.mark.parametrize("operator", ["//", "%"])
+def test_division_with_remainder_is_numpys(operator: str) -> None:
+    special = [0.0, -0.0, 1.0, -1.0, 0.1, -0.1, 3.5, -3.5, 1e-40, 1e30, -1e30, np.inf, -np.inf, np.nan]
+    x = np.array(special, np.float32)
+    for divisor in ("0", "0.1", "(-0.1)", "3.5", "(-7)", "1e30", "(1/x)", "(x - 1)"):
+        both(elementwise, x, x.shape, expression=f"x {operator} {divisor}")
+
+
+@pytest.mark.parametrize("source", SUPPORTED)
+def test_moments_and_histogram(source: str) -> None:
+    for size in (1, 100, 100_003):
+        block = noise((size,), source)
+        host, device = moments.of_tile(np, block), moments.of_tile(FAKE_CUPY, block)
+        assert device[:3] == host[:3]
+        if host.finite:
+            assert device[3:5] == host[3:5]
+            np.testing.assert_allclose(device[5:], host[5:], rtol=1e-12, atol=1e-9 * abs(host.high))
+        for bins in (1, 64, 20_000):
+            arguments = {"bins": bins, "edges": (-100.5, 201.25)}
+            expected = statistics._histogram(np, block, **arguments)
+            np.testing.assert_array_equal(statistics._histogram(FAKE_CUPY, block, **arguments), expected)
+
+
+def test_moments_of_large_close_values_keep_their_spread() -> None:
+    block = 1e9 + np.random.default_rng(2).standard_normal(200_000)
+    for xp in (np, FAKE_CUPY):
+        found = moments.of_tile(xp, block)
+        np.testing.assert_allclose(found.squares / found.finite, np.var(block - 1e9), rtol=1e-6)
+
+
+def test_nothing_finite() -> None:
+    block = np.array([np.nan, np.inf, -np.inf, np.nan], np.float16)
+    for xp in (np, FAKE_CUPY):
+        assert moments.of_tile(xp, block)[:3] == (0, 2, 2)

@@ -1,0 +1,214 @@
+"""What the decorators read from a plain function: its options, their help, and what it asks for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+
+import runner
+from runner.declare import Job, job, map_blocks, reduce_blocks
+from runner.errors import UserError
+from runner.signature import RESERVED, SERVICES
+
+if TYPE_CHECKING:
+    from somewhere import OnlyForTheTypeChecker
+
+
+@map_blocks(halo=1, boundary="nearest")
+def edges(
+    block: Any,
+    *,
+    out: Any,
+    xp: Any,
+    gain: float = 1.0,
+    rounds: int = 2,
+    mode: Literal["fast", "exact"] = "fast",
+    weights: Path | None = None,
+    name: str | None = None,
+    verbose: bool = False,
+    threshold: float,
+) -> None:
+    """Laplacian edge filter.
+
+    More about it: this is not an option.
+
+    gain: factor on the result
+    rounds: how often, where one line is
+        not enough to say it,
+        and two are not either
+    threshold: what counts as an edge
+    """
+
+
+def test_options_have_name_type_default_and_help() -> None:
+    assert [(p.name, p.type, p.default, p.required) for p in edges.parameters] == [
+        ("gain", float, 1.0, False),
+        ("rounds", int, 2, False),
+        ("mode", ("fast", "exact"), "fast", False),
+        ("weights", Path, None, False),
+        ("name", str, None, False),
+        ("verbose", bool, False, False),
+        ("threshold", float, None, True),
+    ]
+    helps = {p.name: p.help for p in edges.parameters}
+    assert helps["gain"] == "factor on the result"
+    assert helps["rounds"] == "how often, where one line is not enough to say it, and two are not either"
+    assert helps["threshold"] == "what counts as an edge"
+    assert helps["mode"] == ""
+
+
+def test_a_job_knows_what_it_is() -> None:
+    assert (edges.name, edges.kind, edges.summary) == ("edges", "map", "Laplacian edge filter.")
+    assert edges.services == {"out", "xp"}
+    assert (edges.halo, edges.boundary) == (1, "nearest")
+
+
+def test_the_function_stays_callable() -> None:
+    @map_blocks
+    def double(block: Any) -> Any:
+        return 2 * block
+
+    assert double.function(np.arange(3)).tolist() == [0, 2, 4]
+
+
+def test_decorators_with_and_without_parentheses() -> None:
+    def function(block: Any) -> Any:
+        return block
+
+    for declared in (map_blocks(function), map_blocks()(function), map_blocks(name="other")(function)):
+        assert isinstance(declared, Job)
+        assert declared.function is function
+    assert map_blocks(name="other")(function).name == "other"
+    assert reduce_blocks(function, combine=max).combine is max
+    assert reduce_blocks(combine=max, finish=abs)(function).finish is abs
+
+
+def test_a_job_of_its_own_has_no_block() -> None:
+    @job
+    def everything(world: Any, output: Any = None, *, rounds: int = 3) -> dict[str, int]:
+        return {}
+
+    assert everything.kind == "job"
+    assert [p.name for p in everything.parameters] == ["rounds"]
+    assert everything.services == {"world", "output"}
+
+
+def test_the_block_may_have_any_name_even_a_services() -> None:
+    @map_blocks
+    def function(input: Any, *, here: Any) -> Any:
+        return input
+
+    assert function.services == {"here"}
+
+
+def test_an_option_without_annotation_takes_its_defaults_type() -> None:
+    @map_blocks
+    def function(block, *, a=1, b=2.5, c="x", d=True, e=None, f):
+        return block
+
+    assert [p.type for p in function.parameters] == [int, float, str, bool, str, str]
+
+
+def test_a_halo_may_depend_on_the_parameters() -> None:
+    wide = map_blocks(halo=lambda radius: (radius, 2 * radius))(radius_job)
+    assert wide.halo_for({"radius": 3}) == (3, 6)
+    assert edges.halo_for({"gain": 1.0}) == 1
+
+
+def radius_job(block: Any, *, radius: int = 1) -> Any:
+    return block
+
+
+def test_parameters_are_completed_and_checked() -> None:
+    complete = edges.complete({"threshold": 0.5, "rounds": 7})
+    assert complete["threshold"] == 0.5
+    assert complete["rounds"] == 7
+    assert complete["gain"] == 1.0
+    assert list(complete) == [p.name for p in edges.parameters]
+    with pytest.raises(UserError, match="no such parameter: got gian, expected gain, rounds"):
+        edges.complete({"gian": 2.0, "threshold": 1.0})
+    with pytest.raises(UserError, match="needs a value for threshold"):
+        edges.complete({})
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_the_commands_own_options_are_not_a_jobs(name: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def clash(block, *, {name}=1): return block", scope)
+    with pytest.raises(UserError, match=f"clash.*got {name}"):
+        map_blocks(scope["clash"])
+
+
+def options_of_run() -> set[str]:
+    from runner.execute import Options
+
+    return set(Options.__dataclass_fields__)
+
+
+def test_every_option_of_a_run_is_reserved() -> None:
+    """Else `job.run(..., name=value)` would take a job's parameter for the run's option."""
+    assert options_of_run() <= set(RESERVED) | set(SERVICES)
+
+
+def unnamed_options(block, *rest):
+    return block
+
+
+def any_options(block, **rest):
+    return block
+
+
+def no_option_can_be_a_list(block: Any, *, sizes: list[int]) -> Any:
+    return block
+
+
+def a_type_of_unknown_name(block: Any, *, size: OnlyForTheTypeChecker) -> Any:
+    return block
+
+
+def neither_int_nor_text(block: Any, *, size: int | str = 1) -> Any:
+    return block
+
+
+@pytest.mark.parametrize(
+    ("function", "word"),
+    [
+        (unnamed_options, "rest"),
+        (any_options, "rest"),
+        (no_option_can_be_a_list, "sizes"),
+        (a_type_of_unknown_name, "OnlyForTheTypeChecker"),
+        (neither_int_nor_text, "size"),
+        (lambda: None, "block"),
+    ],
+)
+def test_signatures_that_no_command_line_can_have(function: Callable[..., Any], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        map_blocks(function)
+
+
+def test_a_type_that_only_the_type_checker_knows_is_no_obstacle() -> None:
+    def function(
+        block: OnlyForTheTypeChecker, *, here: OnlyForTheTypeChecker, gain: float = 1.0
+    ) -> OnlyForTheTypeChecker:
+        return block
+
+    assert [(p.name, p.type) for p in map_blocks(function).parameters] == [("gain", float)]
+
+
+def test_an_unknown_boundary() -> None:
+    with pytest.raises(UserError, match="got periodic, expected reflect, mirror, nearest, constant, wrap"):
+        map_blocks(boundary="periodic")(radius_job)
+
+
+def test_public_names_lead_to_what_they_say() -> None:
+    assert runner.map_blocks is map_blocks
+    assert runner.UserError is UserError
+    for name in set(runner.__all__) - {"kernel"}:  # which needs CuPy
+        assert inspect.isclass(getattr(runner, name)) or callable(getattr(runner, name))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = runner.nothing

@@ -1,0 +1,185 @@
+"""Finding a job: in a user's file by path, or among the installed ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.declare import Job
+from runner.errors import UserError
+from runner.find import find, load_file, names
+
+ONE = """
+import runner
+
+@runner.map_blocks(halo=1)
+def edges(block):
+    "Edges."
+    return block
+"""
+TWO = (
+    ONE
+    + """
+@runner.map_blocks
+def blur(block):
+    return block
+
+def plain(block):
+    return block
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def own_import_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("meshrun_user_", "neighbour")):
+            del sys.modules[name]
+
+
+def write(folder: Path, text: str, name: str = "mine.py") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_a_job_in_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, TWO)
+    found = find(f"{path}:blur")
+    assert isinstance(found, Job)
+    assert found.name == "blur"
+
+
+def test_the_only_job_of_a_file_needs_no_name(tmp_path: Path) -> None:
+    assert find(str(write(tmp_path, ONE))).name == "edges"
+
+
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, ONE)
+    monkeypatch.chdir(tmp_path)
+    assert find("mine.py:edges").name == find("./mine.py").name == "edges"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        (TWO, "", "which of its jobs.*edges, blur"),
+        (TWO, ":plain", "declares no job 'plain'.*edges, blur"),
+        (TWO, ":missing", "declares no job 'missing'.*edges, blur"),
+        ("x = 1\n", "", "got jobs: none"),
+        ("def broken(:\n", "", "SyntaxError.*line 1"),
+        ("import no_such_module_anywhere\n", "", "ModuleNotFoundError.*no_such_module_anywhere"),
+    ],
+)
+def test_files_without_the_job(tmp_path: Path, text: str, name: str, words: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UserError, match=words):
+        find(f"{path}{name}")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.py", tmp_path):
+        with pytest.raises(UserError, match=r"does not exist|unknown job"):
+            find(str(path))
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UserError, match="does not exist"):
+        find(f"{tmp_path}/folder.py:edges")
+
+
+def test_an_error_in_the_users_code_keeps_its_traceback(tmp_path: Path) -> None:
+    path = write(tmp_path, "1 / 0\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        find(str(path))
+    assert str(path) == str(caught.traceback[-1].path)
+
+
+def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
+    write(tmp_path, "NAME = 'from next door'\n", "neighbour_of_mine.py")
+    path = write(tmp_path, "from neighbour_of_mine import NAME\n" + ONE)
+    assert load_file(path).NAME == "from next door"
+
+
+def test_a_neighbour_cannot_take_our_place(tmp_path: Path) -> None:
+    for name in ("runner.py", "jobs.py", "numpy.py", "json.py"):
+        write(tmp_path, "raise AssertionError('a user file shadows a package')\n", name)
+    path = write(tmp_path, "import json, numpy\n" + ONE)
+    assert find(str(path)).name == "edges"
+    assert str(tmp_path) == sys.path[-1]
+
+
+def test_dataclasses_and_names_with_odd_letters(tmp_path: Path) -> None:
+    """`dataclasses` looks its class's module up by name."""
+    future, point = "from __future__ import annotations\n", "@dataclass\nclass Point:\n    x: int\n"
+    text = f"{future}from dataclasses import dataclass\n{ONE}\n{point}"
+    assert find(str(write(tmp_path, text, "my job-2.py"))).name == "edges"
+
+
+def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    first = load_file(write(tmp_path / "a", "WHERE = 'a'\n" + ONE))
+    second = load_file(write(tmp_path / "b", "WHERE = 'b'\n" + ONE))
+    assert (first.WHERE, second.WHERE) == ("a", "b")
+
+
+def test_the_folder_is_listed_once(tmp_path: Path) -> None:
+    path = write(tmp_path, ONE)
+    for _ in range(3):
+        find(str(path))
+    assert sys.path.count(str(tmp_path)) == 1
+
+
+# Installed jobs
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with entry points, as pip leaves it."""
+    folder = tmp_path / "site"
+    write(folder, TWO, "neighbour_jobs.py")
+    write(folder, "import no_such_module_anywhere\n", "neighbour_broken.py")
+    info = folder / "samples-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: samples\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[meshrun.jobs]\n"
+        "sample-blur = neighbour_jobs:blur\n"
+        "sample-plain = neighbour_jobs:plain\n"
+        "sample-missing = neighbour_jobs:missing\n"
+        "sample-broken = neighbour_broken:job\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_job() -> None:
+    assert find("sample-blur").name == "blur"
+    assert {"sample-blur", "sample-broken"} <= set(names())
+    assert names() == sorted(names())
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sample-broken", "sample-broken.*cannot be imported.*no_such_module_anywhere"),
+        ("sample-missing", "sample-missing.*missing"),
+        ("sample-plain", "sample-plain.*neighbour_jobs:plain.*is no job: got function"),
+        ("nothing", "unknown job: got nothing, expected .*sample-blur.*file.py:name"),
+        ("neighbour_jobs:blur", "unknown job"),
+    ],
+)
+def test_installed_jobs_that_cannot_be_used(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        find(name)
+
+
+def test_every_job_this_package_declares_is_one() -> None:
+    for entry in importlib.metadata.entry_points(group="meshrun.jobs"):
+        if entry.value.startswith("jobs."):
+            assert isinstance(find(entry.name), Job), entry.name

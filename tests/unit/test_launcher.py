@@ -1,0 +1,54 @@
+"""What launchers' environment variables say. The variables are those that each launcher really sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.launcher import Announced, allocated_tasks, announced, singleton_fix
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "PMIX_RANK": "2",
+}
+HYDRA = {"PMI_SIZE": "4", "PMI_RANK": "2", "PMI_FD": "7"}
+SBATCH = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+SRUN = {**SBATCH, "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}
+# The launcher's daemon on each node is a Slurm task of its own: these variables are the daemon's.
+DAEMON = {**SBATCH, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        (OPEN_MPI, Announced("Open MPI's mpirun", 4, 2)),
+        (HYDRA, Announced("a PMI launcher (mpiexec or srun)", 4, 2)),
+        (SRUN, Announced("srun", 8, 5)),
+        (SBATCH, None),
+        ({**DAEMON, **OPEN_MPI}, Announced("Open MPI's mpirun", 4, 2)),
+        ({**DAEMON, **HYDRA}, Announced("a PMI launcher (mpiexec or srun)", 4, 2)),
+        ({"PMIX_RANK": "3"}, Announced("a PMIx launcher", None, 3)),
+        ({**SRUN, "PMIX_RANK": "5"}, Announced("srun", 8, 5)),
+        ({"PALS_RANKID": "1"}, Announced("PALS", None, 1)),
+        ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, Announced("Flux", 2, 1)),
+        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, Announced("MVAPICH's mpirun", 2, 1)),
+        ({"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"}, Announced("jsrun", 2, 1)),
+        ({"OMPI_COMM_WORLD_SIZE": "", "PMI_SIZE": "four"}, None),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, Announced("a PMI launcher (mpiexec or srun)", 1, 0)),
+    ],
+)
+def test_who_launched(environment: dict[str, str], expected: Announced | None) -> None:
+    assert announced(environment) == expected
+
+
+def test_tasks_of_an_allocation() -> None:
+    assert allocated_tasks({}) == 1
+    assert allocated_tasks(SBATCH) == 8
+    assert allocated_tasks({"SLURM_NTASKS": "(null)"}) == 1
+
+
+def test_the_advice_fits_the_place() -> None:
+    assert "srun --mpi=pmix" in singleton_fix(SBATCH)
+    assert "--mpi-lib-version" in singleton_fix(OPEN_MPI)
