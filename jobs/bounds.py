@@ -47,7 +47,7 @@ class Bound:
 
 
 class Intervals:
-    """The algebra of bounds, for one type's unit roundoff, largest and smallest positive numbers."""
+    """The algebra of bounds of what is computed in `dtype` or a wider type."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         limits = np.finfo(dtype)
@@ -61,7 +61,10 @@ class Intervals:
         return Bound(value, value, value)
 
     def constant(self, number: float) -> Bound:
-        return self.exact(np.asarray(float(self.dtype.type(number))))
+        """As this type holds it, or as a wider one would."""
+        with np.errstate(over="ignore"):
+            held = float(self.dtype.type(number))
+        return Bound(np.asarray(number), np.asarray(min(number, held)), np.asarray(max(number, held)))
 
     def apply(self, name: str, *operands: Bound) -> Bound:
         """One operation, by NumPy's name."""
@@ -102,6 +105,10 @@ class Intervals:
         low, high = np.abs(a.low), np.abs(a.high)
         around = (a.low < 0) & (a.high > 0)
         return np.where(around, 0.0, np.minimum(low, high)), np.maximum(low, high)
+
+    def _square(self, a: Bound) -> tuple[Array, Array]:
+        low, high = self._absolute(a)
+        return low * low, high * high
 
     def _cosh(self, a: Bound) -> tuple[Array, Array]:
         low, high = self._absolute(a)

@@ -69,6 +69,7 @@ CPP = {
     "floor_divide": "floor_quotient<C>({}, {})",
     "remainder": "remainder_of<C>({}, {})",
     "power": "pow({}, {})",
+    "square": "square({})",
     "negative": "(-{})",
     "less": "C({} < {})",
     "less_equal": "C({} <= {})",
@@ -113,6 +114,8 @@ def fold(tree: ast.expr, x: Value, constant: Callable[[float], Value], apply: Ca
                 return apply("negative", value(operand))
             case ast.UnaryOp(operand=operand):
                 return value(operand)
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=2)):
+                return apply("square", value(left))  # one product, where pow() takes dozens of operations
             case ast.BinOp(left=left, op=op, right=right):
                 return apply(BINARY[type(op)], value(left), value(right))
             case ast.Compare(left=left, ops=ops, comparators=others):

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("__main__.py")))
 
+MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
+DIED = f"{MEMORY}; PYTHONFAULTHANDLER=1 for the lines of a crash"
 # What most often sends a rank this signal, and what to do.
 HINTS = {
-    signal.SIGKILL: "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its "
-    "limits; MPICH's launcher also kills a rank when another has left without a word",
+    signal.SIGKILL: MEMORY,
     signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
     signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
     signal.SIGABRT: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
@@ -64,6 +65,7 @@ def start(
         outcome = watch(
             [*launcher.command(ranks), *program, *ours, *words],
             launcher.environment(ranks, run.path, sockets, os.environ),
+            lambda: _registered(run),
         )
         return judge(run, outcome, debug)
     finally:
@@ -99,16 +101,24 @@ def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
     return 1
 
 
+def _registered(run: RunDirectory) -> list[int]:
+    return [int(path.name.removeprefix("pid-")) for path in run.path.glob("pid-*")]
+
+
 def _killed(run: RunDirectory, outcome: Outcome) -> tuple[int | None, MeshrunError] | None:
-    """The first rank that a signal ended, by the launcher's account: its number, and what to say."""
+    """The rank that a signal ended first, by the launcher's account: its number, and what to say."""
     from runner.errors import RunError
 
     for end in noise.process_ends(outcome.noise):
         if end.signal is not None:
             known = (run.rank_of(end.pid) if end.pid else None) or {}
             rank, host = known.get("rank", end.rank), known.get("host", end.host)
+            first = (run.rank_of(outcome.first_gone) if outcome.first_gone else None) or {}
+            if first.get("rank", rank) != rank:  # the launcher names a rank that it killed itself
+                where = f"[rank {first['rank']}, host {first['host']}]"
+                return first["rank"], RunError(f"{where} died, before all others", hint=DIED)
             who = f"process {end.pid}" if rank is None else f"rank {rank}"
-            hint = HINTS.get(signal.Signals(end.signal))
+            hint = HINTS.get(signal.Signals(end.signal), DIED)
             return rank, RunError(f"[{who}, host {host}] killed by {_status(-end.signal)}", hint=hint)
     return None
 

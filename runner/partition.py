@@ -148,8 +148,7 @@ def _factorizations(number: int, parts: int) -> Iterator[Shape]:
 
 
 def _surface(shape: Shape, grid: Shape) -> float:
-    """Elements next to a cut, which is what a halo exchange moves; cuts into empty blocks cost most."""
+    """Elements next to a cut, which is what a halo exchange moves; one more part of an axis than it
+    has elements costs as much as the whole array, so that no block is empty where that can be had."""
     total = math.prod(shape)
-    if any(parts > max(length, 1) for parts, length in zip(grid, shape, strict=True)):
-        return math.inf
     return sum((parts - 1) * total / max(length, 1) for parts, length in zip(grid, shape, strict=True))

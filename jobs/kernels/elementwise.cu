@@ -10,6 +10,7 @@ constexpr int ELEMENTS = 4;
 // NumPy's meaning of what C++ has not or means otherwise.
 template <typename C> __device__ C minimum(C a, C b) { return a <= b || a != a ? a : b; }
 template <typename C> __device__ C maximum(C a, C b) { return a >= b || a != a ? a : b; }
+template <typename C> __device__ C square(C a) { return a * a; }
 template <typename C> __device__ C choose(C condition, C a, C b) { return condition != C(0) ? a : b; }
 template <typename C> __device__ C remainder_of(C a, C b) {
     const C rest = fmod(a, b);

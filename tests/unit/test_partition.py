@@ -121,6 +121,7 @@ def test_the_chosen_grid_cuts_least(shape: Shape, ranks: int, data: st.DataObjec
         ("0x0", (100, 100), 2, (2, 1)),  # on a tie, the axis whose blocks are contiguous
         ("0x0x0", (64, 64, 64), 8, (2, 2, 2)),
         ("0", (0,), 3, (3,)),
+        ("0x0", (2, 2), 8, (4, 2)),  # too many ranks: few of them without a block
         ("5", (3,), 5, (5,)),  # more ranks than rows: the last two have none
         ("1", (7, 7), 1, (1, 1)),
         ("0x0", (13, 13), 7, (7, 1)),

@@ -48,7 +48,8 @@ def write(path: Path, array: np.ndarray, grid: Shape | None = None, order: list[
     open_sink(path, array.shape, array.dtype, "nonce").create()
     for rank in order or range(partition.size):
         sink = open_sink(path, array.shape, array.dtype, "nonce")  # each rank has its own
-        sink.write(partition[rank], array[(*partition[rank].slices, ...)])
+        block = (*partition[rank].slices, ...)  # a view, also of a scalar
+        sink.write(partition[rank], array[block])
     commit(sink)
 
 
