@@ -10,8 +10,9 @@ import numpy as np
 import runner
 from jobs import dtypes, kernels
 
-THREADS = 128  # columns of a block
-BLOCKS = 4096  # enough to fill any GPU several times over
+THREADS, ROWS = 128, 8  # as in laplacian.cu
+COLUMNS = {1: 8, 2: 4, 4: 2, 8: 1}  # by itemsize: 8 bytes of a row for each thread
+CHANNELS = (1, 3, 4)  # that have a kernel of their own
 
 
 def accumulator(source: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
@@ -73,16 +74,22 @@ def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "s
         dtypes.store(total, out)
 
 
-def instance(source: np.dtype[Any], result: np.dtype[Any]) -> str:
-    return kernels.instance("laplacian", source, accumulator(source, result), result)
+def instance(source: np.dtype[Any], result: np.dtype[Any], columns: int, channels: int) -> str:
+    """The kernel for these dtypes, `columns` results of a row per thread, and so many channels (0: any)."""
+    return kernels.instance("laplacian", source, accumulator(source, result), result, columns, channels)
 
 
 def _on_gpu(block: Any, out: Any) -> None:
     rows, width = out.shape[0], out[0].size
-    columns = -(-width // THREADS)
-    strip = 64  # rows: two more are read than written
-    while strip > 8 and columns * -(-rows // strip) < BLOCKS:
-        strip //= 2
-    sizes = np.array([rows, width, width // out.shape[1], strip, columns], np.int64)
-    blocks = columns * -(-rows // strip)
-    kernels.launch("laplacian.cu", instance(block.dtype, out.dtype), blocks, THREADS, (block, out, *sizes))
+    channels = width // out.shape[1]
+    columns = COLUMNS[block.itemsize]
+    if width % columns or kernels.address(out) % (columns * out.itemsize):
+        columns = 1
+    tiles = -(-width // (THREADS * columns))
+    kernels.launch(
+        "laplacian.cu",
+        instance(block.dtype, out.dtype, columns, channels if channels in CHANNELS else 0),
+        tiles * -(-rows // ROWS),
+        THREADS,
+        (block, out, *np.array([rows, width, channels, tiles], np.int64)),
+    )

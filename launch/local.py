@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,13 @@ from launch import mpiexec, noise, shm
 from launch.watch import Outcome, watch
 
 if TYPE_CHECKING:
-    from runner.errors import MeshrunError
     from runner.verdict import RunDirectory
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("__main__.py")))
 
 MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
-DIED = f"{MEMORY}; PYTHONFAULTHANDLER=1 for the lines of a crash"
 # What most often sends a rank this signal, and what to do.
-HINTS = {
+HINTS: dict[int, str] = {
     signal.SIGKILL: MEMORY,
     signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
     signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
@@ -65,7 +64,6 @@ def start(
         outcome = watch(
             [*launcher.command(ranks), *program, *ours, *words],
             launcher.environment(ranks, run.path, sockets, os.environ),
-            lambda: _registered(run),
         )
         return judge(run, outcome, debug)
     finally:
@@ -90,53 +88,60 @@ def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
         # Claimed and not told: the launcher was faster in ending that rank than it in speaking.
         if failure["sentence"] not in outcome.said:
             tell(failure["sentence"])
-        if killed and killed[0] != failure["rank"]:
-            tell(str(killed[1]))
+        if killed and killed.sure and killed.rank != failure["rank"]:
+            tell(killed.sentence)
         return int(failure["exit_code"])
     if record is not None and (killed or outcome.status == 0):
         if killed:
-            tell(f"warning: the run was complete when this happened: {killed[1]}")
+            tell(f"warning: the run was complete when this happened: {killed.sentence}")
         return 0
-    tell(str(killed[1] if killed else _unexplained(outcome, record is not None, debug)))
+    tell(killed.sentence if killed else _unexplained(outcome, record is not None, debug))
     return 1
 
 
-def _registered(run: RunDirectory) -> list[int]:
-    return [int(path.name.removeprefix("pid-")) for path in run.path.glob("pid-*")]
+@dataclass(frozen=True)
+class Killed:
+    """A rank that a signal ended. sure: no doubt that the launcher names the right one."""
+
+    rank: int | None
+    sentence: str
+    sure: bool
 
 
-def _killed(run: RunDirectory, outcome: Outcome) -> tuple[int | None, MeshrunError] | None:
-    """The rank that a signal ended first, by the launcher's account: its number, and what to say."""
+def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
+    """The rank that a signal ended, by the launcher's account."""
     from runner.errors import RunError
 
-    for end in noise.process_ends(outcome.noise):
-        if end.signal is not None:
-            known = (run.rank_of(end.pid) if end.pid else None) or {}
-            rank, host = known.get("rank", end.rank), known.get("host", end.host)
-            first = (run.rank_of(outcome.first_gone) if outcome.first_gone else None) or {}
-            if first.get("rank", rank) != rank:  # the launcher names a rank that it killed itself
-                where = f"[rank {first['rank']}, host {first['host']}]"
-                return first["rank"], RunError(f"{where} died, before all others", hint=DIED)
-            who = f"process {end.pid}" if rank is None else f"rank {rank}"
-            hint = HINTS.get(signal.Signals(end.signal), DIED)
-            return rank, RunError(f"[{who}, host {host}] killed by {_status(-end.signal)}", hint=hint)
-    return None
+    end = next((end for end in noise.process_ends(outcome.noise) if end.signal is not None), None)
+    if end is None or end.signal is None:
+        return None
+    known = (run.rank_of(end.pid) if end.pid else None) or {}
+    rank, host = known.get("rank", end.rank), known.get("host", end.host)
+    who = f"process {end.pid}" if rank is None else f"rank {rank}"
+    what = f"[{who}, host {host}] killed by {_status(-end.signal)}"
+    if end.maybe_by_launcher:
+        what += ", by MPICH's launcher perhaps, because another rank had died"
+        hint = f"{MEMORY}; PYTHONFAULTHANDLER=1 for the lines of a crash"
+    else:
+        hint = HINTS.get(end.signal, "--debug for the launcher's own words")
+    return Killed(rank, str(RunError(what, hint=hint)), not end.maybe_by_launcher)
 
 
-def _unexplained(outcome: Outcome, recorded: bool, debug: bool) -> MeshrunError:
+def _unexplained(outcome: Outcome, recorded: bool, debug: bool) -> str:
     from runner.errors import RunError
 
     if outcome.noise and not debug:
         sys.stderr.write(outcome.noise)
     left = [end for end in noise.process_ends(outcome.noise) if end.status]
-    return RunError(
-        f"[rank {left[0].rank}] ended with exit status {left[0].status} and said nothing"
+    failure = RunError(
+        f"[rank {left[0].rank}] ended with exit status {left[0].status}"
         if left
         else "the run did not end well, and no rank said why",
         got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
         expected="exit status 0, and a record that rank 0 writes as its last act",
         hint="what stands above, and --debug",
     )
+    return str(failure)
 
 
 def _status(status: int) -> str:

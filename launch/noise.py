@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from signal import SIGKILL
 
 RULER = re.compile(rb"(-{70,}|={70,})\r?\n$")
 # What follows a ruler in a launcher's banner; a program's own table has something else there.
@@ -28,6 +29,7 @@ LINE = re.compile(
     rb"|\[(mpiexec|proxy:\S+)@\S+\] "
     rb"|\[\S+:\d+\] (\[\[\d+,\d+\],\d+\] )?(ORTE_ERROR_LOG|PRTE ERROR|PMIX ERROR)"
 )
+HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
 LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy")
 
 # How the launchers tell of one process's end, white space joined.
@@ -52,13 +54,18 @@ ENDS = (
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How one process of a run ended; None for what the launcher did not say."""
+    """How one process of a run ended; None for what the launcher did not say.
+
+    maybe_by_launcher: when a rank dies, MPICH's launcher kills the others, and then names the
+    first that was killed by anyone.
+    """
 
     rank: int | None = None
     pid: int | None = None
     host: str | None = None
     signal: int | None = None
     status: int | None = None
+    maybe_by_launcher: bool = False
 
 
 def process_ends(noise: str) -> list[ProcessEnd]:
@@ -76,6 +83,7 @@ def _process_end(told: dict[str, str | None]) -> ProcessEnd:
         told.get("host"),
         numbers.get("signal"),
         numbers.get("status"),
+        maybe_by_launcher="rank" not in told and numbers.get("signal") == SIGKILL,
     )
 
 
@@ -140,6 +148,8 @@ class NoiseFilter:
             or self._ruler
             or not rest.strip(b"-")
             or not rest.strip(b"=")
+            or LINE.match(rest)
+            or HOST_AND_PROCESS.fullmatch(rest)
             or any(rest.startswith(start) or start.startswith(rest) for start in LINE_STARTS)
         )
 

@@ -10,16 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.mpiexec import RUN_MARK
 from launch.noise import NoiseFilter
-from launch.order import EndOrder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOOK = 0.1  # seconds between looks for ranks that have said who they are
 GRACE = 5.0  # seconds that the launcher has to end its ranks in order
 STRAY_OUTPUT = 1.0  # seconds of reading on after the launcher's end, when a process still holds its pipes
 TAIL = 1 << 16  # bytes of the ranks' last words kept
@@ -32,28 +30,22 @@ class Outcome:
 
     status: its exit status, negative for a signal. interrupted: the signal that ended the run.
     noise: what the launcher said of itself. said: the ranks' last words on stderr.
-    first_gone: of the processes that were known, the one that ended before all others.
     """
 
     status: int
     interrupted: signal.Signals | None
     noise: str
     said: str
-    first_gone: int | None = None
 
 
-def watch(
-    command: Sequence[str], environment: Mapping[str, str], ranks: Callable[[], Iterable[int]] = tuple
-) -> Outcome:
+def watch(command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
     """Run the launcher to its end; whatever happens, no process of the run is left.
-
-    ranks: the ranks' process numbers as far as they are known by now.
 
     The ranks run in a session of their own, so that a Ctrl-C reaches them once and through the
     launcher, which is the one that knows them all. The first signal ends the run in order, the
     second, or `GRACE` seconds, at once.
     """
-    watched = _Watched(ranks)
+    watched = _Watched()
     with _handlers(watched.signalled):
         try:
             watched.start(command, environment)
@@ -62,17 +54,11 @@ def watch(
             pass
         finally:
             end_strays(environment[RUN_MARK])
-    try:
-        return watched.outcome()
-    finally:
-        watched.order.close()
+    return watched.outcome()
 
 
 class _Watched:
-    def __init__(self, ranks: Callable[[], Iterable[int]]) -> None:
-        self.ranks = ranks
-        self.next_look = 0.0
-        self.order = EndOrder()
+    def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.interrupted: signal.Signals | None = None
         self.abandoned = False
@@ -112,8 +98,7 @@ class _Watched:
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, target)
             while selector.get_map() and time.monotonic() < self.deadline:
-                self._look_after_ranks()
-                for key, _ in selector.select(timeout=LOOK):
+                for key, _ in selector.select(timeout=0.1):
                     chunk = os.read(key.fd, 1 << 16)
                     self._pass_on(key.data, self.filters[key.data].feed(chunk))
                     if not chunk:
@@ -124,11 +109,6 @@ class _Watched:
             self._pass_on(target, noise_filter.finish())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, min(self.deadline - time.monotonic(), GRACE)))
-
-    def _look_after_ranks(self) -> None:
-        if time.monotonic() >= self.next_look:
-            self.order.watch(self.ranks())
-            self.next_look = time.monotonic() + LOOK
 
     def _pass_on(self, target: int, text: bytes) -> None:
         if target == 2:
@@ -146,7 +126,6 @@ class _Watched:
             self.interrupted,
             noise.decode(errors="replace"),
             self.said.decode(errors="replace"),
-            self.order.first(),
         )
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -82,7 +83,7 @@ class Ending:
 
     def _claim(self, nonce: str, sentence: str) -> bool:
         # Without a run directory: once a host, by a file that only the first can make.
-        folder = Path(os.environ.get("TMPDIR", "/tmp"))
+        folder = Path(tempfile.gettempdir())
         try:
             return claim(folder / f"meshrun-{nonce}-failure.json", {"sentence": sentence})
         except OSError:

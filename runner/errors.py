@@ -57,3 +57,8 @@ class UserError(MeshrunError):
 
 class RunError(MeshrunError):
     """The run was asked for rightly and failed: exit status 1."""
+
+
+def first_line(reason: Exception) -> str:
+    """What a library's error says, without the lines that follow."""
+    return (str(reason).strip() or type(reason).__name__).splitlines()[0]

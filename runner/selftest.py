@@ -23,6 +23,7 @@ import numpy as np
 from runner.comm import Control
 from runner.comm.simulated import run_ranks
 from runner.declare import Job, map_blocks, reduce_blocks
+from runner.device import visible_gpus
 from runner.ending import Ending, Guard, on_termination
 from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
@@ -31,7 +32,7 @@ from runner.halo import BOUNDARIES
 from runner.main import enter
 from runner.mutations import MUTATIONS, Mutation
 from runner.verdict import RunDirectory
-from runner.world import DeviceChoice, World, open_world, visible_gpus
+from runner.world import DeviceChoice, World, open_world
 
 SIMULATED = 4  # ranks as threads, where one process checks alone
 WIDTH = 2

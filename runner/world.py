@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from runner import launcher
 from runner.backend import Backend, Device
 from runner.comm import Array, Arrays, Control, Operation
 from runner.comm.simulated import SimulatedComm
-from runner.errors import MeshrunError, UserError
+from runner.device import bind, device_arrays, visible_gpus
+from runner.errors import MeshrunError, UserError, first_line
 from runner.timing import Phases
 
 Value = TypeVar("Value")
@@ -156,7 +156,7 @@ def open_world(
     if clash and not oversubscribe:
         raise clash_error(clash)
     nonce = control.broadcast(uuid.uuid4().hex[:12])
-    arrays = _device_arrays(control, backend, shared_gpu=bool(clash))
+    arrays = device_arrays(control, backend, shared_gpu=bool(clash))
     warnings = locality_warnings(host_ids, [place[3] for place in places])
     return World(control, arrays, backend, ranks, nonce, warnings)
 
@@ -200,7 +200,7 @@ def find_ranks(expected: int | None) -> Control:
     except (ImportError, RuntimeError) as reason:
         raise UserError(
             f"{told.launcher} started this process, and mpi4py cannot load an MPI library",
-            got=_first_line(reason),
+            got=first_line(reason),
             hint="load the site's MPI module, or pip install 'meshrun[mpi]' where there is none",
         ) from reason
     check_singleton(told, comm.size, comm.rank)
@@ -248,82 +248,6 @@ def _raise_first(outcomes: Sequence[tuple[Any, ...]]) -> None:
             raise failure
 
 
-def bind(
-    control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool
-) -> Backend:
-    """This rank's back end, when rank i sees visible[i] GPUs; on CPUs only when none sees any."""
-    if not any(visible):
-        from runner.backend.cpu import CpuBackend
-
-        return CpuBackend()
-    mine = visible[control.rank]
-    if mine == 0:
-        raise UserError(
-            f"this rank sees no GPU, rank {visible.index(max(visible))} does",
-            hint="CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or --device cpu for all",
-        )
-    if control.size > 1 and not oversubscribe:
-        from runner.comm import nccl
-
-        nccl.load()
-    index = choose_gpu(mine, local, local_size, oversubscribe)
-    from runner.backend.cuda import CudaBackend
-
-    return CudaBackend(index)
-
-
-def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -> int:
-    """The device index for local rank `local` of `local_size` when `visible` GPUs are seen.
-
-    All GPUs visible: by local rank. One visible: the launcher bound it (--gpus-per-task), it is
-    device 0. Anything between cannot be told apart from a mistake.
-    """
-    if visible == 1 or visible >= local_size:
-        return 0 if visible == 1 else local
-    if oversubscribe:
-        return local % visible
-    raise UserError(
-        "more ranks than GPUs on this host",
-        got=f"{local_size} ranks, {visible} GPUs visible",
-        expected="a GPU for each rank",
-        hint=f"-n {visible}, or --oversubscribe to share",
-    )
-
-
-def visible_gpus(choice: str) -> int:
-    """How many GPUs this process may use: none with "cpu"; with "cuda", having none is an error."""
-    if choice == "cpu":
-        return 0
-    try:
-        from runner.backend import cuda
-    except ImportError as reason:
-        return _without_cupy(reason, required=choice == "cuda")
-    visible = cuda.count()
-    if choice == "cuda" and not visible:
-        raise UserError(
-            "--device cuda, but CUDA finds no GPU",
-            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or --device cpu",
-        )
-    return visible
-
-
-def _without_cupy(reason: ImportError, required: bool) -> int:
-    hint = "pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13"
-    first_line = _first_line(reason)
-    if required:
-        raise UserError("--device cuda, but CuPy cannot be imported", got=first_line, hint=hint) from reason
-    if os.path.exists("/dev/nvidia0"):
-        print(
-            f"meshrun: a GPU is here, but CuPy is not ({first_line}): the CPU is used. {hint}",
-            file=sys.stderr,
-        )
-    return 0
-
-
-def _first_line(reason: Exception) -> str:
-    return (str(reason).strip() or type(reason).__name__).splitlines()[0]
-
-
 def clashes(ranks: Sequence[Rank]) -> list[tuple[Rank, Rank]]:
     """Pairs of ranks bound to one GPU, by host and UUID: device numbers mean nothing across ranks."""
     first: dict[tuple[str, str], Rank] = {}
@@ -356,15 +280,3 @@ def locality_warnings(host_ids: Sequence[str], shared_sizes: Sequence[int | None
         for number, (host_id, size) in enumerate(zip(host_ids, shared_sizes, strict=True))
         if size is not None and host_ids.index(host_id) == number and host_ids.count(host_id) != size
     ]
-
-
-def _device_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
-    if backend.device.kind == "cpu" or control.size == 1:
-        return control
-    if shared_gpu:
-        from runner.comm.staged import StagedComm
-
-        return StagedComm(control, backend)
-    from runner.comm.nccl import NcclComm
-
-    return NcclComm(control)

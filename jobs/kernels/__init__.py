@@ -27,9 +27,19 @@ CTYPE = {
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid; the other two dimensions hold 65535 only
 
 
-def instance(name: str, *dtypes: np.dtype[Any] | str) -> str:
-    """A template instance's name: ("moments", uint8) -> "moments<unsigned char>"."""
-    return f"{name}<{', '.join(CTYPE[np.dtype(dtype).name] for dtype in dtypes)}>"
+def instance(name: str, *arguments: np.dtype[Any] | str | int) -> str:
+    """A template instance's name: instance("copy", "uint8", 4) -> "copy<unsigned char, 4>"."""
+    words = [
+        str(argument) if isinstance(argument, int) else CTYPE[np.dtype(argument).name]
+        for argument in arguments
+    ]
+    return f"{name}<{', '.join(words)}>"
+
+
+def address(array: Any) -> int:
+    """Where a device array's first element is: vector loads and stores ask for more than its own alignment."""
+    pointer: int = array.data.ptr
+    return pointer
 
 
 def load(file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:

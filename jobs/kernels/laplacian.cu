@@ -1,66 +1,69 @@
 // The 3 x 3 Laplacian: eight neighbours minus eight times the centre.
 //
-// Limited by memory: each element is read once and written once, and 12 operations on it cost
-// nothing beside that (one byte elements excepted, where the four load and store instructions an
-// element limit). So each thread walks down a strip of one column and keeps the sums of the last
-// two rows in registers; the left and right neighbours come out of the L1 cache, where the
-// same warp's centre loads put them. UNROLL rows are loaded before the first of them is used:
-// the reads under way hide the latency. Rows of a padded block begin at any multiple of the
-// itemsize, hence plain loads of one element, which a warp coalesces.
+// Limited by memory: each element is read once and written once, and a dozen operations on it cost
+// nothing beside that. (Elements of one or two bytes are limited by the instructions that load
+// them.) Each thread makes ROWS x COLUMNS results: all loads of a thread are under way at once,
+// which hides their latency, a row is summed once for the three results that use it, and 8 bytes
+// are stored at a time. Neighbours come out of the caches: the L1 along a row, the L2 for the two
+// rows that a tile shares with the next. Rows of a padded block begin at any multiple of the
+// itemsize, hence loads of one element, which a warp coalesces.
 //
 // Order of sums, for CPU and GPU alike: (left + centre) + right along a row, (top + middle) +
 // bottom of these, minus 9 * centre.
 
 #include "common.cuh"
 
-constexpr int UNROLL = 4;
+constexpr int ROWS = 8;
 
 // input: (rows + 2, width + 2 * step), output: (rows, width); step: elements from a pixel to the
-// next in its row, its number of channels. A grid of strips x columns blocks, in that C order;
-// a strip is `strip` rows.
-template <typename T, typename A, typename R>
+// next in its row, its number of channels; STEP: the same where known, else 0. A block of threads
+// makes ROWS rows of blockDim.x * COLUMNS results; `tiles` blocks make a row of blocks. COLUMNS
+// divides width, and output is aligned to COLUMNS results.
+template <typename T, typename A, typename R, int COLUMNS, int STEP>
 __global__ void laplacian(const T* __restrict__ input, R* __restrict__ output, long long rows, long long width,
-                          long long step, long long strip, long long columns) {
-    const long long x = blockIdx.x % columns * blockDim.x + threadIdx.x;
+                          long long step, long long tiles) {
+    if (STEP) step = STEP;
+    const long long x = (blockIdx.x % tiles * blockDim.x + threadIdx.x) * COLUMNS;
+    const long long y = blockIdx.x / tiles * ROWS;
     if (x >= width) return;
-    const long long first = blockIdx.x / columns * strip;
-    const long long last = first + strip < rows ? first + strip : rows;
     const long long pitch = width + 2 * step;
+    input += y * pitch + x;
+    output += y * width + x;
 
-    const T* left = input + first * pitch + x;
-    R* target = output + first * width + x;
-    auto row = [&](const T* at, A& centre) {
-        centre = widen<A>(at[step]);
-        return (widen<A>(at[0]) + centre) + widen<A>(at[2 * step]);
-    };
-    A unused, middle_centre;
-    A top = row(left, unused);
-    A middle = row(left + pitch, middle_centre);
-    left += 2 * pitch;
-
-    long long y = first;
-    for (; y + UNROLL <= last; y += UNROLL) {
-        A sum[UNROLL], centre[UNROLL];
+    A across[ROWS + 2][COLUMNS], centre[ROWS + 2][COLUMNS];
 #pragma unroll
-        for (int k = 0; k < UNROLL; ++k) sum[k] = row(left + k * pitch, centre[k]);
+    for (int i = 0; i < ROWS + 2; ++i) {
+        const T* row = input + (y + i < rows + 2 ? i : rows + 1 - y) * pitch;
+        if constexpr (STEP > 0) {
+            A element[COLUMNS + 2 * STEP];
 #pragma unroll
-        for (int k = 0; k < UNROLL; ++k) {
-            __stcs(target + k * width, convert<R>(((top + middle) + sum[k]) - 9 * middle_centre));
-            top = middle;
-            middle = sum[k];
-            middle_centre = centre[k];
+            for (int j = 0; j < COLUMNS + 2 * STEP; ++j) element[j] = widen<A>(row[j]);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                centre[i][j] = element[j + STEP];
+                across[i][j] = (element[j] + centre[i][j]) + element[j + 2 * STEP];
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                centre[i][j] = widen<A>(row[j + step]);
+                across[i][j] = (widen<A>(row[j]) + centre[i][j]) + widen<A>(row[j + 2 * step]);
+            }
         }
-        left += UNROLL * pitch;
-        target += UNROLL * width;
     }
-    for (; y < last; ++y) {
-        A centre;
-        const A sum = row(left, centre);
-        __stcs(target, convert<R>(((top + middle) + sum) - 9 * middle_centre));
-        top = middle;
-        middle = sum;
-        middle_centre = centre;
-        left += pitch;
-        target += width;
+
+    struct alignas(COLUMNS * sizeof(R)) Results {
+        R value[COLUMNS];
+    };
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        if (y + i >= rows) return;
+        Results results;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            const A sum = (across[i][j] + across[i + 1][j]) + across[i + 2][j];
+            results.value[j] = convert<R>(sum - 9 * centre[i + 1][j]);
+        }
+        *reinterpret_cast<Results*>(output + i * width) = results;
     }
 }

@@ -27,6 +27,7 @@ LAYERS = (
     ("declare", "ending"),
     ("exchange", "here", "storage"),
     ("world",),
+    ("device",),
     ("timing",),
     ("comm.mpi", "comm.nccl", "comm.simulated", "comm.staged"),
     ("backend.cpu", "backend.cuda"),

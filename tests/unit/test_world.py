@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner import launcher, world
+from runner import device, launcher, world
 from runner.backend import Backend, Device
 from runner.backend.cpu import CpuBackend
 from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.staged import StagedComm
+from runner.device import choose_gpu
 from runner.errors import MeshrunError, RunError, UserError
 from runner.world import (
     Rank,
     World,
-    choose_gpu,
     clash_error,
     clashes,
     find_ranks,
@@ -331,7 +331,7 @@ def test_gpus_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hosts(monkeypatch, "a", "a", "b", "b")
     fake_gpus(monkeypatch, ["AB", "AB", "CD", "CD"])
     nccl: list[int] = []
-    monkeypatch.setattr(world, "_device_arrays", lambda control, *_, **__: nccl.append(control.rank))
+    monkeypatch.setattr(world, "device_arrays", lambda control, *_, **__: nccl.append(control.rank))
     worlds = open_worlds(4)
     assert [rank.device.uuid for rank in worlds[0].ranks] == ["A", "B", "C", "D"]
     assert [rank.device.index for rank in worlds[0].ranks] == [0, 1, 0, 1]
@@ -341,7 +341,7 @@ def test_gpus_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_bound_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hosts(monkeypatch, "a", "a")
     fake_gpus(monkeypatch, ["A", "B"])
-    monkeypatch.setattr(world, "_device_arrays", lambda control, *_, **__: control)
+    monkeypatch.setattr(world, "device_arrays", lambda control, *_, **__: control)
     assert [(r.device.index, r.device.uuid) for r in open_worlds(2)[0].ranks] == [(0, "A"), (0, "B")]
 
 
@@ -395,7 +395,7 @@ def test_more_ranks_than_gpus_fails_every_rank(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_rank_sees_a_gpu() -> None:
-    assert isinstance(world.bind(SimulatedComm(), [0], 0, 1, oversubscribe=False), CpuBackend)
+    assert isinstance(device.bind(SimulatedComm(), [0], 0, 1, oversubscribe=False), CpuBackend)
 
 
 def fake_modules(
@@ -418,12 +418,12 @@ def test_a_rank_without_a_gpu_among_ranks_with(monkeypatch: pytest.MonkeyPatch) 
     fake_modules(monkeypatch)
     blind = FakeControl(1)
     with pytest.raises(UserError, match=r"this rank sees no GPU, rank 2 does.*--device cpu"):
-        world.bind(blind, [1, 0, 2], 0, 1, oversubscribe=False)
+        device.bind(blind, [1, 0, 2], 0, 1, oversubscribe=False)
 
 
 def test_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_modules(monkeypatch)
-    bound = world.bind(FakeControl(2), [2, 2, 2], 1, 2, oversubscribe=False)
+    bound = device.bind(FakeControl(2), [2, 2, 2], 1, 2, oversubscribe=False)
     assert bound.device.uuid == "GPU1"
 
 
@@ -433,18 +433,18 @@ def test_several_ranks_need_nccl_before_anything_is_allocated(monkeypatch: pytes
 
     fake_modules(monkeypatch, nccl=missing)
     with pytest.raises(UserError, match="no libnccl"):
-        world.bind(FakeControl(0), [2, 2, 2], 0, 2, oversubscribe=False)
-    world.bind(SimulatedComm(), [2], 0, 1, oversubscribe=False)  # one rank does not
-    world.bind(FakeControl(0), [1, 1, 1], 0, 3, oversubscribe=True)
+        device.bind(FakeControl(0), [2, 2, 2], 0, 2, oversubscribe=False)
+    device.bind(SimulatedComm(), [2], 0, 1, oversubscribe=False)  # one rank does not
+    device.bind(FakeControl(0), [1, 1, 1], 0, 3, oversubscribe=True)
 
 
 def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_modules(monkeypatch, count=3)
-    assert [world.visible_gpus(choice) for choice in ("auto", "cuda", "cpu")] == [3, 3, 0]
+    assert [device.visible_gpus(choice) for choice in ("auto", "cuda", "cpu")] == [3, 3, 0]
     fake_modules(monkeypatch, count=0)
-    assert world.visible_gpus("auto") == 0
+    assert device.visible_gpus("auto") == 0
     with pytest.raises(UserError, match="CUDA finds no GPU"):
-        world.visible_gpus("cuda")
+        device.visible_gpus("cuda")
 
 
 @pytest.mark.parametrize("words", ["No module named 'cupy'\nmore", ""])
@@ -461,12 +461,12 @@ def test_without_cupy(
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr("runner.backend.cuda", raising=False)
     with pytest.raises(UserError, match=r"CuPy cannot be imported.*pip install 'meshrun\[cuda12\]'"):
-        world.visible_gpus("cuda")
+        device.visible_gpus("cuda")
     monkeypatch.setattr(os.path, "exists", lambda path: False)
-    assert world.visible_gpus("auto") == 0
+    assert device.visible_gpus("auto") == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0")
-    assert world.visible_gpus("auto") == 0
+    assert device.visible_gpus("auto") == 0
     assert "a GPU is here, but CuPy is not" in capsys.readouterr().err
 
 

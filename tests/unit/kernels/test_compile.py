@@ -35,7 +35,10 @@ def instances(file: str) -> Iterator[str]:
     for source in map(np.dtype, SUPPORTED):
         results = [source, *map(np.dtype, RESULTS)]
         if file == "laplacian.cu":
-            yield from (laplacian.instance(source, result) for result in results)
+            columns = laplacian.COLUMNS[source.itemsize]
+            yield from (laplacian.instance(source, result, columns, 1) for result in results)
+            for few, channels in product((1, columns), (0, *laplacian.CHANNELS)):
+                yield laplacian.instance(source, source, few, channels)
         elif file == "grayscale.cu":
             yield grayscale.instance(source)
         elif file == "convolve.cu":

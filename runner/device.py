@@ -1,0 +1,95 @@
+"""Which device a rank computes on, and how arrays of that device reach the other ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from runner.backend import Backend
+from runner.comm import Arrays, Control
+from runner.errors import UserError, first_line
+
+
+def visible_gpus(choice: str) -> int:
+    """How many GPUs this process may use: none with "cpu"; with "cuda", having none is an error."""
+    if choice == "cpu":
+        return 0
+    try:
+        from runner.backend import cuda
+    except ImportError as reason:
+        return _without_cupy(reason, required=choice == "cuda")
+    visible = cuda.count()
+    if choice == "cuda" and not visible:
+        raise UserError(
+            "--device cuda, but CUDA finds no GPU",
+            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or --device cpu",
+        )
+    return visible
+
+
+def _without_cupy(reason: ImportError, required: bool) -> int:
+    hint = "pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13"
+    words = first_line(reason)
+    if required:
+        raise UserError("--device cuda, but CuPy cannot be imported", got=words, hint=hint) from reason
+    if os.path.exists("/dev/nvidia0"):
+        print(
+            f"meshrun: a GPU is here, but CuPy is not ({words}): the CPU is used. {hint}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def bind(
+    control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool
+) -> Backend:
+    """This rank's back end, when rank i sees visible[i] GPUs; on CPUs only when none sees any."""
+    if not any(visible):
+        from runner.backend.cpu import CpuBackend
+
+        return CpuBackend()
+    mine = visible[control.rank]
+    if mine == 0:
+        raise UserError(
+            f"this rank sees no GPU, rank {visible.index(max(visible))} does",
+            hint="CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or --device cpu for all",
+        )
+    if control.size > 1 and not oversubscribe:
+        from runner.comm import nccl
+
+        nccl.load()
+    index = choose_gpu(mine, local, local_size, oversubscribe)
+    from runner.backend.cuda import CudaBackend
+
+    return CudaBackend(index)
+
+
+def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -> int:
+    """The device index for local rank `local` of `local_size` when `visible` GPUs are seen.
+
+    All GPUs visible: by local rank. One visible: the launcher bound it (--gpus-per-task), it is
+    device 0. Anything between cannot be told apart from a mistake.
+    """
+    if visible == 1 or visible >= local_size:
+        return 0 if visible == 1 else local
+    if oversubscribe:
+        return local % visible
+    raise UserError(
+        "more ranks than GPUs on this host",
+        got=f"{local_size} ranks, {visible} GPUs visible",
+        expected="a GPU for each rank",
+        hint=f"-n {visible}, or --oversubscribe to share",
+    )
+
+
+def device_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
+    if backend.device.kind == "cpu" or control.size == 1:
+        return control
+    if shared_gpu:
+        from runner.comm.staged import StagedComm
+
+        return StagedComm(control, backend)
+    from runner.comm.nccl import NcclComm
+
+    return NcclComm(control)
