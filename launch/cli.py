@@ -164,7 +164,12 @@ def terminal_columns() -> int | None:
     return os.get_terminal_size(2).columns if sys.stderr.isatty() else None
 
 
-@command.group(cls=Jobs, subcommand_metavar="JOB INPUT [OUTPUT] [OPTIONS]", options_metavar="")
+@command.group(
+    cls=Jobs,
+    subcommand_metavar="JOB INPUT [OUTPUT] [OPTIONS]",
+    options_metavar="",
+    no_args_is_help=False,
+)
 def run() -> None:
     """Run a job on a file.
 

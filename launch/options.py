@@ -71,14 +71,10 @@ class JobCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # click would take INPUT for the value in `--verify INPUT OUTPUT`.
-        following = [*args[1:], ""]
-        return super().parse_args(
-            ctx,
-            [
-                "--verify=sample" if word == "--verify" and after not in VERIFY else word
-                for word, after in zip(args, following, strict=True)
-            ],
-        )
+        pairs = zip(args, [*args, ""][1:], strict=True)
+        alone = [word == "--verify" and after not in VERIFY for word, after in pairs]
+        words = ["--verify=sample" if lone else word for word, lone in zip(args, alone, strict=True)]
+        return super().parse_args(ctx, words)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [row.get_help_record(ctx) for row in self.get_params(ctx) if isinstance(row, click.Option)]
@@ -94,10 +90,12 @@ def job_option(parameter: Parameter) -> click.Option:
     flag = "--" + parameter.name.replace("_", "-")
     if parameter.type is bool:
         flag += "/--no-" + flag[2:]
+    # For click even None is a default, which a required option must not have.
+    default = {} if parameter.required else {"default": parameter.default}
     return click.Option(
         [flag, parameter.name],
+        **default,
         type=_click_type(parameter.type),
-        default=parameter.default,
         required=parameter.required,
         show_default=parameter.default is not None,
         help=parameter.help,

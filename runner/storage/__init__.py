@@ -127,7 +127,10 @@ def check_output(path: Path) -> None:
 
 def commit(sink: Sink) -> None:
     """Give the finished file its final name."""
-    os.replace(sink.partial, sink.path)
+    try:
+        os.replace(sink.partial, sink.path)
+    except OSError as reason:
+        raise write_error(sink.path, reason) from reason
 
 
 def write_error(path: Path, reason: OSError, needed: int | None = None) -> RunError:

@@ -34,9 +34,11 @@ thus causing the job to be terminated. The first process to do so was:
 {RULER}"""
 OPEN_MPI_4_KILLED = f"""{RULER}Primary job  terminated normally, but 1 process returned
 a non-zero exit code. Per user-direction, the job has been aborted.
-{RULER}{RULER}mpirun noticed that process rank 1 with PID 0 on node v exited on signal 11 (Segmentation fault).
+{RULER}{RULER}mpirun \
+noticed that process rank 1 with PID 0 on node v exited on signal 11 (Segmentation fault).
 {RULER}"""
-OPEN_MPI_4_STATUS = f"""{RULER}mpirun detected that one or more processes exited with non-zero status, thus causing
+OPEN_MPI_4_STATUS = f"""{RULER}mpirun \
+detected that one or more processes exited with non-zero status, thus causing
 the job to be terminated. The first process to do so was:
 
   Process name: [[30518,1],1]

@@ -1,0 +1,63 @@
+"""Shared memory that dead runs left: whose it is, and whether someone still uses it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import shm, watch
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+def segment(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    return path
+
+
+def test_only_mpis_segments_count(folder: Path) -> None:
+    known = {
+        segment(folder, name) for name in ("mpich_shm_1_0", "sm_segment.n1.0.1.0", "vader_segment.n1.0.1.0")
+    }
+    segment(folder, "nccl-abc")
+    assert shm.segments(folder) == known
+
+
+def test_a_missing_folder_has_none(folder: Path) -> None:
+    assert shm.segments(folder / "nosuch") == set()
+
+
+def test_new_and_unused_segments_go(folder: Path) -> None:
+    old = segment(folder, "mpich_shm_old")
+    before = shm.segments(folder)
+    new = segment(folder, "mpich_shm_new")
+    used = segment(folder, "mpich_shm_used")
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        shm.remove_orphans(before, folder)
+    assert old.exists()
+    assert used.exists()
+    assert not new.exists()
+
+
+def test_a_processs_mark_is_matched_whole(tmp_path: Path) -> None:
+    def process(pid: int, environment: bytes) -> None:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(environment)
+
+    process(10, b"A=1\0MESHRUN_RUN=/tmp/meshrun-a\0B=2\0")
+    process(11, b"MESHRUN_RUN=/tmp/meshrun-abc\0")
+    process(12, b"OLD_MESHRUN_RUN=/tmp/meshrun-a\0")
+    process(os.getpid(), b"MESHRUN_RUN=/tmp/meshrun-a\0")
+    (tmp_path / "13").mkdir()
+    (tmp_path / "self").mkdir()
+    assert watch.strays("/tmp/meshrun-a", tmp_path) == [10]

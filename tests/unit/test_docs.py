@@ -1,0 +1,55 @@
+"""The commands that the documentation shows are run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_examples_define_what_they_show(page: Path) -> None:
+    for number, code in enumerate(blocks(page, "python")):
+        compiled = compile(code, f"{page.name}[{number}]", "exec")
+        exec(compiled, {"runner": pytest.importorskip("runner")})
+
+
+def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
+    if shutil.which("mpiexec") is None and not Path(sys.executable).with_name("mpiexec").exists():
+        pytest.skip("no mpiexec: the README's commands start several ranks")
+    (example,) = blocks(ROOT / "README.md", "python")
+    (tmp_path / "edges.py").write_text(example)
+    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    commands = [
+        line.removeprefix("$ ")
+        for block in blocks(ROOT / "README.md", "console")
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
+    assert len(commands) > 3
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "meshrun"
+        words[0] = str(Path(sys.executable).with_name("meshrun"))
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert {path.name for path in tmp_path.iterdir()} >= {"edges.npy", "blurred.png", "log.npy"}
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
