@@ -140,7 +140,7 @@ class Intervals:
         """Exact operands: their remainder. Else the whole range of remainders, 0 to b."""
         known = (a.low == a.high) & (b.low == b.high)
         remainder = np.remainder(a.value, b.value)
-        span = np.where((b.low <= 0) & (b.high >= 0), np.inf, 0.0)
+        span = np.where((b.low <= 0) & (b.high >= 0) | np.isinf(a.low) | np.isinf(a.high), np.inf, 0.0)
         low, high = np.minimum(b.low, 0.0) - span, np.maximum(b.high, 0.0) + span
         return np.where(known, remainder, low), np.where(known, remainder, high)
 
@@ -148,7 +148,9 @@ class Intervals:
         known = (a.low == a.high) & (b.low == b.high)
         quotient = np.floor_divide(a.value, b.value)
         low, high = self._widen(*self._divide(a, b), 1)
-        return np.where(known, quotient, np.floor(low)), np.where(known, quotient, np.floor(high))
+        span = np.where(np.isinf(a.low) | np.isinf(a.high), np.inf, 0.0)  # inf // b is NaN
+        low, high = np.floor(low) - span, np.floor(high) + span
+        return np.where(known, quotient, low), np.where(known, quotient, high)
 
 
 _INEXACT = (RISING | {"sin", "cos", "tan", "cosh", "arccos", "power"}) - {"sqrt"}
@@ -168,11 +170,12 @@ def _corners(name: str, operands: tuple[Bound, ...]) -> tuple[Array, Array]:
 
 
 def _slope_one(value: Array, a: Bound) -> tuple[Array, Array]:
-    """sin and cos move by no more than their argument, and stay within 1."""
+    """sin and cos move by no more than their argument and stay within 1; of infinity they are NaN."""
     reach = np.maximum(a.high - a.value, a.value - a.low)
+    limit = np.where(np.isinf(reach), np.inf, 1.0)
     exact = a.low == a.high
-    low = np.where(exact, value, np.maximum(value - reach, -1.0))
-    return low, np.where(exact, value, np.minimum(value + reach, 1.0))
+    low = np.where(exact, value, np.maximum(value - reach, -limit))
+    return low, np.where(exact, value, np.minimum(value + reach, limit))
 
 
 def _settle(value: Array, low: Array, high: Array, operands: tuple[Bound, ...]) -> Bound:

@@ -130,16 +130,19 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
 def _unexplained(outcome: Outcome, recorded: bool, debug: bool) -> str:
     from runner.errors import RunError
 
-    if outcome.noise and not debug:
-        sys.stderr.write(outcome.noise)
-    left = [end for end in noise.process_ends(outcome.noise) if end.status]
+    left = next(iter(noise.process_ends(outcome.noise)), None)
+    if left is None:
+        what = "the run did not end well, and no rank said why"
+        if not debug:
+            sys.stderr.write(outcome.noise)
+    else:
+        where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
+        what = f"{where} ended before its time" + (f", exit status {left.status}" if left.status else "")
     failure = RunError(
-        f"[rank {left[0].rank}] ended with exit status {left[0].status}"
-        if left
-        else "the run did not end well, and no rank said why",
+        what,
         got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
         expected="exit status 0, and a record that rank 0 writes as its last act",
-        hint="what stands above, and --debug",
+        hint="--debug for the launcher's own words",
     )
     return str(failure)
 

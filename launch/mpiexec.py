@@ -26,8 +26,10 @@ VENDORS: tuple[tuple[str, Vendor], ...] = (
     ("HYDRA", "MPICH"),
 )
 # What a batch system or an operator says of other hosts: a launcher that heard it would go there.
-ELSEWHERE = ("SLURM", "PBS_", "LSB_", "PE_HOSTFILE", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "HYDRA_HOST_FILE")
+ELSEWHERE = ("SLURM", "PBS_", "LSB_", "PE_HOSTFILE", "PMI_", "PMI2_", "PMIX_", "HYDRA_HOST_FILE")
+SETTINGS = "PMIX_MCA_"  # the user's, all the same
 HOSTFILE = "_default_hostfile"
+SHORT = 24  # characters; launchers add up to 70 of their own
 RUN_MARK = "MESHRUN_RUN"  # in the environment of every process of a run: how strays are found
 
 
@@ -59,7 +61,8 @@ class Launcher:
         environment = {
             name: value
             for name, value in base.items()
-            if not name.startswith(ELSEWHERE) and not name.endswith(HOSTFILE)
+            if name.startswith(SETTINGS) or not name.startswith(ELSEWHERE)
+            if not name.endswith(HOSTFILE)
         }
         defaults: dict[str, str] = {}
         if self.vendor == "Open MPI":
@@ -127,8 +130,8 @@ def _version(path: Path) -> str:
 
 
 def socket_folder() -> Path:
-    """A new private folder with a path as short as this machine allows."""
+    """A new private folder with a short path: with the temporary files, or in /tmp if that path is long."""
     home = tempfile.gettempdir()
-    if len(home) > len("/tmp") and os.access("/tmp", os.W_OK | os.X_OK):
+    if len(home) > SHORT and os.access("/tmp", os.W_OK | os.X_OK):
         home = "/tmp"
     return Path(tempfile.mkdtemp(prefix="mr", dir=home))

@@ -39,6 +39,7 @@ ENDS = (
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) "
         r"exited on signal (?P<signal>\d+)"
     ),
+    re.compile(r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exiting improperly"),
     re.compile(r"Process name: \[\S+,(?P<rank>\d+)\] Exit code: (?P<status>\d+)"),
     # Intel MPI
     re.compile(

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -83,7 +81,9 @@ class Ending:
 
     def _claim(self, nonce: str, sentence: str) -> bool:
         # Without a run directory: once a host, by a file that only the first can make.
-        folder = Path(tempfile.gettempdir())
+        from tempfile import gettempdir
+
+        folder = Path(gettempdir())
         try:
             return claim(folder / f"meshrun-{nonce}-failure.json", {"sentence": sentence})
         except OSError:
@@ -148,19 +148,19 @@ def on_termination(action: Callable[[], None]) -> None:
     """Call `action` and end when a launcher or a person ends this process.
 
     A Python signal handler waits for the interpreter, which may sit in an MPI call for ever; a
-    thread that reads the signal's number from the wake-up socket does not.
+    thread that reads the signal's number from the wake-up pipe does not.
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
 
-    def wait(_keeps_open: socket.socket) -> None:
-        number = reader.recv(1)[0]
+    def wait() -> None:
+        number = os.read(reader, 1)[0]
         action()
         os._exit(128 + number)
 
-    threading.Thread(target=wait, args=[writer], name="termination", daemon=True).start()
+    threading.Thread(target=wait, name="termination", daemon=True).start()

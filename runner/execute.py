@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from runner.backend.cpu import CpuBackend
-from runner.check import verify, verify_result
 from runner.declare import Job
 from runner.ending import Ending, Guard
 from runner.errors import UserError
@@ -171,6 +170,8 @@ def _map(run: Run) -> Record:
     store.finish()
     proof = None
     if options.verify != "off":
+        from runner.check import verify
+
         with run.phases("verify"):
             proof = verify(world, work, source, sink, options.verify)
     world.once(lambda: commit(sink))
@@ -219,6 +220,8 @@ def _result(run: Run) -> Record:
     value = _call(run)
     proof = None
     if options.verify != "off":
+        from runner.check import verify_result
+
         with run.phases("verify"):
             proof = verify_result(run.world, run.job, run.parameters, run.source.path, value)
     result = value if isinstance(value, dict) else {"result": value}

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,8 @@ class RunDirectory:
 
     @classmethod
     def create(cls) -> RunDirectory:
+        import tempfile
+
         return cls(Path(tempfile.mkdtemp(prefix="meshrun-")))
 
     def register(self, rank: int, host: str, pid: int) -> None:
@@ -63,7 +63,7 @@ class RunDirectory:
 
 def claim(path: Path, content: dict[str, Any]) -> bool:
     """Create `path` with `content` in one step; False when it is there already."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}")
     try:
         temporary.write_text(json.dumps({"time": time.time(), **content}))
         os.link(temporary, path)

@@ -109,7 +109,7 @@ class Work:
                 f"job {name} returned a block of the wrong shape",
                 got=result.shape,
                 expected=f"{leading} first: the block without its halo",
-                hint=f"halo=({self.job.halo}, {self.job.halo}): one number adds a halo to every axis, channels too"
+                hint=f"halo=({self.job.halo}, {self.job.halo}): one number is for every axis, channels too"
                 if isinstance(self.job.halo, int) and self.job.halo and len(self.shape) > 2
                 else "out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant",
             )

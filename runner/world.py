@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +153,7 @@ def open_world(
     clash = clashes(ranks)
     if clash and not oversubscribe:
         raise clash_error(clash)
-    nonce = control.broadcast(uuid.uuid4().hex[:12])
+    nonce = control.broadcast(os.urandom(6).hex())
     arrays = device_arrays(control, backend, shared_gpu=bool(clash))
     warnings = locality_warnings(host_ids, [place[3] for place in places])
     return World(control, arrays, backend, ranks, nonce, warnings)
@@ -166,12 +164,12 @@ def lone_world(backend: Backend) -> World:
     control = SimulatedComm()
     host, host_id = identify_host()
     here = Rank(0, host, host_id, 0, os.getpid(), backend.device)
-    return World(control, control, backend, (here,), uuid.uuid4().hex[:12])
+    return World(control, control, backend, (here,), os.urandom(6).hex())
 
 
 def identify_host() -> tuple[str, str]:
     """This host's name, and an identity that two hosts with one name do not share."""
-    name = socket.gethostname()
+    name = os.uname().nodename
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

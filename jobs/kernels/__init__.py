@@ -37,7 +37,7 @@ def instance(name: str, *arguments: np.dtype[Any] | str | int) -> str:
 
 
 def address(array: Any) -> int:
-    """Where a device array's first element is: vector loads and stores ask for more than its own alignment."""
+    """Where a device array's first element is: vector accesses ask for more than an element's alignment."""
     pointer: int = array.data.ptr
     return pointer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -65,4 +65,4 @@ def _processor() -> str:
             names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     except OSError:
         names = []
-    return names[0] if names else platform.machine()
+    return names[0] if names else os.uname().machine

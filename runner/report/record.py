@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,7 +71,7 @@ def phase_table(world: World, phases: Phases, limits: dict[str, tuple[float, str
 
 def versions(world: World) -> dict[str, str]:
     """What the run's figures depend on."""
-    found = {"python": platform.python_version(), "numpy": np.__version__, "transport": world.arrays.label}
+    found = {"python": sys.version.split()[0], "numpy": np.__version__, "transport": world.arrays.label}
     for package in ("meshrun", "mpi4py"):
         try:
             found[package] = version(package)

@@ -7,6 +7,7 @@ and no changed old one.
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from runner.errors import RunError, UserError
 from runner.partition import Region, Shape
 
 HostArray = np.ndarray[Any, Any]
+# The module of each suffix, imported when the first such file is met.
+FORMATS = {".npy": "npy", **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"), "image")}
 
 
 class Source(Protocol):
@@ -151,15 +154,12 @@ def write_error(path: Path, reason: OSError, needed: int | None = None) -> RunEr
 
 
 def _format(path: Path) -> Any:
-    from runner.storage import image, npy
-
-    formats = {suffix: module for module in (npy, image) for suffix in module.SUFFIXES}
-    module = formats.get(path.suffix.lower())
-    if module is None:
+    name = FORMATS.get(path.suffix.lower())
+    if name is None:
         raise UserError(
             f"unknown file format: {path}",
             got=path.suffix or "no suffix",
-            expected=", ".join(formats),
+            expected=", ".join(FORMATS),
             hint="numpy.save for anything else",
         )
-    return module
+    return importlib.import_module(f"runner.storage.{name}")

@@ -54,7 +54,7 @@ def open_source(path: Path) -> NpySource:
             shape, _, stored = read_header(file)
             if any(length < 0 for length in shape):
                 raise ValueError(f"shape {shape}")
-        except (ValueError, KeyError, SyntaxError, tokenize.TokenError) as reason:
+        except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as reason:
             raise UserError(f"{path} is not a .npy file that can be read", got=reason) from reason
         begin = file.tell()
         size = file.seek(0, os.SEEK_END)

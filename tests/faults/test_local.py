@@ -12,8 +12,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,22 @@ def rank_program(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
 
 
 @pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def start(
-    rank_program: Callable[[str], tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank_program: Callable[[str], tuple[str, ...]],
+    tmp_path: Path,
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., int]:
     """Run a rank program's body; afterwards no rank lives and no folder of ours is left."""
 
     def run(body: str, ranks: int = 2, *, debug: bool = False) -> int:
-        temporary = tmp_path / "tmp"
-        temporary.mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(temporary))
         segments = shm.segments()
         program = rank_program(body)
@@ -231,13 +240,14 @@ sys.exit(local.start(2, ["case", sys.argv[1]], program=sys.argv[2:]))
 
 @pytest.fixture
 def door(
-    rank_program: Callable[[str], tuple[str, ...]], tmp_path: Path
+    rank_program: Callable[[str], tuple[str, ...]], tmp_path: Path, temporary: Path
 ) -> Callable[[str], subprocess.Popen[str]]:
     """A process that has started two ranks of a program and waits for them."""
 
     def begin(body: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", DOOR, str(tmp_path), *rank_program(body)]
-        started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: len(pids(tmp_path)) == 2)
         return started
 
@@ -246,7 +256,7 @@ def door(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_command_ends_every_rank(
-    door: Callable[[str], subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+    door: Callable[[str], subprocess.Popen[str]], tmp_path: Path, temporary: Path, number: signal.Signals
 ) -> None:
     started = door(HANG)
     started.send_signal(number)
@@ -254,6 +264,7 @@ def test_a_signal_to_the_command_ends_every_rank(
     assert started.returncode == 128 + number
     assert own_lines(errors) == [f"meshrun: interrupted by {number.name}: every rank has ended"]
     assert not any(map(alive, pids(tmp_path)))
+    assert list(temporary.iterdir()) == []
 
 
 def test_ranks_deaf_to_signals_end_too(door: Callable[[str], subprocess.Popen[str]], tmp_path: Path) -> None:
@@ -287,7 +298,9 @@ def test_a_second_signal_ends_a_launcher_that_hangs(
 def test_ranks_do_not_outlive_a_command_that_is_killed(
     door: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
+    segments = shm.segments()
     started = door(HANG)
     started.kill()
     started.communicate(timeout=DEADLOCK)
     wait_for(lambda: not any(map(alive, pids(tmp_path))))
+    shm.remove_orphans(segments)  # which nobody could do for it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import sys
 import threading
 import types
@@ -103,7 +102,7 @@ def test_a_clash_of_three() -> None:
 
 
 def test_a_host_is_its_name_and_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(nodename="node"))
     identities = []
     for boot in ("b0-1\n", "b0-2\n"):
         monkeypatch.setattr(Path, "read_text", lambda _, boot=boot: boot)
@@ -115,7 +114,7 @@ def test_without_a_boot_id_the_name_must_do(monkeypatch: pytest.MonkeyPatch) -> 
     def missing(_: Path) -> str:
         raise FileNotFoundError
 
-    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(nodename="node"))
     monkeypatch.setattr(Path, "read_text", missing)
     assert world.identify_host() == ("node", "node/")
 

@@ -243,7 +243,7 @@ def test_correct_results_are_within_their_bounds(formula: Formula, dtype: str, s
         allowed = tolerance + limits.eps * np.abs(expected) + limits.smallest_subnormal
         got = out.astype(np.float64)
         close = (np.abs(got - expected) <= allowed) | (expected.astype(result) == out)
-        good = close | np.isinf(allowed) | (np.isnan(got) & np.isnan(expected))
+        good = close | np.isinf(tolerance) | (np.isnan(got) & np.isnan(expected))
     assert good.all(), (x[~good], got[~good], expected[~good], tolerance[~good])
 
 
@@ -284,3 +284,7 @@ def test_bounds_follow_cancellation_poles_and_steps() -> None:
     _, tolerance = elementwise.reference(np.array([3.0, 2.0]), expression="1 / (0.1 * x - 0.3)")
     assert np.isinf(tolerance[0])
     assert tolerance[1] < 1e-4
+    # exp(94) is a float64 but no float32: the sine may be a number or NaN.
+    for text in ("sin(exp(x))", "tan(exp(x))", "exp(x) % 3", "exp(x) // 3", "exp(x) - exp(x)"):
+        _, tolerance = elementwise.reference(np.array([94.0]), expression=text)
+        assert np.isinf(tolerance).all(), text

@@ -55,7 +55,7 @@ def test_a_bad_status_is_not_either_though_there_is_a_record(
 ) -> None:
     run.complete({})
     assert judge(run, outcome(3, LEFT)) == 1
-    assert "[rank 1] ended with exit status 3: got exit status 3" in capsys.readouterr().err
+    assert "[rank 1] ended before its time, exit status 3: got exit status 3" in capsys.readouterr().err
 
 
 def test_a_signal_after_the_record_is_a_warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -118,8 +119,8 @@ def test_root_is_allowed_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_the_user_has_set_stays() -> None:
-    told = environment(OMPI_MCA_btl="self,tcp", NCCL_DEBUG="INFO")
-    assert (told["OMPI_MCA_btl"], told["NCCL_DEBUG"]) == ("self,tcp", "INFO")
+    told = environment(OMPI_MCA_btl="self,tcp", NCCL_DEBUG="INFO", PMIX_MCA_gds="hash")
+    assert (told["OMPI_MCA_btl"], told["NCCL_DEBUG"], told["PMIX_MCA_gds"]) == ("self,tcp", "INFO", "hash")
 
 
 def test_what_names_other_hosts_does_not() -> None:
@@ -127,6 +128,7 @@ def test_what_names_other_hosts_does_not() -> None:
         "SLURM_JOB_ID": "7",
         "SLURMD_NODENAME": "c1",
         "PMIX_RANK": "0",
+        "PMIX_SERVER_URI41": "slurm.pmix.7.0",
         "PMI_RANK": "0",
         "PBS_JOBID": "8",
         "HYDRA_HOST_FILE": "/etc/hosts",
@@ -141,13 +143,20 @@ def test_every_process_of_a_run_bears_its_mark() -> None:
         assert environment(vendor)[mpiexec.RUN_MARK] == "/run"
 
 
-def test_the_socket_folder_is_short_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = tmp_path / ("long" * 30)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    folder = mpiexec.socket_folder()
-    try:
-        assert len(str(folder)) < 20
-        assert folder.stat().st_mode & 0o077 == 0
-    finally:
+@pytest.mark.parametrize("name", ["t", "long" * 30])
+def test_the_socket_folder_has_a_short_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as base:
+        home = Path(base) / name
+        home.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(home))
+        folder = mpiexec.socket_folder()
         folder.rmdir()
+    assert len(str(folder)) <= mpiexec.SHORT + len("/mrxxxxxxxx")
+    assert folder.is_relative_to(home) is (name == "t")
+    assert folder.name.startswith("mr")
+
+
+def test_the_socket_folder_is_private() -> None:
+    folder = mpiexec.socket_folder()
+    assert folder.stat().st_mode & 0o077 == 0
+    folder.rmdir()

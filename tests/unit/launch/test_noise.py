@@ -32,6 +32,30 @@ thus causing the job to be terminated. The first process to do so was:
    Process name: [prterun-vm-6461@1,2]
    Exit code:    3
 {RULER}"""
+OPEN_MPI_5_LEFT = f"""{RULER}prterun has exited due to process rank 1 with PID 28154 on node vm exiting
+improperly. There are three reasons this could occur:
+
+1. this process did not call "init" before exiting, but others in the
+job did. This can cause a job to hang indefinitely while it waits for
+all processes to call "init". By rule, if one process calls "init",
+then ALL processes must call "init" prior to termination.
+
+2. this process called "init", but exited without calling "finalize".
+By rule, all processes that call "init" MUST call "finalize" prior to
+exiting or it will be considered an "abnormal termination"
+
+3. this process called "MPI_Abort" or "prte_abort" and the mca
+parameter prte_create_session_dirs is set to false. In this case, the
+run-time cannot detect that the abort call was an abnormal
+termination. Hence, the only error message you will receive is this
+one.
+
+This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+
+You can avoid this message by specifying -quiet on the prterun command
+line.
+{RULER}"""
 OPEN_MPI_4_KILLED = f"""{RULER}Primary job  terminated normally, but 1 process returned
 a non-zero exit code. Per user-direction, the job has been aborted.
 {RULER}{RULER}mpirun \
@@ -143,6 +167,7 @@ def test_the_zero_byte_after_a_banner_is_dropped() -> None:
         (OPEN_MPI_5_KILLED, ProcessEnd(1, 6410, "vm", signal=9)),
         (OPEN_MPI_4_KILLED, ProcessEnd(1, 0, "v", signal=11)),
         (OPEN_MPI_5_STATUS, ProcessEnd(2, status=3)),
+        (OPEN_MPI_5_LEFT, ProcessEnd(1, 28154, "vm")),
         (OPEN_MPI_4_STATUS, ProcessEnd(1, status=3)),
         (MPICH_KILLED, ProcessEnd(None, 6569, "vm", signal=9, maybe_by_launcher=True)),
         (MPICH_CRASHED, ProcessEnd(None, 6569, "vm", signal=11)),
