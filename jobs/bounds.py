@@ -9,7 +9,9 @@ is allowed (the interval from -inf to inf).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -157,16 +159,12 @@ _INEXACT = (RISING | {"sin", "cos", "tan", "cosh", "arccos", "power"}) - {"sqrt"
 
 
 def _corners(name: str, operands: tuple[Bound, ...]) -> tuple[Array, Array]:
-    function = getattr(np, name)
-    ends = [function(operands[0].low), function(operands[0].high)] if len(operands) == 1 else []
-    if len(operands) == 2:
-        a, b = operands
-        ends = [function(p, q) for p in (a.low, a.high) for q in (b.low, b.high)]
-    ends = [np.asarray(end, np.float64) for end in ends]
-    low, high = ends[0], ends[0]
-    for end in ends[1:]:
-        low, high = np.minimum(low, end), np.maximum(high, end)  # NaN stays, for _settle
-    return low, high
+    """Least and greatest of the results at the ends; anything, where some of these have no value."""
+    ends = [(operand.low, operand.high) for operand in operands]
+    results = [np.asarray(getattr(np, name)(*corner), np.float64) for corner in product(*ends)]
+    low, high = functools.reduce(np.fmin, results), functools.reduce(np.fmax, results)
+    some = functools.reduce(np.logical_or, map(np.isnan, results)) & ~np.isnan(low)
+    return np.where(some, -np.inf, low), np.where(some, np.inf, high)
 
 
 def _slope_one(value: Array, a: Bound) -> tuple[Array, Array]:

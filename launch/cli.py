@@ -136,7 +136,7 @@ def command(ctx: click.Context, ranks: int | None, run_dir: str | None, columns:
     """Run array work over many GPUs and nodes, and prove that the result is right.
 
     \b
-    meshrun -n 4 run laplacian in.npy out.npy         4 ranks on this machine
+    meshrun -n 4 run laplacian in.npy out.npy          4 ranks on this machine
     mpirun -n 32 meshrun run laplacian in.npy out.npy  a cluster; likewise srun
     meshrun run laplacian --help                       what a job does and takes
     """

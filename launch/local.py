@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PROGRAM = (sys.executable, str(Path(__file__).with_name("__main__.py")))
 
 MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
+# Clear the line, show the cursor: a rank that was ended could not.
+AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
+
 # What most often sends a rank this signal, and what to do.
 HINTS: dict[int, str] = {
     signal.SIGKILL: MEMORY,
@@ -65,6 +68,8 @@ def start(
             [*launcher.command(ranks), *program, *ours, *words],
             launcher.environment(ranks, run.path, sockets, os.environ),
         )
+        if columns is not None and outcome.status:
+            sys.stderr.write(AFTER_PROGRESS_BAR)
         return judge(run, outcome, debug)
     finally:
         shm.remove_orphans(segments)
@@ -74,7 +79,7 @@ def start(
 
 def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
     """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run."""
-    from runner.ending import tell
+    from runner.errors import tell
 
     failure, record = run.failure(), run.record()
     if debug and outcome.noise:

@@ -20,8 +20,7 @@ VERIFY = ("off", "sample", "full")
 
 def job_command(name: str) -> click.Command:
     """The command `meshrun run NAME`; raises UserError when there is no such job, or it cannot be loaded."""
-    from runner.ending import describe
-    from runner.errors import UserError
+    from runner.errors import UserError, describe
     from runner.find import find
 
     try:

@@ -71,7 +71,7 @@ def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -
 
     With a run directory it is the first rank to claim the failure that tells, else rank 0.
     """
-    from runner.ending import tell
+    from runner.errors import tell
     from runner.launcher import announced
     from runner.verdict import RunDirectory
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from runner.errors import MeshrunError
+from runner.errors import MeshrunError, describe, tell
 from runner.verdict import RunDirectory, claim
 from runner.world import World
 
@@ -124,24 +123,6 @@ class Guard:
         if alone:
             raise SystemExit(status)
         self.world.control.abort(status)  # MPI does not return from it; simulated ranks do
-
-
-def tell(sentence: str) -> None:
-    """One sentence on stderr, in one write so that ranks do not mix."""
-    sys.stderr.write(f"meshrun: {sentence}\n")
-    sys.stderr.flush()
-
-
-def describe(failure: BaseException) -> str:
-    """An error as a sentence; for one raised in a user's function, with its file and line."""
-    if isinstance(failure, MeshrunError):
-        return str(failure)
-    if isinstance(failure, MemoryError):
-        return f"out of memory: {failure or 'an allocation failed'}. Try: more ranks, or a smaller array"
-    frames = traceback.extract_tb(failure.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    words = str(failure).strip()
-    return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
 
 
 def on_termination(action: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
-"""The two errors a user meets, and how they read: what, got, expected, try."""
+"""The two errors a user meets, how they read (what, got, expected, try), and how they are told."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -62,3 +63,23 @@ class RunError(MeshrunError):
 def first_line(reason: Exception) -> str:
     """What a library's error says, without the lines that follow."""
     return (str(reason).strip() or type(reason).__name__).splitlines()[0]
+
+
+def tell(sentence: str) -> None:
+    """One sentence on stderr, in one write so that ranks do not mix."""
+    sys.stderr.write(f"meshrun: {sentence}\n")
+    sys.stderr.flush()
+
+
+def describe(failure: BaseException) -> str:
+    """An error as a sentence; for one raised in a user's function, with its file and line."""
+    if isinstance(failure, MeshrunError):
+        return str(failure)
+    if isinstance(failure, MemoryError):
+        return f"out of memory: {failure or 'an allocation failed'}. Try: more ranks, or a smaller array"
+    trace = failure.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
+    words = str(failure).strip()
+    return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"

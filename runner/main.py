@@ -10,8 +10,8 @@ from typing import Any
 
 from runner import launcher
 from runner.declare import Job
-from runner.ending import GRACE, Ending, Guard, on_termination, tell
-from runner.errors import MeshrunError
+from runner.ending import GRACE, Ending, Guard, on_termination
+from runner.errors import MeshrunError, tell
 from runner.execute import Options, execute
 from runner.report import record as records
 from runner.report.progress import Progress

@@ -117,9 +117,12 @@ def main(
         if world.size == 1 and world.backend.device.kind == "cpu":
             failures += _check_simulated()
         world.close()
+    if failures:
+        failure = RunError(f"selftest: {failures} check(s) failed", everywhere=True)
+        return ending.fail_together(failure, world.rank)
     if world.rank == 0 and ending.directory is not None:
-        ending.directory.complete({"job": "selftest", "ranks": world.size, "failures": failures})
-    return 1 if failures else 0
+        ending.directory.complete({"job": "selftest", "ranks": world.size})
+    return 0
 
 
 def _check_ranks(world: World, device: DeviceChoice) -> int:

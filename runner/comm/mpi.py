@@ -86,6 +86,7 @@ class MpiComm:
 
     def abort(self, status: int) -> None:
         self._mpi.COMM_WORLD.Abort(status)
+        os._exit(status)  # MPICH's Abort has been seen to return
 
     def close(self) -> None:
         self._comm.Free()

@@ -109,7 +109,7 @@ def test_a_reduction_takes_device_arrays(tmp_path: Path) -> None:
 def test_out_of_memory_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import cupy
 
-    from runner.ending import describe
+    from runner.errors import describe
 
     with pytest.raises(MemoryError) as caught:
         cupy.empty(1 << 50, np.uint8)

@@ -73,7 +73,9 @@ def agree(job: Job, padded: Array, result: Array, parameters: dict[str, Any]) ->
         if tolerance is None:
             finite = np.abs(padded[np.isfinite(padded)], dtype=np.float64)
             tolerance = job.ulps * eps * finite.max(initial=0)
-        tolerance = tolerance + eps * np.abs(expected) + np.finfo(result.dtype).smallest_subnormal
+        tolerance = (
+            tolerance + eps * (np.abs(expected) + tolerance) + np.finfo(result.dtype).smallest_subnormal
+        )
         wide = result.astype(np.float64)
         same = (result == expected.astype(result.dtype)) | (np.isnan(expected) & np.isnan(wide))
         bad = ~(same | (np.abs(wide - expected) <= tolerance) | np.isinf(tolerance))
