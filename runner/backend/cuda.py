@@ -87,9 +87,13 @@ class CudaBackend:
     @contextmanager
     def beside(self, mark: Any) -> Iterator[None]:
         self._side.wait_event(mark)
-        with self._side:
+        # Not `with self._side`: leaving that makes the default stream current, not the one of `use`.
+        self._side.use()
+        try:
             yield
             done = self.mark()
+        finally:
+            self.stream.use()
         self.stream.wait_event(done)
 
     def synchronize(self) -> None:

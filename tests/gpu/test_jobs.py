@@ -185,8 +185,8 @@ def hashed(shape: Shape) -> Any:
     flat = array.reshape(-1)
     for start in range(0, flat.size, 1 << 27):
         index = cupy.arange(start, min(start + (1 << 27), flat.size), dtype=cupy.uint64)
-        index *= 0x9E3779B97F4A7C15
-        flat[start : start + (1 << 27)] = (index >> 40).astype(cupy.uint8)
+        index *= np.uint64(0x9E3779B97F4A7C15)
+        flat[start : start + (1 << 27)] = (index >> np.uint64(40)).astype(cupy.uint8)
     return array
 
 

@@ -114,3 +114,23 @@ def test_out_of_memory_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(MemoryError) as caught:
         cupy.empty(1 << 50, np.uint8)
     assert "out of memory" in describe(caught.value)
+
+
+def test_what_follows_waits_for_what_ran_beside() -> None:
+    import cupy
+
+    from runner.backend.cuda import CudaBackend
+
+    before = cupy.cuda.get_current_stream()
+    try:
+        backend = CudaBackend(0)
+        values = cupy.zeros(1 << 26, cupy.int32)
+        with backend.beside(backend.mark()):
+            assert cupy.cuda.get_current_stream() != backend.stream
+            for _ in range(50):  # long enough to be under way still
+                values += 1
+        assert cupy.cuda.get_current_stream() == backend.stream
+        total = int(values.max())
+        assert total == int(values.min()) == 50
+    finally:
+        before.use()

@@ -62,7 +62,7 @@ def agree(job: Job, padded: Array, result: Array, parameters: dict[str, Any]) ->
         assert expected.shape == result.shape
         if result.dtype.kind in "iu":
             limits = np.iinfo(result.dtype)
-            unsure = 0.0 if tolerance is None or padded.dtype.kind != "f" else tolerance
+            unsure = 0.0 if tolerance is None else tolerance
             low, high = (
                 np.clip(np.nan_to_num(np.rint(edge)), limits.min, limits.max)
                 for edge in (expected - unsure, expected + unsure)

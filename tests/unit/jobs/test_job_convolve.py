@@ -184,3 +184,12 @@ def test_the_command_line_sees_its_options() -> None:
     assert normalize.type is bool
     assert not normalize.default
     assert dtype.help
+
+
+def test_the_reference_allows_whole_numbers_no_error() -> None:
+    """Else an integer result next to a tie, or off by one, would pass."""
+    assert convolve.reference is not None
+    block = np.random.default_rng(8).integers(0, 65535, (9, 9)).astype(np.float64)
+    for values, limit in ((block, 1e-8), (block + 0.1, 1e-7), (np.float32(block / 7), 1.0)):
+        _, tolerance = convolve.reference(np.float64(values), kernel="1 2 1; 2 4 2; 1 2 1", normalize=True)
+        assert tolerance.max() < limit

@@ -24,7 +24,10 @@ ELEMENTWISE_RESULTS = ("uint8", "uint16", "int32", "float16", "float32", "float6
 ARCHITECTURES = ("80", "90", "100")
 EVERYTHING = " + ".join(
     [f"{name}({', '.join(['x'] * arguments)})" for name, (_, arguments) in FUNCTIONS.items()]
-    + ["x - 1.5 * x / 2 // 3 % 4 ** -x + pi", "(x < 1) + (x <= 1) + (x > 1) + (x >= 1) + (x == 1) + (x != 1)"]
+    + [
+        "x ** 2 - 1.5 * x / 2 // 3 % 4 ** -x + pi",
+        "(x < 1) + (x <= 1) + (x > 1) + (x >= 1) + (x == 1) + (x != 1)",
+    ]
 )
 
 

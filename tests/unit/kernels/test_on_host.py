@@ -215,3 +215,12 @@ def test_nothing_finite() -> None:
     block = np.array([np.nan, np.inf, -np.inf, np.nan], np.float16)
     for xp in (np, FAKE_CUPY):
         assert moments.of_tile(xp, block)[:3] == (0, 2, 2)
+
+
+def test_elements_at_the_edges_of_bins_are_counted_as_numpy_does() -> None:
+    arguments = {"bins": 7, "edges": (-1.3, 2.9)}
+    edges = np.linspace(-1.3, 2.9, 8)
+    block = np.concatenate([np.nextafter(edges, -np.inf), edges, np.nextafter(edges, np.inf)])
+    expected = statistics._histogram(np, block, **arguments)
+    np.testing.assert_array_equal(statistics._histogram(FAKE_CUPY, block, **arguments), expected)
+    assert expected[-2:].tolist() == [1, 1]
