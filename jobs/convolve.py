@@ -99,7 +99,18 @@ def _reference(
     return expected / weights.divisor, tolerance / abs(weights.divisor)
 
 
-@runner.map_blocks(halo=_halo, boundary="reflect", out=_result, check=_check, reference=_reference)
+@runner.map_blocks(
+    halo=_halo,
+    boundary="reflect",
+    out=_result,
+    check=_check,
+    reference=_reference,
+    trials=[
+        ((67, 41, 3), "uint8", {"kernel": "1 2 1; 2 4 2; 1 2 1", "normalize": True}),
+        ((31, 50), "float32", {"kernel": "0.5 1 -2 3"}),
+        ((40, 30), "int32", {"kernel": "1 0; -1 2; 3 0; 1 1"}),
+    ],
+)
 def convolve(
     block: Any,
     *,

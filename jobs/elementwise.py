@@ -42,7 +42,15 @@ def _reference(
     return np.broadcast_to(bound.value, block.shape), np.broadcast_to(bound.tolerance, block.shape)
 
 
-@runner.map_blocks(out=_result, check=_check, reference=_reference)
+@runner.map_blocks(
+    out=_result,
+    check=_check,
+    reference=_reference,
+    trials=[
+        ((53, 29), "float32", {"expression": "sqrt(x) + 1"}),
+        ((53, 29), "uint8", {"expression": "where(x > 100, x * 2, 255 - x)", "dtype": "uint8"}),
+    ],
+)
 def elementwise(block: Any, *, out: Any, xp: ModuleType, expression: str, dtype: Result = "float") -> None:
     """Apply a formula in x to every element.
 

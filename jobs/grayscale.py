@@ -69,7 +69,12 @@ def _reference(block: np.ndarray[Any, Any], *, weights: str = REC601) -> np.ndar
     return expected
 
 
-@runner.map_blocks(out=_result, check=_check, reference=_reference)
+@runner.map_blocks(
+    out=_result,
+    check=_check,
+    reference=_reference,
+    trials=[((67, 41, 3), "uint8", {}), ((33, 20, 4), "float32", {})],
+)
 def grayscale(block: Any, *, out: Any, xp: ModuleType, weights: str = REC601) -> None:
     """Grey levels of a colour image, by default with the weights of Rec. 601.
 

@@ -47,7 +47,15 @@ def _reference(block: np.ndarray[Any, Any], *, dtype: str = "same") -> np.ndarra
     return expected
 
 
-@runner.map_blocks(halo=(1, 1), boundary="reflect", out=_result, check=_check, reference=_reference, ulps=40)
+@runner.map_blocks(
+    halo=(1, 1),
+    boundary="reflect",
+    out=_result,
+    check=_check,
+    reference=_reference,
+    ulps=40,
+    trials=[((67, 41, 3), "uint8", {}), ((129, 64), "float32", {}), ((65, 33), "int32", {})],
+)
 def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "same") -> None:
     """Edge filter: the eight neighbours along rows and columns, minus eight times the centre.
 

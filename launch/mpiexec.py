@@ -70,7 +70,8 @@ class Launcher:
                 name: str(sockets) for name in ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
             }
             if self.bundled:
-                defaults["OMPI_MCA_btl"] = "^ofi"  # sleeps for a second at start, and is for other hosts
+                # All ranks are here: no network is opened, and the one that sleeps for a second least of all.
+                defaults |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
             if ranks > cores():
                 defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
             if os.geteuid() == 0:

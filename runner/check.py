@@ -20,6 +20,7 @@ import numpy as np
 
 from runner.backend.cpu import CpuBackend
 from runner.boxes import everything, sample
+from runner.compare import differs, unlike
 from runner.declare import Job
 from runner.errors import RunError, UserError
 from runner.here import Here
@@ -32,7 +33,6 @@ from runner.world import World, lone_world
 REFERENCE = "the job's float64 reference"
 RERUN = "the job's own function in NumPy, cut elsewhere"
 OTHER_TILE = 300_007  # elements: another cut than the run's, and not a multiple of anything
-RELATIVE = 1e-9  # between two orders of summation in float64
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,8 @@ def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostAr
         wide = block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
         expected = work.job.reference(wide, **work.parameters)
         expected, tolerance = expected if isinstance(expected, tuple) else (expected, None)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return np.clip(np.rint(expected), limits.min, limits.max), 0.0
-    if dtype.kind == "b":
-        return np.asarray(expected), 0.0
+    if dtype.kind in "iub":
+        return np.asarray(expected), 0.0 if tolerance is None else tolerance
     if tolerance is None:
         # The largest magnitude that took part, a sum's rounding error being relative to its terms.
         with np.errstate(invalid="ignore"):
@@ -173,18 +170,6 @@ def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostAr
         largest = max((float(part.max()) for part in terms if part.size), default=0.0)
         tolerance = work.job.ulps * float(np.finfo(dtype).eps) * largest
     return np.asarray(expected), tolerance
-
-
-def differs(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
-    """Which cells are wrong. NaN equals NaN; a value beyond the dtype's range equals its infinity."""
-    if got.dtype.kind not in "fc":
-        return np.asarray(got != expected)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = expected.astype(got.dtype)
-        close = np.abs(got.astype(expected.dtype) - expected) <= tolerance
-        same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
-    different: HostArray = ~(close | same)
-    return different
 
 
 def verify_result(
@@ -204,7 +189,8 @@ def verify_result(
             )
         else:
             raise UserError(f"--verify: job {job.name} has no reference to compare with")
-        place = unlike(result, expected)
+        expected, absolute = expected if isinstance(expected, tuple) and job.reference else (expected, {})
+        place = unlike(result, expected, absolute)
         if place is not None:
             raise RunError(
                 f"verification failed: the result{place[0]} is wrong", got=place[1], expected=place[2]
@@ -213,19 +199,6 @@ def verify_result(
 
     against = world.once(recompute)
     return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
-
-
-def unlike(result: Any, expected: Any, place: str = "") -> tuple[str, Any, Any] | None:
-    """Where two results differ: a path into them, got, expected. Floats may differ by RELATIVE."""
-    if isinstance(expected, dict):
-        pairs = [(f"[{key!r}]", result.get(key), value) for key, value in expected.items()]
-    elif isinstance(expected, (list, tuple)) and len(result) == len(expected):
-        pairs = [(f"[{i}]", a, b) for i, (a, b) in enumerate(zip(result, expected, strict=True))]
-    elif np.allclose(result, expected, rtol=RELATIVE, atol=0, equal_nan=True):
-        return None
-    else:
-        return place, result, expected
-    return next(filter(None, (unlike(a, b, place + step) for step, a, b in pairs)), None)
 
 
 def _failure(world: World, work: Work, mismatch: Mismatch) -> RunError:

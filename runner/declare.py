@@ -213,7 +213,8 @@ def job(
     """Declare a function that does anything, given the `world` (and `input`, `output` if it names them).
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
-    lists, is the run's result. reference: (array, **parameters) -> the mapping to expect.
+    lists, is the run's result. reference: (array, **parameters) -> the mapping to
+    expect, or (mapping, {name: absolute tolerance}).
     trials: as in `map_blocks`.
     """
 

@@ -105,10 +105,11 @@ class Pipeline:
     def _on_device(self, block: Array) -> Iterator[tuple[Region, Array]]:
         """The whole block; the exchange, if it is still to be made, on a stream beside the interior's."""
         backend, region = self.world.backend, self.plan.region
+        with self.phases("prepare"):
+            out = self.work.buffer(region.shape, backend) if region.size else None
+            self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
         if region.size == 0:
             return
-        with self.phases("prepare"):
-            out = self.work.buffer(region.shape, backend)
         begin = backend.mark()
         ranges = [self._interior]
         found = [self._call(block, self._interior, out)]

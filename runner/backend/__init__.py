@@ -86,5 +86,6 @@ def poison(array: Array) -> None:
     """Fill with what no kernel writes by accident, so that a cell left unwritten shows."""
     if array.dtype.kind in "fc":
         array.fill(np.nan)
-    elif array.size:
-        array.reshape(-1).view(np.uint8).fill(POISON)
+    else:
+        dtype = np.dtype(array.dtype)
+        array.fill(np.full(dtype.itemsize, POISON, np.uint8).view(dtype)[0])

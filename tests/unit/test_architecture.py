@@ -23,6 +23,7 @@ LAYERS = (
     ("main",),
     ("execute", "find", "mutations"),
     ("check", "pipeline", "store"),
+    ("compare",),
     ("load", "reduce", "report", "work"),
     ("declare", "ending"),
     ("exchange", "here", "storage"),

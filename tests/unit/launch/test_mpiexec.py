@@ -101,7 +101,7 @@ def test_open_mpi_keeps_its_sockets_in_a_private_folder() -> None:
 
 
 def test_only_the_wheels_slow_part_is_switched_off() -> None:
-    assert environment(bundled=True)["OMPI_MCA_btl"] == "^ofi"
+    assert environment(bundled=True)["OMPI_MCA_btl"] == "self,sm"
     assert "OMPI_MCA_btl" not in environment(bundled=False)
 
 
