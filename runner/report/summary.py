@@ -46,9 +46,13 @@ def _row(record: Record, name: str, phase: dict[str, Any]) -> tuple[str, ...]:
         f"{_seconds(phase['seconds'])} {_place(record, phase['slowest_rank'])}",
         f"{_seconds(phase['seconds_fastest'])} {_place(record, phase['fastest_rank'])}",
         _bytes(phase["bytes"]),
-        f"{rate / 1e9:.3g}" if rate else "-",
-        f"{100 * fraction:.2g} %" if fraction else "-",
+        _figure(rate / 1e9) if rate else "-",
+        f"{_figure(100 * fraction)} %" if fraction else "-",
     )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "<0.01"
 
 
 def _place(record: Record, rank: int) -> str:
