@@ -63,6 +63,7 @@ def start(
     ours = ("--run-dir", str(run.path), *terminal, "-n", str(ranks))
     segments = shm.segments()
     sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
+    status = 1
     try:
         outcome = watch(
             [*launcher.command(ranks), *program, *ours, *words],
@@ -70,9 +71,11 @@ def start(
         )
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
-        return judge(run, outcome, debug)
+        status = judge(run, outcome, debug)
+        return status
     finally:
-        shm.remove_orphans(segments)
+        if status:
+            shm.remove_orphans(segments)
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 import runner
 
+FOLDER = Path(__file__).parent
 # The C++ type of each dtype that kernels read, compute in or write.
 CTYPE = {
     "uint8": "unsigned char",
@@ -44,10 +46,13 @@ def address(array: Any) -> int:
 
 def load(file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
     """The compiled `instance` of a kernel in `file`, a .cu file of this folder."""
-    path = Path(__file__).with_name(file)
+    return runner.kernel(FOLDER / file, instance, (_headers(), *options))
+
+
+@functools.cache
+def _headers() -> str:
     # CuPy's cache of compiled kernels does not look into included files: let the key change with them.
-    headers = zlib.crc32(path.with_name("common.cuh").read_bytes())
-    return runner.kernel(path, instance, (f"-DHEADERS={headers}u", *options))
+    return f"-DHEADERS={zlib.crc32((FOLDER / 'common.cuh').read_bytes())}u"
 
 
 def launch(
