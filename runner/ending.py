@@ -62,31 +62,26 @@ class Ending:
 
     def fail_alone(self, failure: BaseException, where: str, rank: int, nonce: str) -> int:
         """Tell this rank's failure unless another rank's came first; the exit status to abort with."""
-        self.clean()
         status = failure.exit_code if isinstance(failure, MeshrunError) else 1
         sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
-        first = self._record(status, sentence, rank) if self.directory else self._claim(nonce, sentence)
+        note = None if self.directory else _note(nonce)
+        first = self._record(status, sentence, rank) if note is None else _claim(note, sentence)
         if first:
             tell(sentence)
             self._trace()
-        else:
+        # After the claim: a rank that misses the file while it writes would else be the first to fail.
+        self.clean()
+        if not first:
             time.sleep(GRACE)
+        elif note is not None:
+            time.sleep(GRACE / 4)  # ranks that fail at this moment find the claim; nobody does later
+            note.unlink(missing_ok=True)
         return status
 
     def _record(self, status: int, sentence: str, rank: int) -> bool:
         if self.directory is None:
             return True
         return self.directory.claim_failure({"exit_code": status, "sentence": sentence, "rank": rank})
-
-    def _claim(self, nonce: str, sentence: str) -> bool:
-        # Without a run directory: once a host, by a file that only the first can make.
-        from tempfile import gettempdir
-
-        folder = Path(gettempdir())
-        try:
-            return claim(folder / f"meshrun-{nonce}-failure.json", {"sentence": sentence})
-        except OSError:
-            return True
 
     def _trace(self) -> None:
         if self.debug:
@@ -112,17 +107,30 @@ class Guard:
     ) -> None:
         if failure is None:
             return
-        self.ending.clean()
-        if isinstance(failure, MeshrunError) and failure.everywhere:
-            return
         alone = self.world.size == 1
-        if alone and not self.speaks:
+        shared = isinstance(failure, MeshrunError) and failure.everywhere
+        if shared or (alone and not self.speaks):
+            self.ending.clean()
             return
         where = "" if alone else str(self.world.here)
         status = self.ending.fail_alone(failure, where, self.world.rank, self.world.nonce)
         if alone:
             raise SystemExit(status)
         self.world.control.abort(status)  # MPI does not return from it; simulated ranks do
+
+
+def _note(nonce: str) -> Path:
+    """Where the first rank of a host to fail says so, when no run directory is shared."""
+    from tempfile import gettempdir
+
+    return Path(gettempdir(), f"meshrun-{nonce}-failure.json")
+
+
+def _claim(note: Path, sentence: str) -> bool:
+    try:
+        return claim(note, {"sentence": sentence})
+    except OSError:  # no room for notes: rather twice than not at all
+        return True
 
 
 def on_termination(action: Callable[[], None]) -> None:

@@ -19,7 +19,16 @@ from runner.pipeline import Pipeline, Progress, quiet
 from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
 from runner.report.record import Record
-from runner.storage import MemorySource, Sink, Source, check_output, commit, open_sink, open_source
+from runner.storage import (
+    MemorySource,
+    Sink,
+    Source,
+    check_output,
+    check_place,
+    commit,
+    open_sink,
+    open_source,
+)
 from runner.store import Store
 from runner.timing import Phases
 from runner.work import Work, decide
@@ -63,11 +72,12 @@ def run(
     options = options or Options()
     mine = world or open_world(options.device, oversubscribe=options.oversubscribe)
     ending = Ending(debug=options.debug)
-    with Guard(mine, ending):
-        found = execute(mine, job, input, output, parameters or {}, options, ending=ending)
-    if world is None:
-        mine.close()
-    return found
+    try:
+        with Guard(mine, ending):
+            return execute(mine, job, input, output, parameters or {}, options, ending=ending)
+    finally:  # an error that gets here is every rank's
+        if world is None:
+            mine.close()
 
 
 @dataclass
@@ -102,8 +112,7 @@ def execute(
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
     parameters = world.together(lambda: job.complete(parameters))
     target = world.together(lambda: _target(job, output))
-    if target is not None:
-        world.once(lambda: check_output(target))
+    world.once(lambda: _check_files(target, options.json))
     phases = world.phases = Phases(world.backend)
     with phases("read"):
         source: Source = world.once(lambda: open_source(Path(input)))
@@ -139,6 +148,16 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     if output is None and writes:
         raise UserError(f"job {job.name} writes a file, and none is named", expected="OUTPUT after INPUT")
     return None if output is None else Path(output)
+
+
+def _check_files(target: Path | None, record: str | None) -> None:
+    """Refuse, before any work, files that could not be written after it."""
+    if target is not None:
+        check_output(target)
+    if record is not None:
+        check_place(Path(record), "record")
+        if target is not None and Path(record).resolve() == target.resolve():
+            raise UserError("OUTPUT and --json name the same file", got=record, expected="two files")
 
 
 def _map(run: Run) -> Record:

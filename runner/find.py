@@ -7,10 +7,12 @@ import importlib.util
 import re
 import sys
 import types
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from runner.declare import Job
-from runner.errors import UserError
+from runner.errors import MeshrunError, UserError, describe
 
 ENTRY_POINTS = "meshrun.jobs"
 
@@ -78,8 +80,26 @@ def load_file(path: Path) -> types.ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    try:
+    with _Importing(path):
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as reason:
-        raise UserError(f"{path} cannot be imported: {type(reason).__name__}", got=reason) from reason
     return module
+
+
+@dataclass
+class _Importing:
+    """A UserError out of whatever a user's file raises, an exit too: a rank that left would be waited for."""
+
+    path: Path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
+            return
+        if isinstance(failure, (ImportError, SyntaxError)):
+            raise UserError(
+                f"{self.path} cannot be imported: {type(failure).__name__}", got=failure
+            ) from failure
+        raise UserError(f"{self.path} cannot be imported", got=describe(failure)) from failure

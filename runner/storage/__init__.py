@@ -119,13 +119,22 @@ def partial_path(path: Path, nonce: str) -> Path:
 def check_output(path: Path) -> None:
     """Refuse an output that could not be written, before any work is done."""
     _format(path)
+    check_place(path, "output")
+
+
+def check_place(path: Path, what: str) -> None:
+    """Refuse a path at which no file could be made. what: the file's name in the sentence."""
     folder = path.parent
-    if path.is_dir():
-        raise UserError("the output is a folder", got=path, expected="a file name")
-    if not folder.is_dir():
-        raise UserError("the output's folder does not exist", got=folder, hint=f"mkdir -p {folder}")
+    try:
+        is_folder, is_in_folder = path.is_dir(), folder.is_dir()
+    except OSError as reason:  # a name too long, for one
+        raise UserError(f"the {what}'s name cannot be used", got=reason.strerror) from reason
+    if is_folder:
+        raise UserError(f"the {what} is a folder", got=path, expected="a file name")
+    if not is_in_folder:
+        raise UserError(f"the {what}'s folder does not exist", got=folder, hint=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError("the output's folder cannot be written to", got=folder, hint="another folder")
+        raise UserError(f"the {what}'s folder cannot be written to", got=folder, hint="another folder")
 
 
 def commit(sink: Sink) -> None:

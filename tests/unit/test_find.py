@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,11 +94,30 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         find(f"{tmp_path}/folder.py:edges")
 
 
-def test_an_error_in_the_users_code_keeps_its_traceback(tmp_path: Path) -> None:
-    path = write(tmp_path, "1 / 0\n")
-    with pytest.raises(ZeroDivisionError) as caught:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("class Odd(Exception): ...\nraise Odd('very')\n", "Odd: very"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
+    ],
+)
+def test_an_error_in_the_users_code_is_a_sentence_and_keeps_its_traceback(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(
+        UserError, match=rf"mine\.py cannot be imported: got {words} \(.*mine\.py:\d\)"
+    ) as caught:
         find(str(path))
-    assert str(path) == str(caught.traceback[-1].path)
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert traceback.extract_tb(cause.__traceback__)[-1].filename == str(path)
+
+
+def test_ctrl_c_in_the_users_code_stays_one(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        find(str(write(tmp_path, "raise KeyboardInterrupt\n")))
 
 
 def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:

@@ -1,0 +1,269 @@
+"""Every mistake a user can make gets one sentence and the right exit status, and leaves nothing behind.
+
+Each case is the installed command in a process of its own, as a user runs it: one rank, no MPI.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jobs.laplacian import laplacian
+from launch.local import PROGRAM
+from runner.launcher import RANK_ONLY, VARIABLES
+
+DEADLOCK = 60  # seconds; nothing here takes a twentieth of it
+SHAPE = (6, 8, 3)
+LAUNCHERS = tuple(name for _, *names in (*VARIABLES, *RANK_ONLY) for name in names)
+
+JOBS = """
+from typing import Literal
+import runner
+
+@runner.map_blocks(halo=3, boundary="mirror")
+def wide(block, *, steps: int = 1, gain: float = 1.0, mode: Literal["soft", "hard"] = "soft"):
+    return block[3:-3, 3:-3]
+
+@runner.map_blocks
+def needy(block, *, steps: int):
+    return block
+
+@runner.reduce_blocks(combine=lambda a, b: a + b)
+def total(block):
+    return float(block.sum())
+
+@runner.map_blocks
+def leaves(block):
+    raise SystemExit(0)
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with good inputs and broken ones."""
+    folder = tmp_path_factory.mktemp("made")
+    array = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
+    for name, values in {
+        "in": array,
+        "flat": np.arange(9.0),
+        "single": np.array(3.0),
+        "float": np.ones((5, 5), np.float32),
+        "complex": np.ones((4, 4), complex),
+        "text": np.array(["a", "b"]),
+        "empty": np.ones((0, 5), np.float32),
+    }.items():
+        np.save(folder / f"{name}.npy", values)
+    np.save(folder / "object.npy", np.array([{}], object), allow_pickle=True)
+    for suffix in (".png", ".jpg"):
+        Image.fromarray(array).save(folder / f"in{suffix}")
+    for name in ("in.npy", "in.png", "in.jpg"):
+        whole = (folder / name).read_bytes()
+        (folder / f"cut{name[2:]}").write_bytes(whole[: len(whole) * 2 // 3])
+        (folder / f"nothing{name[2:]}").write_bytes(b"")
+        (folder / f"words{name[2:]}").write_text("no array at all\n" * 10)
+    (folder / "in.xyz").write_bytes(b"")
+    (folder / "jobs_of_mine.py").write_text(JOBS)
+    (folder / "none.py").write_text("x = 1\n")
+    (folder / "broken.py").write_text("def (:\n")
+    (folder / "lonely.py").write_text("import no_such_module_anywhere\n")
+    (folder / "odd.py").write_text("class Odd(Exception): ...\nraise Odd('very')\n")
+    (folder / "leaver.py").write_text("import sys\nsys.exit(0)\n")
+    (folder / "folder.npy").mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command on words, in a folder like `made`; nothing may be new there afterwards unless it says 0."""
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "work"
+    shutil.copytree(made, folder)
+
+    def command(words: list[str], **popen: object) -> subprocess.CompletedProcess[str]:
+        before = content(folder)
+        ended = subprocess.run(
+            [*PROGRAM, *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=DEADLOCK,
+            check=False,
+            **popen,
+        )
+        assert "Traceback" not in ended.stderr
+        if ended.returncode:
+            assert content(folder) == before
+        return ended
+
+    return command
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file by name, without what Python compiles."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+WORK = "run laplacian in.npy out.npy"
+OURS = "jobs_of_mine.py"
+# The words (OUT stands for a good input and output), the exit status, and what the sentence says, in order.
+CASES: list[tuple[str, int, list[str]]] = [
+    # Inputs.
+    ("run laplacian gone.npy out.npy", 2, ["cannot read gone.npy", "got nothing there", "expected an array"]),
+    ("run laplacian gone.png out.npy", 2, ["cannot read gone.png", "got nothing there"]),
+    ("run laplacian . out.npy", 2, ["cannot read .", "got a folder"]),
+    ("run laplacian cut.npy out.npy", 2, ["cut.npy is truncated", "got 181 bytes", "expected 272"]),
+    ("run laplacian cut.png out.npy", 2, ["cut.png is broken or truncated", "got"]),
+    ("run laplacian cut.jpg out.npy", 2, ["cut.jpg is broken or truncated", "got"]),
+    ("run laplacian nothing.npy out.npy", 2, ["nothing.npy is not a .npy file", "got"]),
+    ("run laplacian nothing.png out.npy", 2, ["nothing.png is not a picture", "expected", "PNG"]),
+    ("run laplacian words.npy out.npy", 2, ["words.npy is not a .npy file", "got"]),
+    ("run laplacian words.jpg out.npy", 2, ["words.jpg is not a picture", "expected", "JPEG"]),
+    ("run laplacian in.xyz out.npy", 2, ["unknown file format: in.xyz", "got .xyz", "expected .npy", "Try:"]),
+    ("run laplacian complex.npy out.npy", 2, ["laplacian", "got complex128", "expected uint8", "Try:"]),
+    ("run laplacian object.npy out.npy", 2, ["no plain numbers", "got dtype object", "expected a numeric"]),
+    ("run laplacian text.npy out.npy", 2, ["no plain numbers", "got dtype <U1"]),
+    ("run laplacian single.npy out.npy", 2, ["a single number", "got no axes"]),
+    ("run laplacian flat.npy out.npy", 2, ["rows and columns", "got shape (9,)", "expected 2 axes"]),
+    ("run grayscale float.npy out.npy", 2, ["a colour image", "got shape (5, 5)", "expected (rows, columns, 3)"]),
+    ("run statistics empty.npy", 2, ["without elements", "got shape (0, 5)", "expected one element"]),
+    # Jobs.
+    ("run nosuch in.npy out.npy", 2, ["unknown job", "got nosuch", "laplacian", "file.py:name", "Try:"]),
+    ("run gone.py:edges in.npy out.npy", 2, ["job's file does not exist", "got gone.py", "expected FILE.py"]),
+    ("run none.py in.npy out.npy", 2, ["none.py: which of its jobs", "got jobs: none", "@runner.map_blocks"]),
+    (f"run {OURS} in.npy out.npy", 2, ["which of its jobs", "got jobs: wide, needy, total"]),
+    (f"run {OURS}:edges in.npy out.npy", 2, ["declares no job 'edges'", "got jobs: wide, needy, total"]),
+    ("run broken.py in.npy out.npy", 2, ["broken.py cannot be imported", "got invalid syntax", "line 1"]),
+    ("run lonely.py in.npy out.npy", 2, ["lonely.py cannot be imported", "no_such_module_anywhere"]),
+    ("run odd.py in.npy out.npy", 2, ["odd.py cannot be imported", "got Odd: very", "odd.py:2", "--debug"]),
+    ("run leaver.py in.npy out.npy", 2, ["leaver.py cannot be imported", "got SystemExit: 0"]),
+    (f"run {OURS}:leaves in.npy out.npy", 1, ["SystemExit: 0", f"{OURS}:"]),
+    # Options.
+    (f"run {OURS}:wide float.npy out.npy --steps two", 2, ["'--steps'", "'two' is not a valid integer", "Try:"]),
+    (f"run {OURS}:wide float.npy out.npy --gain big", 2, ["'--gain'", "'big' is not a valid float", "Try:"]),
+    (f"run {OURS}:wide float.npy out.npy --mode loud", 2, ["'--mode'", "'loud' is not one of", "'hard'", "Try:"]),
+    (f"run {OURS}:needy float.npy out.npy", 2, ["Missing option '--steps'", "Try:"]),
+    (f"{WORK} --gain 3", 2, ["No such option '--gain'", "Try:"]),
+    (f"{WORK} --dtype uint3", 2, ["'--dtype'", "'uint3' is not one of", "'float32'"]),
+    (f"{WORK} --boundary edge", 2, ["'--boundary'", "'edge' is not one of", "'reflect'", "Try:"]),
+    (f"{WORK} --boundary constant --cval 300", 2, ["--cval does not fit", "got 300", "from 0 to 255 (uint8)"]),
+    (f"{WORK} --grid two", 2, ["--grid does not parse", "got 'two'", "expected numbers joined by x", "Try:"]),
+    (f"{WORK} --grid 2x2", 2, ["every rank exactly once", "got 2x2 on 1 rank", "multiply to 1", "Try:"]),
+    (f"{WORK} --grid 1x1x1x1", 2, ["more axes than the array", "got 1x1x1x1", "the array is 6x8x3"]),
+    (f"{WORK} --device tpu", 2, ["'--device'", "'tpu' is not one of", "'cpu'", "Try:"]),
+    ("-n 0 " + WORK, 2, ["'-n'", "0 is not in the range", "Try:"]),
+    ("-n two " + WORK, 2, ["'-n'", "'two' is not a valid integer", "Try:"]),
+    ("run convolve flat.npy out.npy --kernel 1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9,1,2,3", 2,
+     ["halo is wider than the array along axis 0", "got 10", "at most 9", "Try:"]),
+    ("run convolve float.npy out.npy --kernel gone.npy", 2, ["the kernel 'gone.npy'", "got No such file", "Try:"]),
+    ("run convolve flat.npy out.npy --kernel 1;2", 2, ["more axes than the array", "at most 1"]),
+    ("run elementwise float.npy out.npy --expression x+", 2, ["the expression 'x+'", "a formula in x", "Try:"]),
+    ("run grayscale in.npy out.npy --weights 1", 2, ["the weights", "got '1'", "expected three numbers", "Try:"]),
+    ("run statistics in.npy --bins 0", 2, ["so many bins", "got 0", "expected 1 to 65536"]),
+    ("run statistics in.npy --grid 1", 2, ["--grid", "say nothing to job statistics", "expected a job made by"]),
+    # Outputs.
+    ("run laplacian in.npy", 2, ["job laplacian writes a file", "none is named", "expected OUTPUT after INPUT"]),
+    (f"run {OURS}:total in.npy out.npy", 2, ["job total writes no file", "got OUTPUT out.npy", "Try:"]),
+    ("run statistics in.npy out.npy", 2, ["job statistics writes no file", "got OUTPUT out.npy", "Try:"]),
+    ("run laplacian in.npy gone/out.npy", 2, ["output's folder does not exist", "got gone", "Try: mkdir -p gone"]),
+    ("run laplacian in.npy folder.npy", 2, ["the output is a folder", "got folder.npy", "expected a file name"]),
+    (f"run laplacian in.npy {'x' * 300}.npy", 2, ["the output's name cannot be used", "got File name too long"]),
+    ("run laplacian in.npy out.xyz", 2, ["unknown file format: out.xyz", "got .xyz", "expected .npy", "Try:"]),
+    ("run laplacian in.npy out", 2, ["unknown file format: out", "got no suffix", "expected .npy"]),
+    ("run laplacian float.npy out.png", 2, ["PNG cannot hold", "got float32 of shape (5, 5)", "uint8", "Try:"]),
+    ("run laplacian in.npy out.jpg --verify", 2, ["--verify reads the output back", ".jpg", "Try:"]),
+    (f"{WORK} --json gone/record.json", 2, ["record's folder does not exist", "got gone", "Try: mkdir -p gone"]),
+    (f"{WORK} --json .", 2, ["the record is a folder", "expected a file name"]),
+    (f"{WORK} --json ./out.npy", 2, ["OUTPUT and --json name the same file", "got ./out.npy"]),
+    # Words.
+    ("run laplacian", 2, ["Missing argument 'INPUT'", "Try:"]),
+    (f"{WORK} more.npy", 2, ["unexpected extra argument (more.npy)", "Try:"]),
+    ("run", 2, ["Missing command", "Try:"]),
+    ("walk laplacian", 2, ["No such command 'walk'", "Try:"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "status", "says"), CASES, ids=[words[:60] for words, *_ in CASES])
+def test_a_mistake_gets_one_sentence(run: Run, words: str, status: int, says: list[str]) -> None:
+    ended = run(words.split())
+    assert ended.returncode == status
+    assert ended.stdout == ""
+    one_sentence(ended.stderr, *says)
+
+
+def one_sentence(errors: str, *says: str) -> None:
+    """`errors` is one line of ours that says all of `says`, in this order."""
+    assert errors.startswith("meshrun: ")
+    assert errors.count("\n") == 1
+    assert re.search(".*".join(map(re.escape, says)), errors), errors
+
+
+def powerless() -> None:
+    """Take from a root process the right to pass over permissions, before it becomes the command."""
+    drop, rights = 24, (1, 2)  # PR_CAPBSET_DROP; CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    for right in rights if os.geteuid() == 0 else ():
+        if ctypes.CDLL(None, use_errno=True).prctl(drop, right, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def test_a_file_that_may_not_be_read(run: Run, tmp_path: Path) -> None:
+    for name in ("in.npy", "in.png"):
+        (tmp_path / "work" / name).chmod(0o000)
+    # Nothing but the mode may change; `run` reads every file, which the owner may not.
+    for name in ("in.npy", "in.png"):
+        ended = run(["run", "laplacian", name, "out.npy"], preexec_fn=powerless)
+        assert ended.returncode == 2
+        one_sentence(ended.stderr, f"cannot read {name}", "got Permission denied")
+
+
+def test_a_folder_that_may_not_be_written_to(run: Run, tmp_path: Path) -> None:
+    closed = tmp_path / "work" / "closed"
+    closed.mkdir(mode=0o555)
+    ended = run(["run", "laplacian", "in.npy", "closed/out.npy"], preexec_fn=powerless)
+    assert ended.returncode == 2
+    one_sentence(
+        ended.stderr, "the output's folder cannot be written to", "got closed", "Try: another folder"
+    )
+    ended = run([*WORK.split(), "--json", "closed/record.json"], preexec_fn=powerless)
+    assert ended.returncode == 2
+    one_sentence(ended.stderr, "the record's folder cannot be written to", "got closed")
+
+
+def test_cuda_where_there_is_none_names_the_extra_or_the_driver(run: Run) -> None:
+    ended = run([*WORK.split(), "--device", "cuda"], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 2
+    # Which of the two depends on whether CuPy is installed here.
+    no_cupy = "CuPy cannot be imported.*Try: pip install 'meshrun\\[cuda12\\]'.*'meshrun\\[cuda13\\]'"
+    assert re.search(f"{no_cupy}|finds no GPU.*Try: ", ended.stderr)
+    one_sentence(ended.stderr, "[rank 0, host ", "cuda")
+
+
+def test_the_traceback_is_there_for_those_who_ask(run: Run, tmp_path: Path) -> None:
+    words = [*PROGRAM, "run", "odd.py", "in.npy", "out.npy", "--debug"]
+    ended = subprocess.run(words, cwd=tmp_path / "work", capture_output=True, text=True, timeout=DEADLOCK)
+    assert ended.returncode == 2
+    assert "Traceback" in ended.stderr
+    assert 'odd.py", line 2' in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["in.npy", "in.png"])
+def test_a_file_may_be_filtered_into_itself(run: Run, tmp_path: Path, name: str) -> None:
+    """Read in parts while it is written: the new content is beside it until the end."""
+    path = tmp_path / "work" / name
+    before = np.load(tmp_path / "work" / "in.npy")
+    ended = run(["run", "laplacian", name, name, "--verify", "full"])
+    assert (ended.returncode, ended.stdout) == (0, "")
+    after = np.load(path) if path.suffix == ".npy" else np.asarray(Image.open(path))
+    np.testing.assert_array_equal(after, laplacian(before))
