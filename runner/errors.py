@@ -81,5 +81,5 @@ def describe(failure: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
-    words = str(failure).strip()
+    words = " ".join(str(failure).split())  # one line, whatever a library makes of it
     return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"

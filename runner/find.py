@@ -32,6 +32,7 @@ def find(name: str) -> Job:
             try:
                 found = entry.load()
             except (ImportError, AttributeError) as reason:
+                _refuse_shadow(entry.module.partition(".")[0])
                 raise UserError(f"job {name} ({entry.value}) cannot be imported", got=reason) from reason
             if not isinstance(found, Job):
                 raise UserError(f"job {name} ({entry.value}) is no job", got=type(found).__name__)
@@ -39,6 +40,19 @@ def find(name: str) -> Job:
     raise UserError(
         "unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs"
     )
+
+
+def _refuse_shadow(room: str) -> None:
+    """A sentence when a folder of the user's was imported in place of our package `room`."""
+    places = getattr(sys.modules.get(room), "__path__", ())
+    ours = Path(__file__).resolve().parent.parent / room
+    for found in places:
+        if ours.is_dir() and Path(found).resolve() != ours:
+            raise UserError(
+                f"{found} hides meshrun's own package {room}",
+                expected=ours,
+                hint="another name for that folder, or start Python elsewhere",
+            )
 
 
 def names() -> list[str]:

@@ -81,6 +81,8 @@ def _decode(path: Path) -> HostArray:
             f"{path} is not a picture that can be read", expected=", ".join(sorted(set(FORMATS.values())))
         ) from reason
     except (OSError, SyntaxError, ValueError) as reason:
+        if isinstance(reason, OSError) and reason.errno is not None:
+            raise  # the system's, not Pillow's: no permission, for one
         raise UserError(f"{path} is broken or truncated", got=reason) from reason
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 

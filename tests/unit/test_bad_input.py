@@ -42,8 +42,8 @@ def total(block):
     return float(block.sum())
 
 @runner.map_blocks
-def leaves(block):
-    raise SystemExit(0)
+def fails(block, *, error: str):
+    raise eval(error)
 """
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -102,7 +102,7 @@ def run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             check=False,
             **popen,
         )
-        assert "Traceback" not in ended.stderr
+        assert ("Traceback" in ended.stderr) == ("--debug" in words)
         if ended.returncode:
             assert content(folder) == before
         return ended
@@ -113,94 +113,111 @@ def run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def content(folder: Path) -> dict[str, bytes]:
     """Every file by name, without what Python compiles."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if os.access(path, os.R_OK) else b""
+        for path in files
+    }
 
 
 WORK = "run laplacian in.npy out.npy"
 OURS = "jobs_of_mine.py"
-# The words (OUT stands for a good input and output), the exit status, and what the sentence says, in order.
-CASES: list[tuple[str, int, list[str]]] = [
+# The words, and what the sentence about them says, in this order.
+CASES: list[tuple[str, ...]] = [
     # Inputs.
-    ("run laplacian gone.npy out.npy", 2, ["cannot read gone.npy", "got nothing there", "expected an array"]),
-    ("run laplacian gone.png out.npy", 2, ["cannot read gone.png", "got nothing there"]),
-    ("run laplacian . out.npy", 2, ["cannot read .", "got a folder"]),
-    ("run laplacian cut.npy out.npy", 2, ["cut.npy is truncated", "got 181 bytes", "expected 272"]),
-    ("run laplacian cut.png out.npy", 2, ["cut.png is broken or truncated", "got"]),
-    ("run laplacian cut.jpg out.npy", 2, ["cut.jpg is broken or truncated", "got"]),
-    ("run laplacian nothing.npy out.npy", 2, ["nothing.npy is not a .npy file", "got"]),
-    ("run laplacian nothing.png out.npy", 2, ["nothing.png is not a picture", "expected", "PNG"]),
-    ("run laplacian words.npy out.npy", 2, ["words.npy is not a .npy file", "got"]),
-    ("run laplacian words.jpg out.npy", 2, ["words.jpg is not a picture", "expected", "JPEG"]),
-    ("run laplacian in.xyz out.npy", 2, ["unknown file format: in.xyz", "got .xyz", "expected .npy", "Try:"]),
-    ("run laplacian complex.npy out.npy", 2, ["laplacian", "got complex128", "expected uint8", "Try:"]),
-    ("run laplacian object.npy out.npy", 2, ["no plain numbers", "got dtype object", "expected a numeric"]),
-    ("run laplacian text.npy out.npy", 2, ["no plain numbers", "got dtype <U1"]),
-    ("run laplacian single.npy out.npy", 2, ["a single number", "got no axes"]),
-    ("run laplacian flat.npy out.npy", 2, ["rows and columns", "got shape (9,)", "expected 2 axes"]),
-    ("run grayscale float.npy out.npy", 2, ["a colour image", "got shape (5, 5)", "expected (rows, columns, 3)"]),
-    ("run statistics empty.npy", 2, ["without elements", "got shape (0, 5)", "expected one element"]),
+    ("run laplacian gone.npy out.npy", "cannot read gone.npy", "got nothing there", "expected an array"),
+    ("run laplacian gone.png out.npy", "cannot read gone.png", "got nothing there"),
+    ("run laplacian . out.npy", "cannot read .", "got a folder"),
+    ("run laplacian cut.npy out.npy", "cut.npy is truncated", "got 181 bytes", "expected 272"),
+    ("run laplacian cut.png out.npy", "cut.png is broken or truncated", "got"),
+    ("run laplacian cut.jpg out.npy", "cut.jpg is broken or truncated", "got"),
+    ("run laplacian nothing.npy out.npy", "nothing.npy is not a .npy file", "got"),
+    ("run laplacian nothing.png out.npy", "nothing.png is not a picture", "expected", "PNG"),
+    ("run laplacian words.npy out.npy", "words.npy is not a .npy file", "got"),
+    ("run laplacian words.jpg out.npy", "words.jpg is not a picture", "expected", "JPEG"),
+    ("run laplacian in.xyz out.npy", "unknown file format: in.xyz", "got .xyz", "expected .npy", "Try:"),
+    ("run laplacian complex.npy out.npy", "laplacian", "got complex128", "expected uint8", "Try:"),
+    ("run laplacian object.npy out.npy", "no plain numbers", "got dtype object", "expected a numeric"),
+    ("run laplacian text.npy out.npy", "no plain numbers", "got dtype <U1"),
+    ("run laplacian single.npy out.npy", "a single number", "got no axes"),
+    ("run laplacian flat.npy out.npy", "rows and columns", "got shape (9,)", "expected 2 axes"),
+    ("run grayscale float.npy out.npy", "a colour image", "got shape (5, 5)", "expected (rows, columns, 3)"),
+    ("run statistics empty.npy", "without elements", "got shape (0, 5)", "expected one element"),
     # Jobs.
-    ("run nosuch in.npy out.npy", 2, ["unknown job", "got nosuch", "laplacian", "file.py:name", "Try:"]),
-    ("run gone.py:edges in.npy out.npy", 2, ["job's file does not exist", "got gone.py", "expected FILE.py"]),
-    ("run none.py in.npy out.npy", 2, ["none.py: which of its jobs", "got jobs: none", "@runner.map_blocks"]),
-    (f"run {OURS} in.npy out.npy", 2, ["which of its jobs", "got jobs: wide, needy, total"]),
-    (f"run {OURS}:edges in.npy out.npy", 2, ["declares no job 'edges'", "got jobs: wide, needy, total"]),
-    ("run broken.py in.npy out.npy", 2, ["broken.py cannot be imported", "got invalid syntax", "line 1"]),
-    ("run lonely.py in.npy out.npy", 2, ["lonely.py cannot be imported", "no_such_module_anywhere"]),
-    ("run odd.py in.npy out.npy", 2, ["odd.py cannot be imported", "got Odd: very", "odd.py:2", "--debug"]),
-    ("run leaver.py in.npy out.npy", 2, ["leaver.py cannot be imported", "got SystemExit: 0"]),
-    (f"run {OURS}:leaves in.npy out.npy", 1, ["SystemExit: 0", f"{OURS}:"]),
+    ("run nosuch in.npy out.npy", "unknown job", "got nosuch", "laplacian", "file.py:name", "Try:"),
+    ("run gone.py:edges in.npy out.npy", "job's file does not exist", "got gone.py", "expected FILE.py"),
+    ("run none.py in.npy out.npy", "none.py: which of its jobs", "got jobs: none", "@runner.map_blocks"),
+    (f"run {OURS} in.npy out.npy", "which of its jobs", "got jobs: wide, needy, total"),
+    (f"run {OURS}:edges in.npy out.npy", "declares no job 'edges'", "got jobs: wide, needy, total"),
+    ("run broken.py in.npy out.npy", "broken.py cannot be imported", "got invalid syntax", "line 1"),
+    ("run lonely.py in.npy out.npy", "lonely.py cannot be imported", "no_such_module_anywhere"),
+    ("run odd.py in.npy out.npy", "odd.py cannot be imported", "got Odd: very", "odd.py:2", "--debug"),
+    ("run leaver.py in.npy out.npy", "leaver.py cannot be imported", "got SystemExit: 0"),
     # Options.
-    (f"run {OURS}:wide float.npy out.npy --steps two", 2, ["'--steps'", "'two' is not a valid integer", "Try:"]),
-    (f"run {OURS}:wide float.npy out.npy --gain big", 2, ["'--gain'", "'big' is not a valid float", "Try:"]),
-    (f"run {OURS}:wide float.npy out.npy --mode loud", 2, ["'--mode'", "'loud' is not one of", "'hard'", "Try:"]),
-    (f"run {OURS}:needy float.npy out.npy", 2, ["Missing option '--steps'", "Try:"]),
-    (f"{WORK} --gain 3", 2, ["No such option '--gain'", "Try:"]),
-    (f"{WORK} --dtype uint3", 2, ["'--dtype'", "'uint3' is not one of", "'float32'"]),
-    (f"{WORK} --boundary edge", 2, ["'--boundary'", "'edge' is not one of", "'reflect'", "Try:"]),
-    (f"{WORK} --boundary constant --cval 300", 2, ["--cval does not fit", "got 300", "from 0 to 255 (uint8)"]),
-    (f"{WORK} --grid two", 2, ["--grid does not parse", "got 'two'", "expected numbers joined by x", "Try:"]),
-    (f"{WORK} --grid 2x2", 2, ["every rank exactly once", "got 2x2 on 1 rank", "multiply to 1", "Try:"]),
-    (f"{WORK} --grid 1x1x1x1", 2, ["more axes than the array", "got 1x1x1x1", "the array is 6x8x3"]),
-    (f"{WORK} --device tpu", 2, ["'--device'", "'tpu' is not one of", "'cpu'", "Try:"]),
-    ("-n 0 " + WORK, 2, ["'-n'", "0 is not in the range", "Try:"]),
-    ("-n two " + WORK, 2, ["'-n'", "'two' is not a valid integer", "Try:"]),
-    ("run convolve flat.npy out.npy --kernel 1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9,1,2,3", 2,
-     ["halo is wider than the array along axis 0", "got 10", "at most 9", "Try:"]),
-    ("run convolve float.npy out.npy --kernel gone.npy", 2, ["the kernel 'gone.npy'", "got No such file", "Try:"]),
-    ("run convolve flat.npy out.npy --kernel 1;2", 2, ["more axes than the array", "at most 1"]),
-    ("run elementwise float.npy out.npy --expression x+", 2, ["the expression 'x+'", "a formula in x", "Try:"]),
-    ("run grayscale in.npy out.npy --weights 1", 2, ["the weights", "got '1'", "expected three numbers", "Try:"]),
-    ("run statistics in.npy --bins 0", 2, ["so many bins", "got 0", "expected 1 to 65536"]),
-    ("run statistics in.npy --grid 1", 2, ["--grid", "say nothing to job statistics", "expected a job made by"]),
+    (f"run {OURS}:wide float.npy out.npy --steps two", "'--steps'", "'two' is not a valid integer", "Try:"),
+    (f"run {OURS}:wide float.npy out.npy --gain big", "'--gain'", "'big' is not a valid float", "Try:"),
+    (f"run {OURS}:wide float.npy out.npy --mode loud", "'--mode'", "'loud' is not one of", "'hard'", "Try:"),
+    (f"run {OURS}:needy float.npy out.npy", "Missing option '--steps'", "Try:"),
+    (f"{WORK} --gain 3", "No such option '--gain'", "Try:"),
+    (f"{WORK} --dtype uint3", "'--dtype'", "'uint3' is not one of", "'float32'"),
+    (f"{WORK} --boundary edge", "'--boundary'", "'edge' is not one of", "'reflect'", "Try:"),
+    (f"{WORK} --boundary constant --cval 300", "--cval does not fit", "got 300", "from 0 to 255 (uint8)"),
+    (f"{WORK} --grid two", "--grid does not parse", "got 'two'", "expected numbers joined by x", "Try:"),
+    (f"{WORK} --grid 2x2", "every rank exactly once", "got 2x2 on 1 rank", "multiply to 1", "Try:"),
+    (f"{WORK} --grid 1x1x1x1", "more axes than the array", "got 1x1x1x1", "the array is 6x8x3"),
+    (f"{WORK} --device tpu", "'--device'", "'tpu' is not one of", "'cpu'", "Try:"),
+    ("-n 0 " + WORK, "'-n'", "0 is not in the range", "Try:"),
+    ("-n two " + WORK, "'-n'", "'two' is not a valid integer", "Try:"),
+    ("run convolve flat.npy out.npy --kernel 1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9,1,2,3",
+     "halo is wider than the array along axis 0", "got 10", "at most 9", "Try:"),
+    ("run convolve float.npy out.npy --kernel gone.npy", "the kernel 'gone.npy'", "got No such file", "Try:"),
+    ("run convolve flat.npy out.npy --kernel 1;2", "more axes than the array", "at most 1"),
+    ("run elementwise float.npy out.npy --expression x+", "the expression 'x+'", "a formula in x", "Try:"),
+    ("run grayscale in.npy out.npy --weights 1", "the weights", "got '1'", "expected three numbers", "Try:"),
+    ("run statistics in.npy --bins 0", "so many bins", "got 0", "expected 1 to 65536"),
+    ("run statistics in.npy --grid 1", "--grid", "say nothing to job statistics", "expected a job made by"),
     # Outputs.
-    ("run laplacian in.npy", 2, ["job laplacian writes a file", "none is named", "expected OUTPUT after INPUT"]),
-    (f"run {OURS}:total in.npy out.npy", 2, ["job total writes no file", "got OUTPUT out.npy", "Try:"]),
-    ("run statistics in.npy out.npy", 2, ["job statistics writes no file", "got OUTPUT out.npy", "Try:"]),
-    ("run laplacian in.npy gone/out.npy", 2, ["output's folder does not exist", "got gone", "Try: mkdir -p gone"]),
-    ("run laplacian in.npy folder.npy", 2, ["the output is a folder", "got folder.npy", "expected a file name"]),
-    (f"run laplacian in.npy {'x' * 300}.npy", 2, ["the output's name cannot be used", "got File name too long"]),
-    ("run laplacian in.npy out.xyz", 2, ["unknown file format: out.xyz", "got .xyz", "expected .npy", "Try:"]),
-    ("run laplacian in.npy out", 2, ["unknown file format: out", "got no suffix", "expected .npy"]),
-    ("run laplacian float.npy out.png", 2, ["PNG cannot hold", "got float32 of shape (5, 5)", "uint8", "Try:"]),
-    ("run laplacian in.npy out.jpg --verify", 2, ["--verify reads the output back", ".jpg", "Try:"]),
-    (f"{WORK} --json gone/record.json", 2, ["record's folder does not exist", "got gone", "Try: mkdir -p gone"]),
-    (f"{WORK} --json .", 2, ["the record is a folder", "expected a file name"]),
-    (f"{WORK} --json ./out.npy", 2, ["OUTPUT and --json name the same file", "got ./out.npy"]),
+    ("run laplacian in.npy", "job laplacian writes a file", "none is named", "expected OUTPUT after INPUT"),
+    (f"run {OURS}:total in.npy out.npy", "job total writes no file", "got OUTPUT out.npy", "Try:"),
+    ("run statistics in.npy out.npy", "job statistics writes no file", "got OUTPUT out.npy", "Try:"),
+    ("run laplacian in.npy gone/out.npy", "output's folder does not exist", "got gone", "Try: mkdir -p gone"),
+    ("run laplacian in.npy folder.npy", "the output is a folder", "got folder.npy", "expected a file name"),
+    (f"run laplacian in.npy {'x' * 300}.npy", "the output's name cannot be used", "got File name too long"),
+    ("run laplacian in.npy out.xyz", "unknown file format: out.xyz", "got .xyz", "expected .npy", "Try:"),
+    ("run laplacian in.npy out", "unknown file format: out", "got no suffix", "expected .npy"),
+    ("run laplacian float.npy out.png", "PNG cannot hold", "got float32 of shape (5, 5)", "uint8", "Try:"),
+    ("run laplacian in.npy out.jpg --verify", "--verify reads the output back", ".jpg", "Try:"),
+    (f"{WORK} --json gone/record.json", "record's folder does not exist", "got gone", "Try: mkdir -p gone"),
+    (f"{WORK} --json .", "the record is a folder", "expected a file name"),
+    (f"{WORK} --json ./out.npy", "OUTPUT and --json name the same file", "got ./out.npy"),
     # Words.
-    ("run laplacian", 2, ["Missing argument 'INPUT'", "Try:"]),
-    (f"{WORK} more.npy", 2, ["unexpected extra argument (more.npy)", "Try:"]),
-    ("run", 2, ["Missing command", "Try:"]),
-    ("walk laplacian", 2, ["No such command 'walk'", "Try:"]),
+    ("run laplacian", "Missing argument 'INPUT'", "Try:"),
+    (f"{WORK} more.npy", "unexpected extra argument (more.npy)", "Try:"),
+    ("run", "Missing command", "Try:"),
+    ("walk laplacian", "No such command 'walk'", "Try:"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "status", "says"), CASES, ids=[words[:60] for words, *_ in CASES])
-def test_a_mistake_gets_one_sentence(run: Run, words: str, status: int, says: list[str]) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0][:60])
+def test_a_mistake_gets_one_sentence(run: Run, case: tuple[str, ...]) -> None:
+    words, *says = case
     ended = run(words.split())
-    assert ended.returncode == status
-    assert ended.stdout == ""
+    assert (ended.returncode, ended.stdout) == (2, "")
     one_sentence(ended.stderr, *says)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("SystemExit(0)", ["SystemExit: 0", f"{OURS}:"]),
+        ("KeyboardInterrupt", ["KeyboardInterrupt", f"{OURS}:"]),
+        ("LookupError('of two\\nlines')", ["LookupError: of two lines", f"{OURS}:"]),
+        ("MemoryError", ["out of memory"]),
+    ],
+)
+def test_whatever_a_function_raises_is_a_failure(run: Run, error: str, says: list[str]) -> None:
+    ended = run(["run", f"{OURS}:fails", "in.npy", "out.npy", "--error", error])
+    assert (ended.returncode, ended.stdout) == (1, "")
+    one_sentence(ended.stderr, *says, "Try: ")
 
 
 def one_sentence(errors: str, *says: str) -> None:
@@ -221,7 +238,6 @@ def powerless() -> None:
 def test_a_file_that_may_not_be_read(run: Run, tmp_path: Path) -> None:
     for name in ("in.npy", "in.png"):
         (tmp_path / "work" / name).chmod(0o000)
-    # Nothing but the mode may change; `run` reads every file, which the owner may not.
     for name in ("in.npy", "in.png"):
         ended = run(["run", "laplacian", name, "out.npy"], preexec_fn=powerless)
         assert ended.returncode == 2
@@ -250,11 +266,9 @@ def test_cuda_where_there_is_none_names_the_extra_or_the_driver(run: Run) -> Non
     one_sentence(ended.stderr, "[rank 0, host ", "cuda")
 
 
-def test_the_traceback_is_there_for_those_who_ask(run: Run, tmp_path: Path) -> None:
-    words = [*PROGRAM, "run", "odd.py", "in.npy", "out.npy", "--debug"]
-    ended = subprocess.run(words, cwd=tmp_path / "work", capture_output=True, text=True, timeout=DEADLOCK)
+def test_the_traceback_is_there_for_those_who_ask(run: Run) -> None:
+    ended = run(["run", "odd.py", "in.npy", "out.npy", "--debug"])
     assert ended.returncode == 2
-    assert "Traceback" in ended.stderr
     assert 'odd.py", line 2' in ended.stderr
 
 

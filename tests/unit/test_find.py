@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -203,3 +204,25 @@ def test_every_job_this_package_declares_is_one() -> None:
     for entry in importlib.metadata.entry_points(group="meshrun.jobs"):
         if entry.value.startswith("jobs."):
             assert isinstance(find(entry.name), Job), entry.name
+
+
+def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Python started in `folder`, which then stands first on the import path."""
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_users_folder_of_jobs_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "__init__.py").write_text("")
+    told = "from runner.find import find\ntry: find('laplacian')\nexcept Exception as reason: print(reason)"
+    ended = python(told, tmp_path)
+    assert f"{tmp_path / 'jobs'} hides meshrun's own package jobs" in ended.stdout, ended.stderr
+    assert "Try: another name" in ended.stdout
+
+
+def test_a_users_folder_runner_gets_a_sentence_from_our_jobs(tmp_path: Path) -> None:
+    (tmp_path / "runner").mkdir()
+    (tmp_path / "runner" / "__init__.py").write_text("")
+    ended = python("import jobs.laplacian", tmp_path)
+    assert f"{tmp_path / 'runner'} hides meshrun's own package runner" in ended.stderr

@@ -1,0 +1,435 @@
+"""Whole runs whose job fails in every way: one sentence, an end within seconds, and nothing left behind.
+
+`meshrun -n 3 run ...` as a user runs it, under whichever MPI this environment has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch import local, mpiexec
+from runner.errors import MeshrunError
+
+ROOT = Path(local.__file__).parent.parent
+DEADLOCK = 60  # seconds; nothing here takes a tenth of it
+PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command
+HOST = os.uname().nodename
+MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
+
+JOB = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import runner
+
+folder = Path(os.environ["MESHRUN_TEST_RUN"])
+told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+
+class Odd(Exception):
+    pass
+
+def fail(how):
+    (folder / f"failing-{told}").touch()
+    if how == "value":
+        raise ValueError("no such number")
+    if how == "odd":
+        raise Odd("two\\nlines")
+    if how == "user":
+        raise runner.UserError("not this one", got=1, expected=2)
+    if how == "memory":
+        np.empty(1 << 57, np.uint8)
+    if how == "exit":
+        sys.exit(0)
+    if how == "vanish":
+        os._exit(0)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while how == "loop":
+        pass
+
+if told == 1 and "IMPORT" in os.environ:
+    fail(os.environ["IMPORT"])
+
+@runner.map_blocks(halo=(1, 0))
+def edges(block, *, out, here, how: str = "", everywhere: bool = False):
+    if everywhere or here.rank == 1:
+        fail(how)
+    out[...] = block[1:-1]
+
+@runner.reduce_blocks(combine=lambda a, b: a + b)
+def total(block, *, how: str):
+    if told == 1:
+        fail(how)
+    return float(block.sum())
+"""
+
+
+def launcher_problem() -> str | None:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "no mpi4py"
+    try:
+        mpiexec.find()
+    except MeshrunError as reason:
+        return str(reason)
+    return None
+
+
+needs_mpi = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
+
+
+@dataclass
+class Site:
+    """Where a test runs: `work` with the files, `notes` that ranks leave, `temporary` for all else."""
+
+    work: Path
+    notes: Path
+    temporary: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def begin(
+        self, words: list[str], *, program: tuple[str, ...] = local.PROGRAM, **changes: str
+    ) -> subprocess.Popen[str]:
+        environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes}
+        process = subprocess.Popen(
+            [*program, *words],
+            cwd=self.work,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def end(self, process: subprocess.Popen[str], promise: float) -> str:
+        """Its stderr; it must end within `promise` seconds from a rank's failure, and leave no process."""
+        wait_for(lambda: process.poll() is not None or any(self.notes.glob("failing-*")))
+        _, errors = process.communicate(timeout=promise)
+        assert left_running(self.notes) == []
+        return errors
+
+    def run(self, words: list[str], promise: float = PROMISE, **changes: str) -> tuple[int, str]:
+        """The exit status and stderr of a run that fails; its folder must be as before."""
+        before = content(self.work)
+        process = self.begin(words, **changes)
+        errors = self.end(process, promise)
+        assert content(self.work) == before
+        assert list(self.temporary.iterdir()) == []
+        assert ("Traceback" in errors) == ("--debug" in words)
+        return process.returncode, errors
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A folder with an input, an old output and the job; what a failed test leaves running ends."""
+    work, notes = tmp_path / "work", tmp_path / "notes"
+    work.mkdir()
+    notes.mkdir()
+    np.save(work / "in.npy", np.random.default_rng(0).random((12, 500)))
+    np.save(work / "out.npy", np.arange(7))
+    (work / "job.py").write_text(JOB)
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
+        made = Site(work, notes, Path(temporary))
+        yield made
+        for process in made.started:
+            process.kill()
+        for pid in left_running(notes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file by name, hidden ones too, without what Python compiles."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def left_running(notes: Path) -> list[int]:
+    """Processes, launchers and ranks, with the test's mark in their environment."""
+    wanted, found = f"{MARK}={notes}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLOCK
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def own_lines(errors: str) -> list[str]:
+    """stderr without what this machine's MPI has to say of the machine."""
+    return [line for line in errors.splitlines() if line.strip() and not line.startswith("[hwloc")]
+
+
+def words(job: str = "edges", *more: str, ranks: int = 3) -> list[str]:
+    files = ["in.npy", "out.npy"] if job == "edges" else ["in.npy"]
+    return ["-n", str(ranks), "run", f"job.py:{job}", *files, *more]
+
+
+RAISED = [
+    ("value", 1, "ValueError: no such number (", "Try: --debug"),
+    ("odd", 1, "Odd: two lines (", "Try: --debug"),
+    ("user", 2, "not this one: got 1, expected 2", ""),
+    ("memory", 1, "out of memory: Unable to allocate 128. PiB", "Try: more ranks"),
+    ("exit", 1, "SystemExit: 0 (", "Try: --debug"),
+]
+
+
+@needs_mpi
+@pytest.mark.parametrize(("how", "status", "what", "hint"), RAISED, ids=lambda value: str(value)[:8])
+@pytest.mark.parametrize("everywhere", [False, True], ids=["one rank", "all ranks"])
+def test_an_error_in_the_function_is_told_once_and_ends_all(
+    site: Site, everywhere: bool, how: str, status: int, what: str, hint: str
+) -> None:
+    found, errors = site.run(words("edges", "--how", how, *(["--everywhere"] if everywhere else [])))
+    assert found == status
+    (sentence,) = own_lines(errors)
+    rank = "[012]" if everywhere else "1"
+    assert re.match(rf"meshrun: \[rank {rank}, host {HOST}, CPU\] ", sentence)
+    assert what in sentence
+    assert hint in sentence
+
+
+@needs_mpi
+@pytest.mark.parametrize("attempt", range(3))
+def test_the_rank_that_failed_speaks_though_others_meet_what_it_cleaned_up(site: Site, attempt: int) -> None:
+    """Many small writes by the others: one of them is between two when the file goes away."""
+    np.save(site.work / "in.npy", np.zeros((3_000, 2_000)))
+    _, errors = site.run(words("edges", "--how", "value"))
+    assert f"[rank 1, host {HOST}, CPU] ValueError" in errors
+    assert errors.count("meshrun: ") == 1
+
+
+@needs_mpi
+def test_an_error_while_others_wait_for_a_partial_result(site: Site) -> None:
+    status, errors = site.run(words("total", "--how", "value"))
+    assert status == 1
+    (sentence,) = own_lines(errors)
+    assert f"[rank 1, host {HOST}, CPU] ValueError: no such number" in sentence
+
+
+@needs_mpi
+def test_debug_shows_the_traceback(site: Site) -> None:
+    status, errors = site.run(words("edges", "--how", "value", "--debug"))
+    assert status == 1
+    assert errors.count("Traceback (most recent call last)") == 1
+    assert "in fail\n    raise ValueError" in errors
+    assert errors.count(f"meshrun: [rank 1, host {HOST}, CPU] ValueError") == 1
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "more",
+    [["--no-overlap"], ["--overlap"]],
+    ids=["others wait at the end of the file", "others wait for its halo"],
+)
+def test_a_killed_rank_ends_all(site: Site, more: list[str]) -> None:
+    # Rows of 2 MB: the message is on its way only while its sender lives.
+    np.save(site.work / "in.npy", np.zeros((9, 250_000)))
+    status, errors = site.run(words("edges", "--how", "kill", *more), PROMISE_KILLED)
+    assert status == 1
+    (sentence,) = own_lines(errors)
+    # MPICH's launcher kills the other ranks, and may name one of them.
+    rank = "[012]" if mpiexec.find().vendor == "MPICH" else "1"
+    assert re.match(rf"meshrun: \[rank {rank}, host {HOST}\] killed by signal 9 \(SIGKILL\)", sentence)
+    assert "Try: dmesg" in sentence
+
+
+@needs_mpi
+def test_a_rank_that_vanishes_ends_all(site: Site) -> None:
+    status, errors = site.run(words("edges", "--how", "vanish"), PROMISE_KILLED)
+    assert status == 1
+    (sentence,) = own_lines(errors)
+    assert "no completion record" in sentence or "killed by signal 9" in sentence
+    if mpiexec.find().vendor == "Open MPI":
+        assert f"[rank 1, host {HOST}] ended before its time" in sentence
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("value", "ValueError: no such number"), ("odd", "Odd: two lines"), ("exit", "SystemExit: 0")],
+)
+def test_a_file_that_one_rank_cannot_import_ends_all(site: Site, how: str, what: str) -> None:
+    """The others are in MPI's initialization by then, and wait for it there."""
+    status, errors = site.run(words("edges"), IMPORT=how)
+    assert status == 2
+    (sentence,) = own_lines(errors)
+    assert sentence.startswith(f"meshrun: job.py cannot be imported: got {what}")
+
+
+@needs_mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("everywhere", [False, True], ids=["one rank", "all ranks"])
+def test_a_loop_without_end_is_interrupted(site: Site, number: signal.Signals, everywhere: bool) -> None:
+    before = content(site.work)
+    process = site.begin(words("edges", "--how", "loop", *(["--everywhere"] if everywhere else [])))
+    wait_for(lambda: any(site.notes.glob("failing-*")))
+    assert list(site.work.glob(".out.npy.*.partial"))
+    process.send_signal(number)
+    errors = site.end(process, PROMISE_KILLED)
+    assert process.returncode == 128 + number
+    assert own_lines(errors) == [f"meshrun: interrupted by {number.name}: every rank has ended"]
+    assert content(site.work) == before
+    assert list(site.temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_alone_is_interrupted(site: Site, number: signal.Signals) -> None:
+    before = content(site.work)
+    process = site.begin(words("edges", "--how", "loop", "--everywhere", ranks=1))
+    wait_for(lambda: any(site.notes.glob("failing-*")))
+    process.send_signal(number)
+    assert site.end(process, PROMISE) == "meshrun: interrupted; nothing was written\n"
+    assert process.returncode == 128 + number
+    assert content(site.work) == before
+
+
+PHOTOGRAPH = ROOT / "examples" / "rocket.jpg"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=needs_mpi)])
+@pytest.mark.parametrize("name", ["out.npy", "out.png"])
+def test_a_full_disk(site: Site, small_disk: Path, name: str, ranks: int) -> None:
+    """The array needs 820 kB and asks for them before the work; the picture 300 kB, at its end."""
+    old, target = b"as it was", small_disk / name
+    target.write_bytes(old)
+    status, errors = site.run(["-n", str(ranks), "run", "laplacian", str(PHOTOGRAPH), str(target)])
+    assert status == 1
+    (sentence,) = own_lines(errors)
+    assert re.search(
+        rf"cannot write {target}: got No space left on device, [\d,]+ bytes free there", sentence
+    )
+    assert "Try: an output on another disk" in sentence
+    assert content(small_disk) == {name: old}
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.png"])
+def test_a_file_larger_than_allowed(site: Site, name: str) -> None:
+    """Disk quotas and `ulimit -f` end a write like a full disk does."""
+    before = content(site.work)
+    limit = (100_000, 100_000)
+    command = [*local.PROGRAM, "run", "laplacian", str(PHOTOGRAPH), name]
+    ended = subprocess.run(
+        command,
+        cwd=site.work,
+        capture_output=True,
+        text=True,
+        timeout=DEADLOCK,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    assert ended.returncode == 1
+    (sentence,) = ended.stderr.splitlines()
+    assert f"cannot write {name}: got File too large" in sentence
+    assert content(site.work) == before
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.append(".")
+import runner
+from job import edges, told
+
+def attempt(source, **options):
+    try:
+        record = edges.run(source, "out.npy", device="cpu", **options)
+    except runner.MeshrunError as failure:
+        return f"{type(failure).__name__} {failure}"
+    return f"{record['ranks']} ranks"
+
+last_input, notes = sys.argv[1:]
+found = [attempt("gone.npy"), attempt("in.npy", grid="7"), attempt("in.npy"), attempt(last_input, how="value")]
+(Path(notes) / f"found-{told}").write_text("\\n".join(found))
+"""
+
+
+@pytest.fixture
+def program(site: Site) -> Callable[..., tuple[int, str]]:
+    """Run PROGRAM on three ranks under the launcher itself, as a user's own MPI program; status and stderr."""
+    (site.work / "program.py").write_text(PROGRAM)
+
+    def run(last_input: str) -> tuple[int, str]:
+        launcher = mpiexec.find()
+        environment = launcher.environment(3, site.notes, site.temporary, os.environ)
+        process = site.begin(
+            ["program.py", last_input, str(site.notes)],
+            program=(*launcher.command(3), sys.executable),
+            **environment,
+        )
+        errors = site.end(process, PROMISE)
+        return process.returncode, errors
+
+    return run
+
+
+@needs_mpi
+def test_in_a_program_an_error_everywhere_is_raised_everywhere_and_the_program_goes_on(
+    site: Site, program: Callable[..., tuple[int, str]]
+) -> None:
+    status, errors = program("gone.npy")
+    assert status == 0
+    assert "meshrun: " not in errors
+    expected = [
+        "UserError cannot read gone.npy: got nothing there, expected an array file",
+        "UserError --grid does not use every rank exactly once: got 7 on 3 rank(s), "
+        "expected blocks that multiply to 3. Try: --grid 0",
+        "3 ranks",
+        "UserError cannot read gone.npy: got nothing there, expected an array file",
+    ]
+    for rank in range(3):
+        assert (site.notes / f"found-{rank}").read_text().splitlines() == expected
+    np.testing.assert_array_equal(np.load(site.work / "out.npy"), np.load(site.work / "in.npy"))
+
+
+@needs_mpi
+def test_in_a_program_an_error_on_one_rank_ends_all(
+    site: Site, program: Callable[..., tuple[int, str]]
+) -> None:
+    status, errors = program("in.npy")
+    assert status != 0
+    assert errors.count("meshrun: ") == 1
+    assert f"meshrun: [rank 1, host {HOST}, CPU] ValueError: no such number" in errors
+    assert list(site.notes.glob("found-*")) == []
+    assert list(site.work.glob(".*.partial")) == []
+    # The run before the last one wrote it.
+    np.testing.assert_array_equal(np.load(site.work / "out.npy"), np.load(site.work / "in.npy"))
