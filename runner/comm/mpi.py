@@ -40,9 +40,7 @@ class MpiComm:
     label = "MPI, host memory"
 
     def __init__(self) -> None:
-        already_running = "mpi4py.MPI" in sys.modules
         self._mpi = load()
-        self._owned = not already_running
         self._comm = self._mpi.COMM_WORLD.Dup()
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
@@ -89,6 +87,6 @@ class MpiComm:
         os._exit(status)  # MPICH's Abort has been seen to return
 
     def close(self) -> None:
+        # MPI itself stays, for the program's next world: it cannot be initialised twice. mpi4py
+        # finalises it when the process ends.
         self._comm.Free()
-        if self._owned:
-            self._mpi.Finalize()

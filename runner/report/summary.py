@@ -76,7 +76,6 @@ def _notes(record: Record) -> list[str]:
         check = record["verify"]
         seen = f", {check['cells']:,} cells in {check['boxes']:,} boxes" if "cells" in check else ""
         notes.append(f"  verified ({check['mode']}{seen}) against {check['against']}")
-    notes += [f"  warning: {warning}" for warning in record["warnings"]]
     if record["output"]:
         notes.append(f"  wrote {record['output']}")
     return notes

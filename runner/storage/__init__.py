@@ -92,7 +92,9 @@ def open_source(path: Path) -> Source:
     try:
         if not path.is_file():
             kind = "a folder" if path.is_dir() else "nothing there"
-            raise UserError(f"cannot read {path}", got=kind, expected="an array file")
+            raise UserError(
+                f"cannot read {path}", got=kind, expected="an array file", hint=f"ls {path.parent}"
+            )
         source: Source = _format(path).open_source(path)
         return source
     except OSError as reason:

@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import runner
+from runner.execute import Options, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -23,7 +27,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_python_examples_define_what_they_show(page: Path) -> None:
     for number, code in enumerate(blocks(page, "python")):
         compiled = compile(code, f"{page.name}[{number}]", "exec")
-        exec(compiled, {"runner": pytest.importorskip("runner")})
+        exec(compiled, {"runner": runner})
 
 
 def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
@@ -46,6 +50,25 @@ def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert {path.name for path in tmp_path.iterdir()} >= {"edges.npy", "blurred.png", "log.npy"}
+
+
+def documented(heading: str) -> set[str]:
+    """The keys in the first column of the table that follows `heading` in the record's page."""
+    text = (ROOT / "docs" / "record.md").read_text().split(heading, 1)[1]
+    rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert rows is not None
+    cells = [row.split("|")[1] for row in rows[0].splitlines()[2:]]
+    return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
+
+
+def test_every_key_of_the_record_is_documented_and_no_other(tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.ones((8, 5), np.float32))
+    job = runner.map_blocks(lambda block: 2 * block)
+    options = Options(device="cpu", verify="sample")
+    record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, options)
+    assert set(record) == documented("# The record of a run")
+    for phase in record["phases"].values():
+        assert set(phase) == documented("A phase:")
 
 
 def test_links_lead_somewhere() -> None:
