@@ -164,6 +164,15 @@ def write_error(path: Path, reason: OSError, needed: int | None = None) -> RunEr
     )
 
 
+def not_shared(path: Path, reason: OSError) -> RunError:
+    """The sentence for a file that rank 0 has and this rank has not."""
+    return RunError(
+        f"rank 0 has {path}, this rank cannot open it",
+        got=reason.strerror or reason,
+        hint="a file system that all hosts share, with the same path on each",
+    )
+
+
 def _format(path: Path) -> Any:
     name = FORMATS.get(path.suffix.lower())
     if name is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.partition import Region, Shape
-from runner.storage import HostArray, write_error
+from runner.storage import HostArray, not_shared, write_error
 
 SUFFIXES = (".npy",)
 
@@ -30,7 +30,10 @@ class NpySource:
 
     @cached_property
     def array(self) -> HostArray:
-        mapped: HostArray = np.load(self.path, mmap_mode="r")
+        try:
+            mapped: HostArray = np.load(self.path, mmap_mode="r")
+        except OSError as reason:  # rank 0 could; this host may have no such file
+            raise not_shared(self.path, reason) from reason
         return mapped
 
     def read(self, region: Region, target: HostArray) -> None:
@@ -114,6 +117,8 @@ class NpySink:
         try:
             with open(self.partial, "r+b", buffering=0) as file:
                 self._write(file.fileno(), region, np.ascontiguousarray(array))
+        except FileNotFoundError as reason:  # rank 0 made it; this host may have no such folder
+            raise not_shared(self.path, reason) from reason
         except OSError as reason:
             raise write_error(self.path, reason) from reason
 

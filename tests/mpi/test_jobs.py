@@ -85,7 +85,7 @@ def check(
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(("job", "parameters"), JOBS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(("job", "parameters"), JOBS, ids=[job.name for job, _ in JOBS])
 def test_arrays(
     world: World, folder: Path, photograph: Array, job: Job, parameters: dict[str, Any], grid: str | None
 ) -> None:
@@ -95,7 +95,7 @@ def test_arrays(
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(("job", "parameters"), TO_PICTURE, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(("job", "parameters"), TO_PICTURE, ids=[job.name for job, _ in TO_PICTURE])
 def test_pictures(
     world: World, folder: Path, photograph: Array, job: Job, parameters: dict[str, Any], grid: str | None
 ) -> None:

@@ -175,7 +175,7 @@ JPEG_TO_PNG: list[tuple[Job, dict[str, Any], Callable[[Array], Array]]] = [
 
 
 @pytest.mark.parametrize(
-    ("job", "parameters", "expect"), JPEG_TO_PNG, ids=lambda value: getattr(value, "name", "")
+    ("job", "parameters", "expect"), JPEG_TO_PNG, ids=[job.name for job, *_ in JPEG_TO_PNG]
 )
 def test_from_picture_to_picture(
     filtered: Callable[..., Array], job: Job, parameters: dict[str, Any], expect: Callable[[Array], Array]

@@ -389,3 +389,15 @@ def test_rows_are_written_in_one_piece(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_header_is_aligned_for_mapping() -> None:
     for shape, dtype in itertools.product([(), (3,), (10**12, 10**6)], DTYPES):
         assert len(NpySink(Path("a"), Path("b"), shape, np.dtype(dtype))._header) % 64 == 0
+
+
+def test_a_file_that_only_rank_0_has_gets_a_sentence(tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.ones((4, 3)))
+    source = open_source(tmp_path / "in.npy")
+    sink = open_sink(tmp_path / "out.npy", (4, 3), np.dtype(np.float64), "nonce")
+    (tmp_path / "in.npy").unlink()
+    region = Region((0, 0), (4, 3))
+    with pytest.raises(RunError, match=r"rank 0 has .*in.npy, this rank cannot open it.*all hosts share"):
+        source.read(region, np.empty((4, 3)))
+    with pytest.raises(RunError, match=r"rank 0 has .*out.npy, this rank cannot open it.*all hosts share"):
+        sink.write(region, np.ones((4, 3)))
