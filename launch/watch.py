@@ -13,12 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch.mpiexec import RUN_MARK
 from launch.noise import NoiseFilter
 
+if TYPE_CHECKING:
+    from runner.verdict import RunDirectory
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5.0  # seconds that the launcher has to end its ranks in order
+CLAIMED = 2.0  # seconds that the launcher has to end once a rank has told a failure; MPICH's may never
 STRAY_OUTPUT = 1.0  # seconds of reading on after the launcher's end, when a process still holds its pipes
 TAIL = 1 << 16  # bytes of the ranks' last words kept
 LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
@@ -45,7 +50,9 @@ def watch(command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
     launcher, which is the one that knows them all. The first signal ends the run in order, the
     second, or `GRACE` seconds, at once.
     """
-    watched = _Watched()
+    from runner.verdict import RunDirectory
+
+    watched = _Watched(RunDirectory(Path(environment[RUN_MARK])))
     with _handlers(watched.signalled):
         try:
             watched.start(command, environment)
@@ -58,7 +65,8 @@ def watch(command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
 
 
 class _Watched:
-    def __init__(self) -> None:
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
         self.process: subprocess.Popen[bytes] | None = None
         self.interrupted: signal.Signals | None = None
         self.abandoned = False
@@ -103,6 +111,8 @@ class _Watched:
                     self._pass_on(key.data, self.filters[key.data].feed(chunk))
                     if not chunk:
                         selector.unregister(key.fileobj)
+                if self.deadline == float("inf") and self.run.failure() is not None:
+                    self.deadline = time.monotonic() + CLAIMED
                 if self.process.poll() is not None:
                     self.deadline = min(self.deadline, time.monotonic() + STRAY_OUTPUT)
         for target, noise_filter in self.filters.items():
