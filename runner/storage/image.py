@@ -28,7 +28,6 @@ FORMATS = {
     ".tiff": "TIFF",
     ".bmp": "BMP",
 }
-SUFFIXES = tuple(FORMATS)
 # What each format can hold, by dtype: the numbers of channels, 0 meaning no channel axis.
 HOLDS: dict[str, dict[str, tuple[int, ...]]] = {
     "PNG": {"uint8": (0, 1, 2, 3, 4), "uint16": (0, 1)},

@@ -18,8 +18,6 @@ from runner.errors import UserError
 from runner.partition import Region, Shape
 from runner.storage import HostArray, not_shared, write_error
 
-SUFFIXES = (".npy",)
-
 
 @dataclass
 class NpySource:
