@@ -25,7 +25,7 @@ import pytest
 from launch import local, mpiexec, shm
 from runner.errors import MeshrunError
 
-ROOT = Path(local.__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DEADLOCK = 60  # seconds; nothing here takes a tenth of it
 PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command
 HOST = os.uname().nodename
