@@ -10,13 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from runner.errors import UserError
 from runner.halo import BOUNDARIES
-from runner.signature import Parameter, read_signature
+from runner.signature import Kind, Parameter, read_signature
 
-Kind = Literal["map", "reduce", "job"]
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 
 
@@ -229,5 +228,5 @@ def _replace(declared: Job, **changes: Any) -> Job:
 
 
 def _declare(function: Callable[..., Any], kind: Kind, name: str | None) -> Job:
-    parameters, services = read_signature(function, first=0 if kind == "job" else 1)
+    parameters, services = read_signature(function, kind)
     return Job(name or function.__name__, kind, function, parameters, services)

@@ -165,13 +165,16 @@ class Tiles:
 
 def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tiles) -> Any:
     """The result of a `reduce_blocks` job; collective, the same on every rank."""
-    if job.check is not None:
-        job.check(tiles.shape, tiles.dtype, **parameters)
+    check = job.check
+    if check is not None:
+        world.together(lambda: check(tiles.shape, tiles.dtype, **parameters))
     services = {name: world.xp for name in job.services if name == "xp"}
     assert job.combine is not None
     partial = tiles.reduce(lambda block: job.function(block, **services, **parameters), job.combine)
     if partial is None:
-        raise UserError(f"{tiles.source.path} holds no values to reduce", got=f"shape {tiles.shape}")
+        raise UserError(
+            f"{tiles.source.path} holds no values to reduce", got=f"shape {tiles.shape}", everywhere=True
+        )
     return job.finish(partial, **parameters) if job.finish else partial
 
 

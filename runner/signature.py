@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from runner.errors import UserError
 
-SERVICES = (
-    "out",
-    "xp",
-    "here",
-    "world",
-    "input",
-    "output",
-)  # what the runner passes when a function names it
+Kind = Literal["map", "reduce", "job"]
+# What the runner passes to a function of each kind that names it.
+OFFERS: dict[Kind, frozenset[str]] = {
+    "map": frozenset({"out", "xp", "here"}),
+    "reduce": frozenset({"xp"}),
+    "job": frozenset({"world", "input", "output", "xp"}),
+}
+SERVICES = frozenset().union(*OFFERS.values())
 RESERVED = (
     "device",
     "json",
@@ -46,8 +46,8 @@ class Parameter:
     help: str
 
 
-def read_signature(function: Callable[..., Any], first: int) -> tuple[tuple[Parameter, ...], frozenset[str]]:
-    """The options among a function's parameters from number `first` on, and the services it names.
+def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Parameter, ...], frozenset[str]]:
+    """The options among a function's parameters, and the services it names; the block comes before both.
 
     An option's help is its line `name: text` in the docstring.
     """
@@ -55,14 +55,21 @@ def read_signature(function: Callable[..., Any], first: int) -> tuple[tuple[Para
     found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
     helps = {name: text for _, name, text in found}
     parameters = list(inspect.signature(function).parameters.values())
+    first = 0 if kind == "job" else 1  # a job gets no block
     if len(parameters) < first:
         raise UserError(f"job {function.__name__} has no parameter for the block")
     declared = parameters[first:]
     hints = _hints(function, [p for p in declared if p.name not in SERVICES])
     options = []
     for parameter in declared:
-        if parameter.name in SERVICES:
+        if parameter.name in OFFERS[kind]:
             continue
+        if parameter.name in SERVICES:
+            raise UserError(
+                f"{function.__name__}: the runner has no {parameter.name!r} for a function of this kind",
+                expected=", ".join(sorted(OFFERS[kind])),
+                hint="another name, if it is an option",
+            )
         if parameter.name in RESERVED:
             raise UserError(
                 f"job {function.__name__}: a parameter has the name of one of the command's own options",
@@ -75,9 +82,9 @@ def read_signature(function: Callable[..., Any], first: int) -> tuple[tuple[Para
             )
         required = parameter.default is inspect.Parameter.empty
         default = None if required else parameter.default
-        kind = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
+        accepted = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
         text = " ".join(helps.get(parameter.name, "").split())
-        options.append(Parameter(parameter.name, kind, default, required, text))
+        options.append(Parameter(parameter.name, accepted, default, required, text))
     return tuple(options), frozenset(p.name for p in declared if p.name in SERVICES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TextIO
 
 from runner.report.record import Record
@@ -24,9 +25,10 @@ def render(record: Record) -> str:
 
 def show_result(result: dict[str, Any], stream: TextIO) -> None:
     """A job's result, one `name: value` a line."""
-    for name, value in result.items():
-        stream.write(f"{name}: {value}\n")
-    stream.flush()
+    with contextlib.suppress(BrokenPipeError):  # whoever reads has read enough (`| head -1`)
+        for name, value in result.items():
+            stream.write(f"{name}: {value}\n")
+        stream.flush()
 
 
 def _headline(record: Record) -> str:

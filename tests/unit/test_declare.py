@@ -212,3 +212,13 @@ def test_public_names_lead_to_what_they_say() -> None:
         assert inspect.isclass(getattr(runner, name)) or callable(getattr(runner, name))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = runner.nothing
+
+
+def test_a_service_that_a_kind_does_not_get_is_refused() -> None:
+    def total(block: Any, *, here: Any) -> float:
+        return 0.0
+
+    with pytest.raises(UserError, match=r"no 'here' for a function of this kind.*expected xp"):
+        runner.reduce_blocks(combine=max)(total)
+    with pytest.raises(UserError, match=r"no 'out' for a function of this kind"):
+        runner.job(lambda world, out: None)
