@@ -294,7 +294,7 @@ def test_a_loop_without_end_is_interrupted(site: Site, number: signal.Signals, e
     assert list(site.work.glob(".out.npy.*.partial"))
     process.send_signal(number)
     errors = site.end(process, PROMISE_KILLED)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, errors
     assert own_lines(errors) == [f"meshrun: interrupted by {number.name}: every rank has ended"]
     assert content(site.work) == before
     assert list(site.temporary.iterdir()) == []
@@ -307,7 +307,7 @@ def test_a_rank_alone_is_interrupted(site: Site, number: signal.Signals) -> None
     wait_for(lambda: any(site.notes.glob("failing-*")))
     process.send_signal(number)
     assert site.end(process, PROMISE) == "meshrun: interrupted; nothing was written\n"
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, errors
     assert content(site.work) == before
 
 
