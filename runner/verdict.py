@@ -30,14 +30,14 @@ class RunDirectory:
 
     def register(self, rank: int, host: str, pid: int) -> None:
         """Say which process is which rank, so that a launcher's "PID 4711 was killed" gets a name."""
-        (self.path / f"pid-{pid}").write_text(json.dumps({"rank": rank, "host": host}))
+        _write(self.path / f"pid-{pid}", json.dumps({"rank": rank, "host": host}))
 
     def rank_of(self, pid: int) -> dict[str, Any] | None:
         return _read(self.path / f"pid-{pid}")
 
     def keep_partial(self, output: Path) -> None:
         """Name the unfinished output file, for removal if every rank is killed."""
-        (self.path / "partial").write_text(str(output))
+        _write(self.path / "partial", str(output))
 
     def remove_partial(self) -> None:
         note = self.path / "partial"
@@ -53,9 +53,7 @@ class RunDirectory:
 
     def complete(self, record: dict[str, Any]) -> None:
         """Write the completion record; rank 0's last act."""
-        temporary = self.path / "record.tmp"
-        temporary.write_text(json.dumps(record))
-        temporary.rename(self.path / "record.json")
+        _write(self.path / "record.json", json.dumps(record))
 
     def record(self) -> dict[str, Any] | None:
         return _read(self.path / "record.json")
@@ -72,6 +70,13 @@ def claim(path: Path, content: dict[str, Any]) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     return True
+
+
+def _write(path: Path, text: str) -> None:
+    """Write `path` in one step: whoever reads it finds all of it, even when the writer is killed half-way."""
+    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -101,3 +101,15 @@ def test_of_many_processes_one_wins(tmp_path: Path) -> None:
     won = [int(process.communicate()[0]) for process in processes]
     assert sum(won) == 200
     assert len(os.listdir(tmp_path)) == 200, "no temporary files are left"
+
+
+def test_a_note_that_many_write_is_never_read_half_written(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    output = tmp_path / ("long name " * 20)
+    run.keep_partial(output)
+    writers = [threading.Thread(target=lambda: [run.keep_partial(output) for _ in range(300)]) for _ in "12"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert (tmp_path / "partial").read_text() == str(output)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["partial"]
