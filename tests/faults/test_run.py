@@ -307,7 +307,7 @@ def test_a_rank_alone_is_interrupted(site: Site, number: signal.Signals) -> None
     wait_for(lambda: any(site.notes.glob("failing-*")))
     process.send_signal(number)
     assert site.end(process, PROMISE) == "meshrun: interrupted; nothing was written\n"
-    assert process.returncode == 128 + number, errors
+    assert process.returncode == 128 + number
     assert content(site.work) == before
 
 
