@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
+LAST_BREATHS = 20  # looks at what is mapped still, a second in all
 NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 
 
@@ -26,10 +28,14 @@ def segments(folder: Path = FOLDER) -> set[Path]:
 
 def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
     """Remove the segments that are new since `before`, save those that another run has mapped."""
-    new = segments(folder) - before
-    if new:
-        for path in new - _mapped(new):
+    for _ in range(LAST_BREATHS):
+        new = segments(folder) - before
+        mapped = _mapped(new) if new else set()
+        for path in new - mapped:
             path.unlink(missing_ok=True)
+        if not mapped:
+            return
+        time.sleep(0.05)  # by a rank that was killed and is not quite gone, most likely
 
 
 def _mapped(paths: set[Path]) -> set[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def test_new_and_unused_segments_go(folder: Path) -> None:
     assert old.exists()
     assert used.exists()
     assert not new.exists()
+
+
+def test_a_segment_of_a_rank_that_is_going_is_waited_for(folder: Path) -> None:
+    before = shm.segments(folder)
+    leaving = segment(folder, "mpich_shm_leaving")
+    with leaving.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+        threading.Timer(0.2, mapped.close).start()
+        shm.remove_orphans(before, folder)
+    assert not leaving.exists()
 
 
 def test_a_processs_mark_is_matched_whole(tmp_path: Path) -> None:
