@@ -63,7 +63,7 @@ def start(
     ours = ("--run-dir", str(run.path), *terminal, "-n", str(ranks))
     segments = shm.segments()
     sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
-    status = 1
+    in_order = False
     try:
         outcome = watch(
             [*launcher.command(ranks), *program, *ours, *words],
@@ -72,9 +72,10 @@ def start(
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         status = judge(run, outcome, debug)
+        in_order = status == outcome.status == 0
         return status
     finally:
-        if status:
+        if not in_order:
             shm.remove_orphans(segments)
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)

@@ -92,6 +92,9 @@ def start(
         monkeypatch.setattr("tempfile.tempdir", str(temporary))
         program = rank_program(body)
         status = local.start(ranks, ["case", str(tmp_path)], program=program, debug=debug)
+        deadline = time.monotonic() + 5  # a killed process on a busy machine takes a moment to be gone
+        while any(alive(pid) for pid in pids(tmp_path)) and time.monotonic() < deadline:
+            time.sleep(0.02)
         assert [pid for pid in pids(tmp_path) if alive(pid)] == []
         assert list(temporary.iterdir()) == []
         assert [path for path in segments(tmp_path) if path.exists()] == []
