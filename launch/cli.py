@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.refuse import BROKEN, Shadowed, brief, one_line, refuse, refuse_contradiction, refuse_shadows
+from launch.refuse import BROKEN, Shadowed, brief, one_line, refuse, refuse_shadows
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -140,7 +140,7 @@ def command(ctx: click.Context, ranks: int | None, run_dir: str | None, columns:
     mpirun -n 32 meshrun run laplacian in.npy out.npy  a cluster; likewise srun
     meshrun run laplacian --help                       what a job does and takes
     """
-    from runner.launcher import announced
+    from runner.launcher import announced, check_expected
 
     told, words = announced(), ctx.meta[WORDS]
     if ranks is not None and not {*words} & {*HELP}:
@@ -150,7 +150,8 @@ def command(ctx: click.Context, ranks: int | None, run_dir: str | None, columns:
             from launch.local import start
 
             ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words))
-        refuse_contradiction(ranks, told)
+        if told is not None and told.size is not None:
+            check_expected(ranks, told.size, told)
     ctx.obj = Door(ranks, run_dir, columns if told else terminal_columns())
 
 

@@ -7,12 +7,8 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from runner.launcher import Announced
 
 ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
 LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
@@ -52,18 +48,6 @@ def refuse_shadows() -> None:
                 f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
                 f"Try: another name for that folder, or a PYTHONPATH without {found.parent}"
             )
-
-
-def refuse_contradiction(ranks: int, told: Announced | None) -> None:
-    """UserError when a launcher has started another number of ranks than -n asks for."""
-    from runner.errors import UserError
-
-    if told is not None and told.size not in (None, ranks):
-        raise UserError(
-            f"meshrun -n {ranks} contradicts {told.launcher}, which started {told.size} rank(s)",
-            got=f"-n {ranks}",
-            expected=f"-n {told.size}, or no -n: the launcher has the say",
-        )
 
 
 def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:

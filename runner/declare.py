@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from runner.errors import UserError
@@ -140,7 +140,7 @@ def map_blocks(
         if boundary not in BOUNDARIES:
             raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
         declared = _declare(function, "map", name)
-        return _replace(
+        return replace(
             declared,
             halo=halo,
             boundary=boundary,
@@ -189,7 +189,7 @@ def reduce_blocks(
     """
 
     def declare(function: Callable[..., Any]) -> Job:
-        return _replace(
+        return replace(
             _declare(function, "reduce", name), combine=combine, finish=finish, check=check, trials=trials
         )
 
@@ -218,13 +218,9 @@ def job(
     """
 
     def declare(function: Callable[..., Any]) -> Job:
-        return _replace(_declare(function, "job", name), reference=reference, trials=trials)
+        return replace(_declare(function, "job", name), reference=reference, trials=trials)
 
     return declare if function is None else declare(function)
-
-
-def _replace(declared: Job, **changes: Any) -> Job:
-    return Job(**{**declared.__dict__, **changes})
 
 
 def _declare(function: Callable[..., Any], kind: Kind, name: str | None) -> Job:

@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from runner.errors import UserError
+
 # (launcher, size, rank), most trustworthy first: what MPI's own launcher set beats Slurm's.
 VARIABLES = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -55,6 +57,18 @@ def announced(environment: Mapping[str, str] = os.environ) -> Announced | None:
 def allocated_tasks(environment: Mapping[str, str] = os.environ) -> int:
     """Tasks of the Slurm allocation around a process that srun did not start; 1 outside Slurm."""
     return _integer(environment, "SLURM_NTASKS") or 1
+
+
+def check_expected(expected: int | None, size: int, told: Announced | None) -> None:
+    """UserError when -n asked for another number of ranks than there are."""
+    if expected is not None and expected != size:
+        source = told.launcher if told else "this process"
+        raise UserError(
+            f"meshrun -n {expected} contradicts {source}, which started {size} rank(s)",
+            got=f"-n {expected}",
+            expected=f"-n {size}, or no -n: the launcher has the say",
+            everywhere=True,
+        )
 
 
 def singleton_fix(environment: Mapping[str, str] = os.environ) -> str:

@@ -15,6 +15,12 @@ from runner.world import World
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
 
 
+def stages(rows: int, size: int) -> list[tuple[int, int]]:
+    """The pieces, (first, last), in which `rows` of `size` bytes in all go through pinned memory."""
+    step = min(max(STAGE * rows // size, 1), rows)
+    return [(first, min(first + step, rows)) for first in range(0, rows, step)]
+
+
 def load_block(world: World, source: Source, partition: Partition, plan: HaloPlan, phases: Phases) -> Array:
     """This rank's padded block: its own cells read, its halo poisoned. Collective."""
     with phases("prepare"):
@@ -67,18 +73,13 @@ def _upload(backend: Backend, host: HostArray, core: Array, phases: Phases) -> N
 
 def _upload_file(backend: Backend, source: Source, region: Region, core: Array, phases: Phases) -> None:
     """Read and upload in pieces of rows through one pinned buffer."""
-    rows = region.shape[0]
     if region.size == 0:
         return
-    step = min(max(STAGE * rows // core.nbytes, 1), rows)
+    cuts = stages(region.shape[0], core.nbytes)
     with phases("prepare"):
-        buffer = backend.host_empty((step, *core.shape[1:]), core.dtype)
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
+        buffer = backend.host_empty((cuts[0][1], *core.shape[1:]), core.dtype)
+    for first, last in cuts:
         host = buffer[: last - first]
-        part = Region(
-            (region.start[0] + first, *region.start[1:]), (region.start[0] + last, *region.stop[1:])
-        )
         with phases("read", host.nbytes):
-            source.read(part, host)
+            source.read(region.rows(first, last), host)
         _upload(backend, host, core[first:last], phases)

@@ -52,6 +52,11 @@ class Region:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    def rows(self, first: int, last: int) -> Region:
+        """Its own rows first .. last - 1 along axis 0, counted from its start."""
+        begin = self.start[0]
+        return Region((begin + first, *self.start[1:]), (begin + last, *self.stop[1:]))
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
 

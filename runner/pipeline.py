@@ -97,7 +97,7 @@ class Pipeline:
 
     def _timed(self, block: Array, rows: Rows) -> tuple[Region, Array]:
         with self.phases("kernel"):
-            part = self._part(rows)
+            part = self.plan.region.rows(*rows)
             result = self._call(block, rows, self.work.buffer(part.shape, self.world.backend))
         self.progress(rows[1], self.plan.region.shape[0])
         return self.work.output_region(part), result
@@ -128,18 +128,13 @@ class Pipeline:
         if out is not None:
             yield self.work.output_region(region), out
         else:
-            places = (self.work.output_region(self._part(rows)) for rows in ranges)
+            places = (self.work.output_region(region.rows(*rows)) for rows in ranges)
             yield from zip(places, found, strict=True)
-
-    def _part(self, rows: Rows) -> Region:
-        """The block's own rows first .. last - 1 as a region of the whole array."""
-        start, stop = self.plan.region.start, self.plan.region.stop
-        return Region((start[0] + rows[0], *start[1:]), (start[0] + rows[1], *stop[1:]))
 
     def _call(self, block: Array, rows: Rows, out: Array | None) -> Array:
         """The function's result for some of the block's own rows; `out` is for these, or for all of them."""
         first, last = rows
-        part = self._part(rows)
+        part = self.plan.region.rows(first, last)
         here = Here(
             self.world.rank,
             self.world.size,
@@ -167,14 +162,12 @@ class Pipeline:
             )
 
     def _slabs(self, first: int, last: int) -> Iterator[Rows]:
-        """Rows first .. last - 1 in one piece on a GPU, in pieces that fit a cache on a CPU."""
+        """Rows first .. last - 1 in pieces that fit a cache."""
         region = self.plan.region
         if region.size == 0:
             return
-        step = last - first
-        if not self.world.backend.asynchronous:
-            row_bytes = max(region.size // region.shape[0] * self.work.dtype.itemsize, 1)
-            step = max(SLAB // row_bytes, 4 * sum(self.plan.widths[0]), 1)
+        row_bytes = region.size // region.shape[0] * self.work.dtype.itemsize
+        step = max(SLAB // row_bytes, 4 * sum(self.plan.widths[0]), 1)
         for begin in range(first, last, step):
             yield begin, min(begin + step, last)
 
@@ -189,7 +182,7 @@ class Pipeline:
         if self.plan.region.size:
             first = self._interior[0]
             row = (first, first + 1)
-            out = self.work.buffer(self._part(row).shape, self.world.backend)
+            out = self.work.buffer(self.plan.region.rows(*row).shape, self.world.backend)
             result = self._call(block, row, out)
             found = tuple(result.shape[self.work.leading :]), np.dtype(result.dtype)
         if self.work.result is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from runner.comm import Array
-from runner.load import STAGE
+from runner.load import stages
 from runner.partition import Region, Shape
 from runner.storage import HostArray, Sink
 from runner.timing import Phases
@@ -36,14 +36,8 @@ class Store:
         if not self.world.backend.asynchronous:
             self._keep(region, result)
             return
-        rows = region.shape[0]
-        step = min(max(STAGE * rows // result.nbytes, 1), rows)
-        for first in range(0, rows, step):
-            last = min(first + step, rows)
-            part = Region(
-                (region.start[0] + first, *region.start[1:]), (region.start[0] + last, *region.stop[1:])
-            )
-            self._keep(part, self._download(result[first:last]))
+        for first, last in stages(region.shape[0], result.nbytes):
+            self._keep(region.rows(first, last), self._download(result[first:last]))
 
     def finish(self) -> None:
         """Return when the file is whole. Collective."""

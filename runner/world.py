@@ -189,7 +189,7 @@ def find_ranks(expected: int | None) -> Control:
                 expected=f"{tasks} (SLURM_NTASKS)",
                 hint="srun --mpi=pmix meshrun ..., or meshrun -n 1 ... for one rank",
             )
-        _check_expected(expected, 1, told)
+        launcher.check_expected(expected, 1, told)
         return SimulatedComm()
     from runner.comm.mpi import MpiComm
 
@@ -201,12 +201,12 @@ def find_ranks(expected: int | None) -> Control:
             got=first_line(reason),
             hint="load the site's MPI module, or pip install 'meshrun[mpi]' where there is none",
         ) from reason
-    check_singleton(told, comm.size, comm.rank)
-    _check_expected(expected, comm.size, told)
+    check_singleton(told, comm.size)
+    launcher.check_expected(expected, comm.size, told)
     return comm
 
 
-def check_singleton(told: launcher.Announced, size: int, rank: int) -> None:
+def check_singleton(told: launcher.Announced, size: int) -> None:
     """Refuse N separate runs of one rank each, which is what a mismatched MPI and launcher make."""
     if told.size is not None and told.size != size:
         raise UserError(
@@ -216,17 +216,6 @@ def check_singleton(told: launcher.Announced, size: int, rank: int) -> None:
             expected=f"{told.size}",
             hint=launcher.singleton_fix(),
             everywhere=told.rank != 0,  # one of the N processes speaks
-        )
-
-
-def _check_expected(expected: int | None, size: int, told: launcher.Announced | None) -> None:
-    if expected is not None and expected != size:
-        source = told.launcher if told else "this process"
-        raise UserError(
-            f"meshrun -n {expected} contradicts {source}, which started {size} rank(s)",
-            got=f"-n {expected}",
-            expected=f"-n {size}, or no -n: the launcher has the say",
-            everywhere=True,
         )
 
 

@@ -36,7 +36,8 @@ LAYERS = (
     ("comm",),
     ("boxes", "halo", "signature"),
     ("partition",),
-    ("errors", "launcher", "verdict"),
+    ("launcher", "verdict"),
+    ("errors",),
 )
 # A declared job runs itself, `edges.run(...)`: the only look up, and only when it is called.
 LOOKS_UP = {("declare", "execute")}
