@@ -48,3 +48,10 @@ def test_results_are_compared_name_by_name() -> None:
     assert unlike({"mean": 1.0}, expected, {}) == ("['histogram']", None, [1, 2, 3])
     assert unlike({**expected, "mean": 1.1}, expected, {"mean": 0.2}) is None
     assert unlike({**expected, "histogram": [1, 2]}, expected, {}) is not None
+
+
+def test_what_the_tolerance_reaches_may_round_to_infinity() -> None:
+    # 1e30 is within the tolerance and is infinite as float16; within 10 of 3 nothing is.
+    assert wrong([np.inf, -np.inf, 5e4], "float16", [3.0] * 3, 1e30) == [False] * 3
+    assert wrong([np.inf, -np.inf], "float16", [3.0] * 2, 10.0) == [True, True]
+    assert wrong([np.inf, -np.inf], "float16", [6e4] * 2, 1e4) == [False, True]

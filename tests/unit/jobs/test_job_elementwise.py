@@ -14,6 +14,7 @@ from jobs import dtypes
 from jobs.dtypes import SUPPORTED
 from jobs.elementwise import elementwise
 from jobs.expression import FUNCTIONS, cpp, parse
+from runner.compare import differs
 from runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]
@@ -238,13 +239,8 @@ def test_correct_results_are_within_their_bounds(formula: Formula, dtype: str, s
     elementwise.function(x, out=out, xp=np, expression=text)
     assert elementwise.reference is not None
     expected, tolerance = elementwise.reference(x.astype(np.float64), expression=text)
-    with np.errstate(all="ignore"):
-        limits = np.finfo(result)
-        allowed = tolerance + limits.eps * (np.abs(expected) + tolerance) + limits.smallest_subnormal
-        got = out.astype(np.float64)
-        close = (np.abs(got - expected) <= allowed) | (expected.astype(result) == out)
-        good = close | np.isinf(tolerance) | (np.isnan(got) & np.isnan(expected))
-    assert good.all(), (x[~good], got[~good], expected[~good], tolerance[~good])
+    wrong = differs(out, expected, tolerance)
+    assert not wrong.any(), (x[wrong], out[wrong], expected[wrong], tolerance[wrong])
 
 
 @pytest.mark.parametrize(
