@@ -1,0 +1,71 @@
+"""What is to be measured: nccl-tests' options under their long names, with its defaults (2.19.6)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import runner
+
+MIB = 1 << 20
+UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes in bytes. datatypes, reductions: what -d and -o say, with `all` written out. root: -1 for all.
+
+    timeout: seconds without progress; 0 for no limit. cta_policy: None for the library's own.
+    """
+
+    minbytes: int = 32 * MIB
+    maxbytes: int = 32 * MIB
+    stepbytes: int = MIB
+    stepfactor: int = 1
+    iters: int = 20
+    warmup_iters: int = 1
+    agg_iters: int = 1
+    run_cycles: int = 1
+    average: int = 1
+    check: int = 1
+    reductions: tuple[str, ...] = ("sum",)
+    datatypes: tuple[str, ...] = ("float",)
+    root: int = 0
+    blocking: int = 0
+    stream_null: bool = False
+    timeout: int = 0
+    cudagraph: int = 0
+    report_cputime: bool = False
+    report_timestamps: bool = False
+    local_register: int = 0
+    cta_policy: int | None = None
+    memory: bool = False
+    unalign: int = 0
+    per_iter_timing: bool = False
+    per_iter_skip: int = 0
+
+    def sizes(self) -> list[int]:
+        """The sizes measured, in order."""
+        sizes, size = [], self.minbytes
+        while size <= self.maxbytes:
+            sizes.append(size)
+            size = size * self.stepfactor if self.stepfactor > 1 else size + self.stepbytes
+        return sizes
+
+    def warmup_sizes(self) -> list[int]:
+        """The sizes warmed up: always doubling, whatever the steps are."""
+        sizes, size = [], self.minbytes
+        while size <= self.maxbytes:
+            sizes.append(size)
+            size *= 2
+        return sizes
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "8", "32M", "1.5g": K, M, G are powers of 1024. Raises UserError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgKMG]?)\s*", text)
+    if match is None:
+        raise runner.UserError(
+            "a size does not parse", got=repr(text), expected="a number, or one with K, M or G (powers of 1024)"
+        )
+    return int(float(match[1]) * UNITS[match[2].lower()])
