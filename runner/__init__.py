@@ -9,6 +9,8 @@ package costs nothing.
     Tiles                               an array in pieces that do not depend on the ranks (`runner.reduce`)
     kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
     UserError, RunError, MeshrunError   what goes wrong (`runner.errors`)
+    Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
+                                        collectives on raw memory (`runner.comm.collectives`)
 """
 
 from __future__ import annotations
@@ -18,6 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.backend.cuda import kernel as kernel
+    from runner.comm.collectives import DATATYPES as DATATYPES
+    from runner.comm.collectives import OPERATIONS as OPERATIONS
+    from runner.comm.collectives import REDUCTIONS as REDUCTIONS
+    from runner.comm.collectives import Buffer as Buffer
+    from runner.comm.collectives import Call as Call
+    from runner.comm.collectives import Collectives as Collectives
+    from runner.comm.collectives import Datatype as Datatype
+    from runner.comm.collectives import Place as Place
+    from runner.comm.collectives import premultiplier as premultiplier
     from runner.declare import job as job
     from runner.declare import map_blocks as map_blocks
     from runner.declare import reduce_blocks as reduce_blocks
@@ -41,6 +52,15 @@ _HOME = {
     "UserError": "runner.errors",
     "RunError": "runner.errors",
     "MeshrunError": "runner.errors",
+    "Collectives": "runner.comm.collectives",
+    "Call": "runner.comm.collectives",
+    "Place": "runner.comm.collectives",
+    "Buffer": "runner.comm.collectives",
+    "Datatype": "runner.comm.collectives",
+    "DATATYPES": "runner.comm.collectives",
+    "OPERATIONS": "runner.comm.collectives",
+    "REDUCTIONS": "runner.comm.collectives",
+    "premultiplier": "runner.comm.collectives",
 }
 __all__ = list(_HOME)
 

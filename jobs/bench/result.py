@@ -100,7 +100,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Seat:
-    """One rank's line in the header. group: its color. bus_id: as CUDA prints it, "0000:00:00" without one."""
+    """One rank's line in the header. group: its color. bus_id: "0000:00:00" where there is none."""
 
     rank: int
     group: int

@@ -66,6 +66,8 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgKMG]?)\s*", text)
     if match is None:
         raise runner.UserError(
-            "a size does not parse", got=repr(text), expected="a number, or one with K, M or G (powers of 1024)"
+            "a size does not parse",
+            got=repr(text),
+            expected="a number, or one with K, M or G (powers of 1024)",
         )
     return int(float(match[1]) * UNITS[match[2].lower()])

@@ -162,7 +162,7 @@ class Collectives(Protocol):
         """All of them as one launch, where the library has such a thing; else one after another."""
 
     def captured(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-        """All of them recorded into a graph, which the result launches. UserError where there are no graphs."""
+        """All of them recorded into a graph, which the result launches; UserError without graphs."""
 
     def mark(self) -> Any:
         """A point in the work issued so far."""
@@ -174,7 +174,7 @@ class Collectives(Protocol):
         """Whether the device has done all that was issued before the mark."""
 
     def wait(self) -> None:
-        """Return when all issued work is done; raises RunError when the library reports a failure meanwhile."""
+        """Return when all issued work is done; RunError when the library reports a failure meanwhile."""
 
     def barrier(self) -> None:
         """Return when every rank of the group has called it; on the host, not in the device's queue."""
