@@ -9,6 +9,8 @@ package costs nothing.
     Tiles                               an array in pieces that do not depend on the ranks (`runner.reduce`)
     kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
     UserError, RunError, MeshrunError   what goes wrong (`runner.errors`)
+    as_rank, Ending                     a command of its own that is run by ranks (`runner.rank`)
+    environment                         the process's variables (`runner.launcher`)
     Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
                                         collectives on raw memory (`runner.comm.collectives`)
 """
@@ -32,10 +34,14 @@ if TYPE_CHECKING:
     from runner.declare import job as job
     from runner.declare import map_blocks as map_blocks
     from runner.declare import reduce_blocks as reduce_blocks
+    from runner.ending import Ending as Ending
     from runner.errors import MeshrunError as MeshrunError
     from runner.errors import RunError as RunError
     from runner.errors import UserError as UserError
+    from runner.errors import tell as tell
     from runner.here import Here as Here
+    from runner.launcher import environment as environment
+    from runner.rank import as_rank as as_rank
     from runner.reduce import Tiles as Tiles
     from runner.world import World as World
     from runner.world import open_world as open_world
@@ -52,6 +58,10 @@ _HOME = {
     "UserError": "runner.errors",
     "RunError": "runner.errors",
     "MeshrunError": "runner.errors",
+    "tell": "runner.errors",
+    "as_rank": "runner.rank",
+    "Ending": "runner.ending",
+    "environment": "runner.launcher",
     "Collectives": "runner.comm.collectives",
     "Call": "runner.comm.collectives",
     "Place": "runner.comm.collectives",

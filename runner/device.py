@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from runner.backend import Backend
 from runner.comm import Arrays, Control
+from runner.comm.collectives import Collectives
+from runner.comm.simulated import SimulatedComm
 from runner.errors import UserError, first_line
 
 
@@ -90,6 +92,24 @@ def device_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Array
         from runner.comm.staged import StagedComm
 
         return StagedComm(control, backend)
-    from runner.comm.nccl import NcclComm
+    from runner.comm.nccl_arrays import NcclComm
 
     return NcclComm(control)
+
+
+def open_collectives(
+    group: Control, backend: Backend, cta_policy: int | None, peers: int | None, null_stream: bool
+) -> Collectives:
+    """Collectives on raw memory among a group's ranks, each on its device."""
+    if backend.device.kind == "cuda":
+        from runner.comm.nccl_collectives import NcclCollectives
+
+        stream = backend.null_stream if null_stream else backend.stream
+        return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers)
+    if isinstance(group, SimulatedComm):
+        from runner.comm.simulated_collectives import SimulatedCollectives
+
+        return SimulatedCollectives(group)
+    from runner.comm.mpi_collectives import MpiCollectives
+
+    return MpiCollectives(group)

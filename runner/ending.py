@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from runner.errors import MeshrunError, describe, tell
+from runner.errors import MeshrunError, UserError, describe, tell
 from runner.verdict import RunDirectory, claim
 from runner.world import World
 
@@ -29,11 +29,14 @@ class Ending:
     """What this process has to clean up and how it tells a failure.
 
     directory: shared with whoever started the ranks; None when nobody waits for a verdict.
+    usage_status: the exit status of a UserError. world: set once it is open.
     """
 
     directory: RunDirectory | None = None
     debug: bool = False
     partial: Path | None = None
+    usage_status: int = UserError.exit_code
+    world: World | None = None
 
     def unfinished(self, partial: Path | None) -> None:
         """Name the file to remove if the run fails; None once it has its final name."""
@@ -55,14 +58,26 @@ class Ending:
         """The end of a rank when every rank has met `failure`; its exit status."""
         if rank == 0:
             self.clean()
-            self._record(failure.exit_code, str(failure), rank)
+            self._record(self._status(failure), str(failure), rank)
             tell(str(failure))
             self._trace()
-        return failure.exit_code
+        return self._status(failure)
+
+    def end_now(self, failure: MeshrunError) -> None:
+        """Tell `failure` and end every rank of the run at once; from any thread, and does not return."""
+        assert self.world is not None
+        status = self.fail_alone(failure, "", self.world.rank, self.world.nonce)
+        self.world.control.abort(status)
+        os._exit(status)
+
+    def _status(self, failure: BaseException) -> int:
+        if not isinstance(failure, MeshrunError):
+            return 1
+        return self.usage_status if isinstance(failure, UserError) else failure.exit_code
 
     def fail_alone(self, failure: BaseException, where: str, rank: int, nonce: str) -> int:
         """Tell this rank's failure unless another rank's came first; the exit status to abort with."""
-        status = failure.exit_code if isinstance(failure, MeshrunError) else 1
+        status = self._status(failure)
         sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
         note = None if self.directory else _note(nonce)
         first = self._record(status, sentence, rank) if note is None else _claim(note, sentence)

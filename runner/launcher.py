@@ -36,6 +36,11 @@ class Announced:
     rank: int
 
 
+def environment() -> dict[str, str]:
+    """This process's variables, for those who look for a library's settings in them."""
+    return dict(os.environ)
+
+
 def _integer(environment: Mapping[str, str], name: str) -> int | None:
     value = environment.get(name, "")
     return int(value) if value.isdecimal() else None

@@ -29,8 +29,8 @@ from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
 from runner.find import find, names
 from runner.halo import BOUNDARIES
-from runner.main import enter
 from runner.mutations import MUTATIONS, Mutation
+from runner.rank import enter
 from runner.verdict import RunDirectory
 from runner.world import DeviceChoice, World, open_world
 

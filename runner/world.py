@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar
 from runner import launcher
 from runner.backend import Backend, Device
 from runner.comm import Array, Arrays, Control, Operation
+from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
-from runner.device import bind, device_arrays, visible_gpus
+from runner.device import bind, device_arrays, open_collectives, visible_gpus
 from runner.errors import MeshrunError, UserError, first_line
 from runner.timing import Phases
 
@@ -105,6 +106,20 @@ class World:
         value, failure = _attempt("", function)
         _raise_first(self.control.allgather((failure,)))
         return value
+
+    def collectives(
+        self,
+        color: int = 0,
+        *,
+        cta_policy: int | None = None,
+        peers: int | None = None,
+        null_stream: bool = False,
+    ) -> Collectives:
+        """The ranks of one color, ready for collectives on raw memory of their devices; collective.
+
+        cta_policy, peers, null_stream: NCCL's configuration and stream, without meaning on CPUs.
+        """
+        return open_collectives(self.control.split(color), self.backend, cta_policy, peers, null_stream)
 
     def close(self) -> None:
         """Orderly end, device first; every rank calls it."""

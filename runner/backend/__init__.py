@@ -54,6 +54,10 @@ class Backend(Protocol):
     def stream(self) -> Any:
         """The stream that work is issued to; None on a CPU."""
 
+    @property
+    def null_stream(self) -> Any:
+        """CUDA's default stream; None on a CPU."""
+
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A device array, not initialised."""
 

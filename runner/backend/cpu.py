@@ -21,6 +21,7 @@ class CpuBackend:
     xp: ModuleType = np
     asynchronous = False
     stream = None
+    null_stream = None
 
     def __init__(self) -> None:
         self.device = Device(kind="cpu", name=_processor())

@@ -51,6 +51,7 @@ class CudaBackend:
 
     xp: ModuleType = cupy
     asynchronous = True
+    null_stream = cupy.cuda.Stream.null
 
     def __init__(self, index: int) -> None:
         cupy.cuda.Device(index).use()

@@ -80,5 +80,8 @@ class Control(Arrays, Protocol):
     def shared_memory_size(self) -> int | None:
         """How many ranks share this rank's memory, as the transport sees it; None when it cannot tell."""
 
+    def split(self, color: int) -> Control:
+        """The ranks that say the same color, in the order they have here; every rank calls it."""
+
     def abort(self, status: int) -> None:
-        """End every rank now."""
+        """End every rank of the run now."""

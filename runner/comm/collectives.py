@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from runner.comm import Array
+from runner.comm import Array, Control
+
+Function = Callable[[], object]
 
 OPERATIONS = (
     "all_reduce",
@@ -132,15 +134,25 @@ def premultiplier(rank: int) -> int:
     return 2 if rank % 2 else 1
 
 
+class Mark(Protocol):
+    """A point in the work issued so far, once recorded."""
+
+    @property
+    def record(self) -> Function: ...
+
+
 class Collectives(Protocol):
     """The ranks of one group, as one of them sees it, with the memory and the clock of its device.
 
-    rank, size: within the group. asynchronous: a bound call returns when its work is queued, and the
-    work runs later, in order.
+    rank, size: within the group. control: the group's ranks, for what is not measured. asynchronous: a
+    bound call returns when its work is queued, and the work runs later, in order.
     """
 
     rank: int
     size: int
+
+    @property
+    def control(self) -> Control: ...
 
     @property
     def label(self) -> str:
@@ -150,22 +162,28 @@ class Collectives(Protocol):
     def asynchronous(self) -> bool: ...
 
     def allocate(self, nbytes: int) -> Buffer:
-        """Memory as the library likes it best; not initialised. Raises MemoryError."""
+        """Memory as the library likes it best; not initialised. MemoryError where there is too little."""
 
     def register(self, buffer: Buffer, how: int) -> None:
         """Register with the library: 1 for local use, 2 symmetric, on every rank at the same point."""
 
-    def bind(self, call: Call) -> Callable[[], object]:
+    def bind(self, call: Call) -> Function:
         """The call as a function without arguments that does nothing in Python but make it."""
 
-    def grouped(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
+        """`call.count` elements to one rank, or from one, or both at once; as `bind`."""
+
+    def grouped(self, calls: Sequence[Function]) -> Function:
         """All of them as one launch, where the library has such a thing; else one after another."""
 
-    def captured(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    def captured(self, calls: Sequence[Function]) -> Function:
         """All of them recorded into a graph, which the result launches; UserError without graphs."""
 
-    def mark(self) -> Any:
-        """A point in the work issued so far."""
+    def issue(self, calls: Sequence[Function]) -> None:
+        """Make the calls; RunError when the library refuses one."""
+
+    def marks(self, count: int) -> Sequence[Mark]:
+        """That many marks, not recorded yet."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Seconds between two marks that the device has passed."""
@@ -173,11 +191,11 @@ class Collectives(Protocol):
     def passed(self, mark: Any) -> bool:
         """Whether the device has done all that was issued before the mark."""
 
-    def wait(self) -> None:
-        """Return when all issued work is done; RunError when the library reports a failure meanwhile."""
+    def wait(self, poll: Function | None = None) -> None:
+        """Return when all issued work is done; RunError when the library reports a failure meanwhile.
 
-    def barrier(self) -> None:
-        """Return when every rank of the group has called it; on the host, not in the device's queue."""
+        poll: called now and then while work is under way.
+        """
 
     def abort(self) -> None:
         """Give up what is under way; callable from another thread, returns even when ranks are gone."""

@@ -35,13 +35,13 @@ class _Requests:
 
 
 class MpiComm:
-    """The ranks of MPI.COMM_WORLD, on a communicator of our own."""
+    """The ranks of MPI.COMM_WORLD, or of `comm`, on a communicator of our own."""
 
     label = "MPI, host memory"
 
-    def __init__(self) -> None:
+    def __init__(self, comm: Any = None) -> None:
         self._mpi = load()
-        self._comm = self._mpi.COMM_WORLD.Dup()
+        self._comm = self._mpi.COMM_WORLD.Dup() if comm is None else comm
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
 
@@ -54,6 +54,9 @@ class MpiComm:
     def allgather(self, value: Any) -> list[Any]:
         gathered: list[Any] = self._comm.allgather(value)
         return gathered
+
+    def split(self, color: int) -> MpiComm:
+        return MpiComm(self._comm.Split(color, self.rank))
 
     def shared_memory_size(self) -> int | None:
         shared = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)

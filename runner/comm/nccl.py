@@ -1,106 +1,159 @@
-"""Device arrays between ranks over NCCL (NVLink, PCIe, InfiniBand, sockets). The only speaker of NCCL.
+"""The library NCCL: finding it, its version, and one rank's communicator. The only speaker of NCCL.
 
-Through `cupy.cuda.nccl`, which comes with CuPy and finds libnccl as CuPy does. Group calls,
-send/receive and all-reduce are all that array jobs need of it.
+Through the low-level bindings of NVIDIA's nccl4py, which call with raw pointers in under 0.1 us. CuPy's
+`cupy.cuda.nccl` is as fast, but has no alltoall, gather and scatter, no memory allocation, windows,
+pre-multiplied sum, configuration or last error; ctypes costs 0.8 us a call; nccl4py's own high level
+(`nccl.core`) 12 us. The low level promises no stability between minor versions: the extras pin it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import cupy
-import numpy as np
 
-from runner.comm import Array, Control, Message, Operation, check_contiguous
-from runner.errors import UserError
+from runner.errors import RunError, UserError, first_line
+
+SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
+IN_PROGRESS = 7  # ncclInProgress
+HOST_IMMEDIATE = 1  # ncclScalarHostImmediate
 
 
+class NcclFailure(RunError):
+    """NCCL said no: exit status 3, as nccl-tests has it."""
+
+    exit_code = 3
+
+
+@functools.cache
 def load() -> Any:
-    """`cupy.cuda.nccl` with a libnccl behind it; UserError that says which package brings one."""
-    from cupy.cuda import nccl
-
-    if not nccl.available:
-        major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    """nccl4py's low-level bindings with one libnccl behind them; UserError says which package brings one."""
+    major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    hint = (
+        f"pip install 'meshrun[cuda{major}]' (it brings nccl4py and nvidia-nccl-cu{major}), or --device cpu"
+    )
+    try:
+        from nccl.bindings import nccl
+    except ImportError as reason:
         raise UserError(
-            "device data crosses ranks through NCCL, and CuPy found no libnccl",
+            "device data crosses ranks through NCCL, and nccl4py is not there",
+            got=first_line(reason),
+            hint=hint,
+        ) from reason
+    try:
+        nccl.get_version()
+    except (RuntimeError, nccl.NCCLError) as reason:
+        raise UserError(
+            "device data crosses ranks through NCCL, and no libnccl was found",
+            got=first_line(reason),
             expected="libnccl.so.2",
-            hint=f"pip install 'meshrun[cuda{major}]' (it brings nvidia-nccl-cu{major}), or --device cpu",
-        )
+            hint=hint,
+        ) from reason
     return nccl
+
+
+def version_number() -> int:
+    """The loaded libnccl's version as NCCL counts: 22809 for 2.28.9."""
+    number: int = load().get_version()
+    return number
 
 
 def version() -> str:
     """The loaded libnccl's version, such as "2.28.9"."""
-    number = load().get_version()
+    number = version_number()
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 def library_path() -> str:
-    """The file that the loaded libnccl came from, as the process's memory map names it."""
-    with open("/proc/self/maps") as maps:
-        paths = sorted({line.split()[-1] for line in maps if "libnccl.so" in line})
-    return ", ".join(paths) or "not loaded"
+    """The one file that libnccl came from, as the process's memory map names it.
+
+    Raises UserError when two copies are loaded: a communicator of one is garbage to the other.
+    """
+    load()
+    paths = mapped_libraries(Path("/proc/self/maps").read_text())
+    if len(paths) > 1:
+        raise UserError(
+            "two copies of libnccl are loaded into one process",
+            got=" and ".join(paths),
+            expected="one",
+            hint="one NCCL package per environment, and no other libnccl in LD_LIBRARY_PATH or LD_PRELOAD",
+        )
+    return paths[0] if paths else "not loaded"
 
 
-class _Event:
-    """NCCL's work is in the stream already; what is issued to that stream later comes after it."""
-
-    def wait(self) -> None:
-        pass
+def mapped_libraries(maps: str) -> list[str]:
+    """The libnccl.so files in the text of a /proc/PID/maps."""
+    return sorted({line.split()[-1] for line in maps.splitlines() if "/libnccl.so" in line})
 
 
-class NcclComm:
-    """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
+@contextmanager
+def failures(doing: str, comm: Any = None) -> Iterator[None]:
+    """Turn nccl4py's error inside into NcclFailure, with the library's own last words."""
+    nccl = load()
+    try:
+        yield
+    except nccl.NCCLError as reason:
+        words = nccl.get_last_error(comm if comm is not None else nccl.Comm())
+        raise NcclFailure(
+            f"NCCL failed while {doing}",
+            got=": ".join(part for part in (first_line(reason), words.strip()) if part),
+            hint="NCCL_DEBUG=WARN for the library's own account, NCCL_DEBUG=INFO for all of it",
+        ) from reason
 
-    Calls are issued to CuPy's current stream. The unique id travels over `control`.
+
+def new_identity() -> bytes:
+    """A unique id, by which the ranks of one communicator find each other; one rank makes it."""
+    with failures("making a unique id"):
+        return bytes(memoryview(load().get_unique_id()))
+
+
+class Communicator:
+    """One rank of an NCCL communicator on the current device; `handle` is what the bindings' calls take.
+
+    cta_policy: ncclConfig_t's, None for the library's own. peers: how many ranks this one will
+    exchange messages with at most, where that is known.
     """
 
-    def __init__(self, control: Control) -> None:
-        self._nccl = load()
-        identity = control.broadcast(self._nccl.get_unique_id() if control.rank == 0 else None)
-        self._comm = self._nccl.NcclCommunicator(control.size, identity, control.rank)
-        self.rank = control.rank
+    def __init__(
+        self,
+        size: int,
+        rank: int,
+        identity: bytes,
+        *,
+        cta_policy: int | None = None,
+        peers: int | None = None,
+    ) -> None:
+        self.nccl = load()
+        self.size, self.rank = size, rank
+        number = version_number()
+        config = self.nccl.Config()
+        # As nccl-tests sets them, each from the version on that knows it.
+        if cta_policy is not None:
+            config.cta_policy = cta_policy
+        if number >= 22800:
+            config.nvlink_centric_sched = 1
+        if peers is not None and number >= 23000:
+            config.max_p2p_peers = peers
+        unique = self.nccl.UniqueId.from_buffer(bytearray(identity))
+        with failures(f"joining {size} ranks"):
+            self.handle = self.nccl.comm_init_rank_config(size, unique, rank, config.ptr)
 
-    @property
-    def label(self) -> str:
-        return f"NCCL {version()} ({library_path()})"
+    def check(self) -> None:
+        """Raise NcclFailure when something has gone wrong in the background."""
+        with failures("asking for asynchronous errors", self.handle):
+            status = self.nccl.comm_get_async_error(self.handle)
+            if status not in (0, IN_PROGRESS):
+                raise self.nccl.NCCLError(status)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Event:
-        for _, array in [*sends, *receives]:
-            check_contiguous(array)
-        stream = cupy.cuda.get_current_stream().ptr
-        if sends or receives:
-            self._nccl.groupStart()
-            for peer, array in receives:
-                self._comm.recv(array.data.ptr, array.nbytes, self._nccl.NCCL_UINT8, peer, stream)
-            for peer, array in sends:
-                self._comm.send(array.data.ptr, array.nbytes, self._nccl.NCCL_UINT8, peer, stream)
-            self._nccl.groupEnd()
-        return _Event()
-
-    def all_reduce(self, array: Array, operation: Operation) -> None:
-        check_contiguous(array)
-        types = {
-            "int8": self._nccl.NCCL_INT8,
-            "uint8": self._nccl.NCCL_UINT8,
-            "int32": self._nccl.NCCL_INT32,
-            "uint32": self._nccl.NCCL_UINT32,
-            "int64": self._nccl.NCCL_INT64,
-            "uint64": self._nccl.NCCL_UINT64,
-            "float16": self._nccl.NCCL_FLOAT16,
-            "float32": self._nccl.NCCL_FLOAT32,
-            "float64": self._nccl.NCCL_FLOAT64,
-        }
-        kind = np.dtype(array.dtype).name
-        if kind not in types:
-            raise UserError("NCCL cannot reduce this dtype", got=kind, expected=", ".join(types))
-        operations = {
-            name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in ("sum", "prod", "min", "max")
-        }
-        pointer, stream = array.data.ptr, cupy.cuda.get_current_stream().ptr
-        self._comm.allReduce(pointer, pointer, array.size, types[kind], operations[operation], stream)
+    def abort(self) -> None:
+        """Give up what is under way, on this rank alone."""
+        with failures("aborting", self.handle):
+            self.nccl.comm_abort(self.handle)
 
     def close(self) -> None:
-        cupy.cuda.get_current_stream().synchronize()
-        self._comm.destroy()
+        with failures("closing", self.handle):
+            self.nccl.comm_destroy(self.handle)

@@ -100,6 +100,13 @@ class SimulatedComm:
     def allgather(self, value: Any) -> list[Any]:
         return self.hub.gather(self.rank, value)
 
+    def split(self, color: int) -> SimulatedComm:
+        colors = self.allgather(color)
+        members = [rank for rank, other in enumerate(colors) if other == color]
+        first = self.rank == members[0]
+        hubs = self.allgather(Hub(len(members), self.hub.patience) if first else None)
+        return SimulatedComm(hubs[members[0]], members.index(self.rank))
+
     def shared_memory_size(self) -> int | None:
         return self.size
 

@@ -21,6 +21,7 @@ LINES = 300
 LAYERS = (
     ("selftest",),
     ("main",),
+    ("rank",),
     ("execute", "find", "mutations"),
     ("check", "pipeline", "store"),
     ("compare",),

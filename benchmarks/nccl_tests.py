@@ -1,0 +1,377 @@
+"""`meshrun bench OP` against nccl-tests' OP_perf on the GPUs of one machine, taking turns; medians per size.
+
+    python benchmarks/nccl_tests.py --nccl-tests DIR --libnccl DIR [--ranks 2] [--graph] [--json FILE]
+
+Both programs get the same launcher, options and libnccl, and their own tables give the times, so starting
+up does not count. Within a round they run back to back, and the one that goes first changes every round.
+An option that is not listed below goes to both programs as it is: `-n 50 -c 0`.
+
+A row of size 0 (fewer bytes than the ranks can share) moves nothing; it is kept in the record and left
+out of the summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from runner.report.record import write
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
+PLACEMENTS = ("out-of-place", "in-place")
+OURS, THEIRS = "meshrun", "nccl-tests"
+LAUNCHER = "mpirun -np {ranks} --bind-to none --allow-run-as-root"
+MIB = 1 << 20
+
+MEASURED = r"\s+([\d.e+]+)\s+[\d.e+]+\s+[\d.e+]+\s+([\d.e+]+|N/A)"  # time, algbw, busbw, #wrong
+ROW = re.compile(rf"\s*(\d+)\s+(\d+)\s+(\w+)\s+\w+\s+-?\d+{MEASURED}{MEASURED}\s*")
+LIBRARY = re.compile(r"nccl-library=(\d+)")
+ABSOLUTE = re.compile(r"(?<![^\s=:,\"'([])/(?:[^\s/]+/)*(?=[^\s/])")  # a path, up to its last part
+HOST = re.compile(r"\bPid\s+\d+ on\s+\S+")
+
+
+class Failed(Exception):
+    """One program did not measure what it was asked for; says which and why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size. microseconds, wrong: out of place, in place; wrong is None where it says N/A."""
+
+    size: int
+    count: int
+    datatype: str
+    microseconds: tuple[float, float]
+    wrong: tuple[float | None, float | None]
+
+    @property
+    def what(self) -> tuple[int, int, str]:
+        return self.size, self.count, self.datatype
+
+
+@dataclass
+class Turns:
+    """One operation: what both programs printed, round after round."""
+
+    commands: dict[str, list[str]]
+    rounds: dict[str, list[list[Row]]] = field(default_factory=lambda: {OURS: [], THEIRS: []})
+    headers: dict[str, list[str]] = field(default_factory=dict)
+    seconds: float = 0.0  # of the longest round
+    failure: str | None = None
+
+
+def main() -> None:
+    options, rest = arguments()
+    environment = library_first(os.environ, options.libnccl)
+    sizes = ["-b", options.minbytes, "-e", options.maxbytes, "-f", options.factor]
+    common = [*sizes, *(["-G", "1"] if options.graph else []), *rest]
+    launcher = shlex.split(options.launcher.format(ranks=options.ranks))
+    turns = {
+        operation: Turns(
+            {
+                OURS: [*launcher, str(options.meshrun), "bench", operation, *common],
+                THEIRS: [*launcher, str(options.nccl_tests / f"{operation}_perf"), *common],
+            }
+        )
+        for operation in options.ops
+    }
+    about = facts(options.ranks, environment)
+    for _ in take_turns(turns, options.rounds, options.budget_seconds, environment):
+        if options.json:
+            write({**about, **record(turns)}, options.json)
+    for operation, turn in turns.items():
+        print_sizes(operation, compare(turn.rounds))
+    print_summary(turns)
+    failures = [f"{operation}: {turn.failure}" for operation, turn in turns.items() if turn.failure]
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    sys.exit(1 if failures else 0)
+
+
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Our options, and those for both programs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--nccl-tests", type=Path, required=True, metavar="DIR", help="folder of OP_perf")
+    parser.add_argument("--libnccl", type=Path, metavar="DIR", help="folder of libnccl.so.2, for both")
+    parser.add_argument("--meshrun", type=Path, default=Path(sys.executable).with_name("meshrun"))
+    parser.add_argument("--launcher", default=LAUNCHER, help=f"default: {LAUNCHER}")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ops", nargs="+", default=OPERATIONS, metavar="OP")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("-b", dest="minbytes", default="8", metavar="BYTES")
+    parser.add_argument("-e", dest="maxbytes", default="8G", metavar="BYTES")
+    parser.add_argument("-f", dest="factor", default="2", metavar="FACTOR")
+    parser.add_argument("--graph", action="store_true", help="-G 1 for both")
+    parser.add_argument("--budget-seconds", type=float, help="no operation begins that would end later")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_known_args()
+
+
+def library_first(environment: Mapping[str, str], folder: Path | None) -> dict[str, str]:
+    """The environment in which both programs find the libnccl in `folder`."""
+    if folder is None:
+        return dict(environment)
+    before = [environment["LD_LIBRARY_PATH"]] if environment.get("LD_LIBRARY_PATH") else []
+    return {**environment, "LD_LIBRARY_PATH": os.pathsep.join([str(folder.absolute()), *before])}
+
+
+def take_turns(
+    turns: Mapping[str, Turns], rounds: int, budget: float | None, environment: Mapping[str, str]
+) -> Iterator[None]:
+    """Round after round over all operations, one yield after each; an operation that failed is left out.
+
+    Stops before an operation that, by its longest round, or the longest of any, would exceed the budget.
+    """
+    begin = time.monotonic()
+    for number in range(rounds):
+        for operation, turn in turns.items():
+            if turn.failure:
+                continue
+            expected = turn.seconds or max(other.seconds for other in turns.values())
+            left = None if budget is None else begin + budget - time.monotonic()
+            if left is not None and expected > left:
+                print(f"out of time before round {number + 1} of {operation}", file=sys.stderr)
+                return
+            started = time.monotonic()
+            try:
+                take_turn(turn, number, environment, left)
+            except Failed as reason:
+                turn.failure = str(reason)
+            turn.seconds = max(turn.seconds, time.monotonic() - started)
+            state = turn.failure or f"{turn.seconds:.1f} s"
+            print(f"round {number + 1} of {rounds}, {operation}: {state}", file=sys.stderr, flush=True)
+            yield
+
+
+def take_turn(turn: Turns, number: int, environment: Mapping[str, str], left: float | None) -> None:
+    """Both programs once, meshrun first in even rounds; all or nothing is kept. left: seconds."""
+    found: dict[str, list[Row]] = {}
+    end = None if left is None else time.monotonic() + left
+    for name in (OURS, THEIRS) if number % 2 == 0 else (THEIRS, OURS):
+        text = output_of(name, turn.commands[name], environment, end and max(end - time.monotonic(), 0.0))
+        found[name] = rows_of(text)
+        turn.headers.setdefault(name, header_of(text))
+        require_right(name, found[name])
+    require_same(found, turn)
+    for name, rows in found.items():
+        turn.rounds[name].append(rows)
+
+
+def output_of(name: str, command: Sequence[str], environment: Mapping[str, str], left: float | None) -> str:
+    """What the command prints; Failed where it fails or takes longer than `left` seconds."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as reason:
+        raise Failed(f"{name} did not start: {scrubbed(str(reason))}") from reason
+    try:
+        text, said = process.communicate(timeout=left)
+    except subprocess.TimeoutExpired:
+        # A launcher that is asked to end takes its ranks along; one that is killed may leave them.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.communicate(timeout=10)
+        raise Failed(f"{name} was stopped after {left:.0f} s, when the time was up") from None
+    if process.returncode:
+        last = "\n".join((said.strip() or text.strip()).splitlines()[-20:])
+        raise Failed(f"{name} ended with exit code {process.returncode}: {scrubbed(last)}")
+    return text
+
+
+def rows_of(text: str) -> list[Row]:
+    """The rows of a table in nccl-tests' layout; other lines, such as NCCL's own, are passed over."""
+    matches = filter(None, map(ROW.fullmatch, text.splitlines()))
+    return [
+        Row(int(size), int(count), datatype, (float(out), float(within)), (wrong(first), wrong(second)))
+        for size, count, datatype, out, first, within, second in (match.groups() for match in matches)
+    ]
+
+
+def wrong(word: str) -> float | None:
+    return None if word == "N/A" else float(word)
+
+
+def header_of(text: str) -> list[str]:
+    """The comment lines before the first row that say something, without paths, hosts and process ids."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if ROW.fullmatch(line):
+            break
+        if line.startswith("#") and line.strip("# "):
+            lines.append(scrubbed(line.rstrip()))
+    return lines
+
+
+def scrubbed(text: str) -> str:
+    """`text` without what is this machine's own: paths become their last part, hosts and processes go."""
+    return ABSOLUTE.sub("", HOST.sub("Pid - on -", text))
+
+
+def require_right(name: str, rows: Sequence[Row]) -> None:
+    """Failed unless there are rows and no wrong values in them."""
+    if not rows:
+        raise Failed(f"{name} printed no row")
+    bad = [row.size for row in rows if any(row.wrong)]
+    if bad:
+        raise Failed(f"{name} found wrong values at sizes {bad}")
+
+
+def require_same(found: Mapping[str, Sequence[Row]], turn: Turns) -> None:
+    """Failed unless both programs measured the same rows, the same as before, with the same libnccl."""
+    earlier = turn.rounds[THEIRS][:1] or [found[THEIRS]]
+    for name, rows in found.items():
+        got, expected = [row.what for row in rows], [row.what for row in earlier[0]]
+        if got != expected:
+            odd = next(
+                (pair for pair in zip(got, expected, strict=False) if pair[0] != pair[1]),
+                (f"{len(got)} rows", f"{len(expected)} rows"),
+            )
+            raise Failed(f"{name} measured something else: got {odd[0]}, expected {odd[1]}")
+    libraries = {name: LIBRARY.findall(" ".join(lines)) for name, lines in turn.headers.items()}
+    if libraries[OURS] != libraries[THEIRS] or not libraries[OURS]:
+        raise Failed(f"the programs use different versions of NCCL: {libraries}")
+
+
+def compare(rounds: Mapping[str, Sequence[Sequence[Row]]]) -> list[dict[str, Any]]:
+    """Per size and placement: both programs' microseconds over the rounds, and ours over theirs of medians.
+
+    The ratio is None where nothing was moved, or theirs is below what the table can show.
+    """
+    compared = []
+    for index, rows in enumerate(zip(*rounds[THEIRS], strict=True)):
+        for side, placement in enumerate(PLACEMENTS):
+            ours, theirs = (
+                spread(printed[index].microseconds[side] for printed in rounds[name])
+                for name in (OURS, THEIRS)
+            )
+            measurable = rows[0].size > 0 and theirs["median"] > 0
+            compared.append(
+                {
+                    "size": rows[0].size,
+                    "count": rows[0].count,
+                    "datatype": rows[0].datatype,
+                    "placement": placement,
+                    "ratio": ours["median"] / theirs["median"] if measurable else None,
+                    OURS: ours,
+                    THEIRS: theirs,
+                }
+            )
+    return compared
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    taken = list(values)
+    return {"median": statistics.median(taken), "min": min(taken), "max": max(taken)}
+
+
+def summary_of(compared: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Ratios of both placements, from 1 MiB up and below: the median, least and greatest of each."""
+    groups: dict[str, list[float]] = {">= 1 MiB": [], "< 1 MiB": []}
+    for row in compared:
+        if row["ratio"] is not None:
+            groups[">= 1 MiB" if row["size"] >= MIB else "< 1 MiB"].append(row["ratio"])
+    return {name: spread(ratios) for name, ratios in groups.items() if ratios}
+
+
+def print_sizes(operation: str, compared: Sequence[Mapping[str, Any]]) -> None:
+    print(f"\n{operation}: us, median (min .. max)")
+    print(f"{'size (B)':>12}  {'':12}  {OURS:>30}  {THEIRS:>30}  {'ratio':>6}")
+    for row in compared:
+        ours, theirs = (
+            f"{row[name]['median']:.2f} ({row[name]['min']:.2f} .. {row[name]['max']:.2f})"
+            for name in (OURS, THEIRS)
+        )
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+        print(f"{row['size']:12}  {row['placement']:12}  {ours:>30}  {theirs:>30}  {ratio:>6}")
+
+
+def print_summary(turns: Mapping[str, Turns]) -> None:
+    print(f"\n{OURS} / {THEIRS}, ratio of medians, both placements")
+    columns = (">= 1 MiB", "< 1 MiB")
+    print(f"{'':16}{'rounds':>6}" + "".join(f"  {name:>8}: median     min     max" for name in columns))
+    for operation, turn in turns.items():
+        summary = summary_of(compare(turn.rounds))
+        cells = (
+            "".join(f"{summary[name][key]:8.3f}" for key in ("median", "min", "max"))
+            if name in summary
+            else f"{'-':>8}" * 3
+            for name in columns
+        )
+        print(f"{operation:16}{len(turn.rounds[OURS]):6}" + "".join(f"  {'':9}{cell[1:]}" for cell in cells))
+
+
+def facts(ranks: int, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the figures depend on: the machine without its name, NCCL's settings, versions, the day."""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        answer = output_of("nvidia-smi", asked, os.environ, 60.0)
+    except Failed as reason:
+        sys.exit(f"which GPUs were measured is not known: {reason}")
+    gpus = [line.rsplit(", ", 1) for line in answer.splitlines() if line.strip()]
+    return {
+        "benchmark": "nccl_tests",
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "gpus": [name for name, _ in gpus],
+        "driver": sorted({driver for _, driver in gpus}),
+        "cpus": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "meshrun": version("meshrun"),
+        "ranks": ranks,
+        "environment": {
+            name: scrubbed(value) for name, value in sorted(environment.items()) if name.startswith("NCCL_")
+        },
+    }
+
+
+def record(turns: Mapping[str, Turns]) -> dict[str, Any]:
+    """All times of all rounds, and what was made of them."""
+    return {
+        "operations": {
+            operation: {
+                "commands": {name: shlex.join(map(scrubbed, words)) for name, words in turn.commands.items()},
+                "headers": turn.headers,
+                "failure": turn.failure,
+                "rounds": len(turn.rounds[OURS]),
+                "summary": summary_of(compared),
+                "sizes": compared,
+                "microseconds": {
+                    name: {
+                        placement: [[row.microseconds[side] for row in rows] for rows in rounds]
+                        for side, placement in enumerate(PLACEMENTS)
+                    }
+                    for name, rounds in turn.rounds.items()
+                },
+            }
+            for operation, turn in turns.items()
+            for compared in [compare(turn.rounds)]
+        }
+    }
+
+
+if __name__ == "__main__":
+    main()

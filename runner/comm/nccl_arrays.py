@@ -1,0 +1,68 @@
+"""Device arrays between ranks over NCCL (NVLink, PCIe, InfiniBand, sockets)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cupy
+import numpy as np
+
+from runner.comm import Array, Control, Message, Operation, check_contiguous, nccl
+from runner.comm.collectives import DATATYPES, REDUCTIONS
+from runner.errors import UserError
+
+CODES = {known.numpy: known.code for known in DATATYPES.values()}
+BYTES = CODES["uint8"]
+
+
+class _Event:
+    """NCCL's work is in the stream already; what is issued to that stream later comes after it."""
+
+    def wait(self) -> None:
+        pass
+
+
+class NcclComm:
+    """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
+
+    Calls are issued to CuPy's current stream. The unique id travels over `control`.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._label = f"NCCL {nccl.version()} ({nccl.library_path()})"
+        identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
+        self._comm = nccl.Communicator(control.size, control.rank, identity)
+        self.rank = control.rank
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Event:
+        for _, array in [*sends, *receives]:
+            check_contiguous(array)
+        stream, call, comm = cupy.cuda.get_current_stream().ptr, self._comm.nccl, self._comm.handle
+        if sends or receives:
+            with nccl.failures("exchanging blocks", comm):
+                call.group_start()
+                for peer, array in receives:
+                    call.recv(array.data.ptr, array.nbytes, BYTES, peer, comm, stream)
+                for peer, array in sends:
+                    call.send(array.data.ptr, array.nbytes, BYTES, peer, comm, stream)
+                call.group_end()
+        return _Event()
+
+    def all_reduce(self, array: Array, operation: Operation) -> None:
+        check_contiguous(array)
+        kind = np.dtype(array.dtype).name
+        if kind not in CODES:
+            raise UserError("NCCL cannot reduce this dtype", got=kind, expected=", ".join(CODES))
+        pointer, stream, comm = array.data.ptr, cupy.cuda.get_current_stream().ptr, self._comm.handle
+        with nccl.failures("reducing an array", comm):
+            self._comm.nccl.all_reduce(
+                pointer, pointer, array.size, CODES[kind], REDUCTIONS.index(operation), comm, stream
+            )
+
+    def close(self) -> None:
+        cupy.cuda.get_current_stream().synchronize()
+        self._comm.close()

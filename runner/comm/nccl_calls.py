@@ -1,0 +1,201 @@
+"""Collective calls bound to raw pointers: one of nccl4py's functions with its arguments, or a few of them.
+
+Whatever can be computed before a call is made is computed here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+import numpy as np
+
+from runner.comm import nccl
+from runner.comm.collectives import REDUCTIONS, Call, Datatype, Function, premultiplier
+from runner.errors import UserError
+
+NATIVE_ALLTOALL = 22800  # alltoall, gather, scatter came with NCCL 2.28
+FLOAT8 = 22400
+DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
+
+
+class Calls:
+    """Binds calls of one communicator, on one stream (a cudaStream_t)."""
+
+    def __init__(self, comm: nccl.Communicator, stream: int) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self.version = nccl.version_number()
+        self._nccl, self._handle, self._stream = comm.nccl, comm.handle, stream
+        self._premultipliers: dict[str, int] = {}
+
+    def bind(self, call: Call) -> Function:
+        if call.datatype.name.startswith("f8") and self.version < FLOAT8:
+            raise UserError(
+                "this NCCL has no 8-bit floats", got=f"{call.datatype.name} with NCCL {nccl.version()}",
+                expected="NCCL 2.24 or later", everywhere=True,
+            )  # fmt: skip
+        make: Function = getattr(self, f"_{call.operation}")(call)
+        return make
+
+    # Each of these returns the function that makes the call.
+
+    def _one(self, name: str, *arguments: Any) -> Function:
+        return functools.partial(getattr(self._nccl, name), *arguments, self._handle, self._stream)
+
+    def _all_reduce(self, call: Call) -> Function:
+        operator = self._operator(call)
+        return self._one(
+            "all_reduce", call.send.address, call.recv.address, call.count, call.datatype.code, operator
+        )
+
+    def _reduce_scatter(self, call: Call) -> Function:
+        operator = self._operator(call)
+        return self._one(
+            "reduce_scatter", call.send.address, call.recv.address, call.count, call.datatype.code, operator
+        )
+
+    def _reduce(self, call: Call) -> Function:
+        where = (call.send.address, call.recv.address, call.count)
+        return self._one("reduce", *where, call.datatype.code, self._operator(call), call.root)
+
+    def _broadcast(self, call: Call) -> Function:
+        where = (call.send.address, call.recv.address, call.count)
+        return self._one("broadcast", *where, call.datatype.code, call.root)
+
+    def _all_gather(self, call: Call) -> Function:
+        where = (call.send.address, call.recv.address, call.count)
+        return self._one("all_gather", *where, call.datatype.code)
+
+    def _alltoall(self, call: Call) -> Function:
+        send, recv, count = call.send.address, call.recv.address, call.count
+        if self.version >= NATIVE_ALLTOALL:
+            return self._one("allto_all", send, recv, count, call.datatype.code)
+        step = count * call.datatype.itemsize
+        messages = []
+        for peer in range(self.size):
+            messages.append(self._message("send", send + peer * step, count, call.datatype, peer))
+            messages.append(self._message("recv", recv + peer * step, count, call.datatype, peer))
+        return self.grouped(messages)
+
+    def _alltoallv(self, call: Call) -> Function:
+        traffic = call.traffic or ()
+        send, recv, size = call.send.address, call.recv.address, call.datatype.itemsize
+        messages = []
+        for peer in range(self.size):
+            going, coming = traffic[self.rank][peer], traffic[peer][self.rank]
+            if going:
+                messages.append(self._message("send", send, going, call.datatype, peer))
+            if coming:
+                messages.append(self._message("recv", recv, coming, call.datatype, peer))
+            send, recv = send + going * size, recv + coming * size
+        return self.grouped(messages)
+
+    def _gather(self, call: Call) -> Function:
+        send, recv, count = call.send.address, call.recv.address, call.count
+        if not count:
+            return _nothing
+        if self.version >= NATIVE_ALLTOALL:
+            return self._one("gather", send, recv, count, call.datatype.code, call.root)
+        step = count * call.datatype.itemsize
+        sources = range(self.size) if self.rank == call.root else ()
+        messages = [self._message("send", send, count, call.datatype, call.root)]
+        messages += [self._message("recv", recv + r * step, count, call.datatype, r) for r in sources]
+        return self.grouped(messages)
+
+    def _scatter(self, call: Call) -> Function:
+        send, recv, count = call.send.address, call.recv.address, call.count
+        if not count:
+            return _nothing
+        if self.version >= NATIVE_ALLTOALL:
+            return self._one("scatter", send, recv, count, call.datatype.code, call.root)
+        step = count * call.datatype.itemsize
+        targets = range(self.size) if self.rank == call.root else ()
+        messages = [self._message("send", send + r * step, count, call.datatype, r) for r in targets]
+        messages.append(self._message("recv", recv, count, call.datatype, call.root))
+        return self.grouped(messages)
+
+    def _sendrecv(self, call: Call) -> Function:
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        return self.grouped(
+            [
+                self._message("send", call.send.address, call.count, call.datatype, after),
+                self._message("recv", call.recv.address, call.count, call.datatype, before),
+            ]
+        )
+
+    def _hypercube(self, call: Call) -> Function:
+        send, recv, step = call.send.address, call.recv.address, call.count * call.datatype.itemsize
+        steps: list[Function] = []
+        if recv + self.rank * step != send:
+            arguments = (recv + self.rank * step, send, step, DEVICE_TO_DEVICE, self._stream)
+            steps.append(functools.partial(cupy.cuda.runtime.memcpyAsync, *arguments))
+        bit = 1
+        while bit < self.size:
+            mine = self.rank & ~(bit - 1)
+            peer, count = self.rank ^ bit, call.count * bit
+            going = self._message("send", recv + mine * step, count, call.datatype, peer)
+            coming = self._message("recv", recv + (mine ^ bit) * step, count, call.datatype, peer)
+            steps.append(self.grouped([going, coming]))
+            bit <<= 1
+        return _in_turn(steps)
+
+    def _message(self, name: str, address: int, count: int, datatype: Datatype, peer: int) -> Function:
+        return self._one(name, address, count, datatype.code, peer)
+
+    def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
+        messages = []
+        if send_to is not None:
+            messages.append(self._message("send", call.send.address, call.count, call.datatype, send_to))
+        if receive_from is not None:
+            messages.append(self._message("recv", call.recv.address, call.count, call.datatype, receive_from))
+        return self.grouped(messages)
+
+    def _operator(self, call: Call) -> int:
+        """ncclRedOp_t. mulsum is an operator of this communicator, made once for a datatype."""
+        if call.reduction != "mulsum":
+            return REDUCTIONS.index(call.reduction)
+        known = call.datatype
+        if known.name not in self._premultipliers:
+            scalar = np.frombuffer(_scalar(known, premultiplier(self.rank)), np.uint8)
+            with nccl.failures("creating the operator mulsum", self._handle):
+                self._premultipliers[known.name] = self._nccl.red_op_create_pre_mul_sum(
+                    scalar.ctypes.data, known.code, nccl.HOST_IMMEDIATE, self._handle
+                )
+        return self._premultipliers[known.name]
+
+    def grouped(self, calls: Sequence[Function]) -> Function:
+        start, end = self._nccl.group_start, self._nccl.group_end
+
+        def group() -> None:
+            start()
+            for call in calls:
+                call()
+            end()
+
+        return group
+
+    def close(self) -> None:
+        for operator in self._premultipliers.values():
+            self._nccl.red_op_destroy(operator, self._handle)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _in_turn(steps: Sequence[Function]) -> Function:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+def _scalar(datatype: Datatype, value: int) -> bytes:
+    """1 or 2 in the datatype's own bits."""
+    if not datatype.floating:
+        return value.to_bytes(8, "little")
+    bias = (1 << (datatype.exponent - 1)) - 1
+    return ((bias + value.bit_length() - 1) << datatype.mantissa).to_bytes(8, "little")

@@ -1,0 +1,74 @@
+"""This process as one rank of a command: the world opened, every end in order, the verdict left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runner import launcher
+from runner.ending import GRACE, Ending, Guard, on_termination
+from runner.errors import MeshrunError, UserError, tell
+from runner.verdict import RunDirectory
+from runner.world import DeviceChoice, World, open_world
+
+Record = dict[str, Any]
+
+
+def as_rank(
+    body: Callable[[World, Ending], Record],
+    *,
+    device: DeviceChoice = "auto",
+    oversubscribe: bool = False,
+    expected_ranks: int | None = None,
+    run_dir: str | None = None,
+    debug: bool = False,
+    usage_status: int = UserError.exit_code,
+) -> int:
+    """Run `body(world, ending)` as one rank; the exit status. Tells every error itself; collective.
+
+    body: returns the completion record, plain values that JSON can hold. expected_ranks: what -n
+    asked for. run_dir: of whoever started the ranks on this machine and waits for the verdict.
+    usage_status: the exit status of a UserError.
+    """
+    directory = RunDirectory(Path(run_dir)) if run_dir else None
+    ending = Ending(directory, debug, usage_status=usage_status)
+    on_termination(ending.interrupted)
+    world = enter(ending, device, oversubscribe, expected_ranks)
+    if isinstance(world, int):
+        return world
+    ending.world = world
+    with Guard(world, ending, speaks=True):
+        try:
+            record = body(world, ending)
+            world.close()
+        except MeshrunError as failure:
+            if not failure.everywhere:
+                raise
+            status = ending.fail_together(failure, world.rank)
+            world.close()
+            return status
+    if world.rank == 0 and directory is not None:
+        directory.complete(record)
+    return 0
+
+
+def enter(
+    ending: Ending, device: DeviceChoice, oversubscribe: bool, expected_ranks: int | None
+) -> World | int:
+    """The world, or the exit status where there is none to be had."""
+    told = launcher.announced()
+    rank = told.rank if told else 0
+    try:
+        world = open_world(device, oversubscribe=oversubscribe, expected_ranks=expected_ranks)
+    except MeshrunError as failure:
+        if rank and not failure.everywhere:
+            time.sleep(GRACE)  # rank 0 has likely met the same, and its end ends this rank too
+        return ending.fail_together(failure, rank if failure.everywhere else 0)
+    if ending.directory is not None:
+        ending.directory.register(world.rank, world.here.host, os.getpid())
+    for warning in world.warnings if world.rank == 0 else ():
+        tell(f"warning: {warning}")
+    return world
