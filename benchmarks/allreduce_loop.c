@@ -18,7 +18,7 @@ static size_t bytes(const char *text) {
   size_t value = strtoull(text, &unit, 10);
   int shift = *unit == 'K' ? 10 : *unit == 'M' ? 20 : *unit == 'G' ? 30 : 0;
   if (value == 0 || unit[shift > 0] != '\0' || value > (sizeof(float) * INT_MAX) >> shift) {
-    fprintf(stderr, "%s: expected 1 to 7G, a number with or without K, M or G\n", text);
+    fprintf(stderr, "%s: expected a number from 1 to below 8G, with or without K, M or G\n", text);
     exit(2);
   }
   return value << shift;

@@ -17,51 +17,39 @@ import os
 import platform
 import re
 import shlex
-import signal
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from side_by_side import (
+    OURS,
+    PLACEMENTS,
+    Failed,
+    Row,
+    header_of,
+    in_turn,
+    output_of,
+    rows_of,
+    scrubbed,
+    shown,
+    spread,
+)
 
 from runner.report.record import write
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
-PLACEMENTS = ("out-of-place", "in-place")
-OURS, THEIRS = "meshrun", "nccl-tests"
+THEIRS = "nccl-tests"
 LAUNCHER = "mpirun -np {ranks} --bind-to none --allow-run-as-root"
 MIB = 1 << 20
+DAY = 86400.0
 
-MEASURED = r"\s+([\d.e+]+)\s+[\d.e+]+\s+[\d.e+]+\s+([\d.e+]+|N/A)"  # time, algbw, busbw, #wrong
-ROW = re.compile(rf"\s*(\d+)\s+(\d+)\s+(\w+)\s+\w+\s+-?\d+{MEASURED}{MEASURED}\s*")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
-ABSOLUTE = re.compile(r"(?<![^\s=:,\"'([])/(?:[^\s/]+/)*(?=[^\s/])")  # a path, up to its last part
-HOST = re.compile(r"\bPid\s+\d+ on\s+\S+")
-
-
-class Failed(Exception):
-    """One program did not measure what it was asked for; says which and why."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One size. microseconds, wrong: out of place, in place; wrong is None where it says N/A."""
-
-    size: int
-    count: int
-    datatype: str
-    microseconds: tuple[float, float]
-    wrong: tuple[float | None, float | None]
-
-    @property
-    def what(self) -> tuple[int, int, str]:
-        return self.size, self.count, self.datatype
 
 
 @dataclass
@@ -119,7 +107,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("-e", dest="maxbytes", default="8G", metavar="BYTES")
     parser.add_argument("-f", dest="factor", default="2", metavar="FACTOR")
     parser.add_argument("--graph", action="store_true", help="-G 1 for both")
-    parser.add_argument("--budget-seconds", type=float, help="no operation begins that would end later")
+    parser.add_argument(
+        "--budget-seconds", type=float, default=DAY, help="nothing begins that would end later (a day)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_known_args()
 
@@ -133,25 +123,24 @@ def library_first(environment: Mapping[str, str], folder: Path | None) -> dict[s
 
 
 def take_turns(
-    turns: Mapping[str, Turns], rounds: int, budget: float | None, environment: Mapping[str, str]
+    turns: Mapping[str, Turns], rounds: int, budget: float, environment: Mapping[str, str]
 ) -> Iterator[None]:
     """Round after round over all operations, one yield after each; an operation that failed is left out.
 
     Stops before an operation that, by its longest round, or the longest of any, would exceed the budget.
     """
-    begin = time.monotonic()
+    end = time.monotonic() + budget
     for number in range(rounds):
         for operation, turn in turns.items():
             if turn.failure:
                 continue
             expected = turn.seconds or max(other.seconds for other in turns.values())
-            left = None if budget is None else begin + budget - time.monotonic()
-            if left is not None and expected > left:
+            started = time.monotonic()
+            if started + expected > end:
                 print(f"out of time before round {number + 1} of {operation}", file=sys.stderr)
                 return
-            started = time.monotonic()
             try:
-                take_turn(turn, number, environment, left)
+                take_turn(turn, number, environment, end)
             except Failed as reason:
                 turn.failure = str(reason)
             turn.seconds = max(turn.seconds, time.monotonic() - started)
@@ -160,97 +149,25 @@ def take_turns(
             yield
 
 
-def take_turn(turn: Turns, number: int, environment: Mapping[str, str], left: float | None) -> None:
-    """Both programs once, meshrun first in even rounds; all or nothing is kept. left: seconds."""
+def take_turn(turn: Turns, number: int, environment: Mapping[str, str], end: float) -> None:
+    """Both programs once; all or nothing is kept. end: on the monotonic clock, when time is up."""
     found: dict[str, list[Row]] = {}
-    end = None if left is None else time.monotonic() + left
-    for name in (OURS, THEIRS) if number % 2 == 0 else (THEIRS, OURS):
-        text = output_of(name, turn.commands[name], environment, end and max(end - time.monotonic(), 0.0))
-        found[name] = rows_of(text)
+    for name in in_turn((OURS, THEIRS), number):
+        text = output_of(name, turn.commands[name], environment, end - time.monotonic())
+        found[name] = rows_of(name, text)
         turn.headers.setdefault(name, header_of(text))
-        require_right(name, found[name])
     require_same(found, turn)
     for name, rows in found.items():
         turn.rounds[name].append(rows)
 
 
-def output_of(name: str, command: Sequence[str], environment: Mapping[str, str], left: float | None) -> str:
-    """What the command prints; Failed where it fails or takes longer than `left` seconds."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as reason:
-        raise Failed(f"{name} did not start: {scrubbed(str(reason))}") from reason
-    try:
-        text, said = process.communicate(timeout=left)
-    except subprocess.TimeoutExpired:
-        # A launcher that is asked to end takes its ranks along; one that is killed may leave them.
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.communicate(timeout=10)
-        raise Failed(f"{name} was stopped after {left:.0f} s, when the time was up") from None
-    if process.returncode:
-        last = "\n".join((said.strip() or text.strip()).splitlines()[-20:])
-        raise Failed(f"{name} ended with exit code {process.returncode}: {scrubbed(last)}")
-    return text
-
-
-def rows_of(text: str) -> list[Row]:
-    """The rows of a table in nccl-tests' layout; other lines, such as NCCL's own, are passed over."""
-    matches = filter(None, map(ROW.fullmatch, text.splitlines()))
-    return [
-        Row(int(size), int(count), datatype, (float(out), float(within)), (wrong(first), wrong(second)))
-        for size, count, datatype, out, first, within, second in (match.groups() for match in matches)
-    ]
-
-
-def wrong(word: str) -> float | None:
-    return None if word == "N/A" else float(word)
-
-
-def header_of(text: str) -> list[str]:
-    """The comment lines before the first row that say something, without paths, hosts and process ids."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if ROW.fullmatch(line):
-            break
-        if line.startswith("#") and line.strip("# "):
-            lines.append(scrubbed(line.rstrip()))
-    return lines
-
-
-def scrubbed(text: str) -> str:
-    """`text` without what is this machine's own: paths become their last part, hosts and processes go."""
-    return ABSOLUTE.sub("", HOST.sub("Pid - on -", text))
-
-
-def require_right(name: str, rows: Sequence[Row]) -> None:
-    """Failed unless there are rows and no wrong values in them."""
-    if not rows:
-        raise Failed(f"{name} printed no row")
-    bad = [row.size for row in rows if any(row.wrong)]
-    if bad:
-        raise Failed(f"{name} found wrong values at sizes {bad}")
-
-
-def require_same(found: Mapping[str, Sequence[Row]], turn: Turns) -> None:
+def require_same(found: Mapping[str, list[Row]], turn: Turns) -> None:
     """Failed unless both programs measured the same rows, the same as before, with the same libnccl."""
-    earlier = turn.rounds[THEIRS][:1] or [found[THEIRS]]
+    expected = (turn.rounds[THEIRS] or [found[THEIRS]])[0]
     for name, rows in found.items():
-        got, expected = [row.what for row in rows], [row.what for row in earlier[0]]
-        if got != expected:
-            odd = next(
-                (pair for pair in zip(got, expected, strict=False) if pair[0] != pair[1]),
-                (f"{len(got)} rows", f"{len(expected)} rows"),
-            )
-            raise Failed(f"{name} measured something else: got {odd[0]}, expected {odd[1]}")
+        for got, other in zip_longest((row.what for row in rows), (row.what for row in expected)):
+            if got != other:
+                raise Failed(f"{name} measured something else: got {got}, expected {other}")
     libraries = {name: LIBRARY.findall(" ".join(lines)) for name, lines in turn.headers.items()}
     if libraries[OURS] != libraries[THEIRS] or not libraries[OURS]:
         raise Failed(f"the programs use different versions of NCCL: {libraries}")
@@ -283,11 +200,6 @@ def compare(rounds: Mapping[str, Sequence[Sequence[Row]]]) -> list[dict[str, Any
     return compared
 
 
-def spread(values: Iterable[float]) -> dict[str, float]:
-    taken = list(values)
-    return {"median": statistics.median(taken), "min": min(taken), "max": max(taken)}
-
-
 def summary_of(compared: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Ratios of both placements, from 1 MiB up and below: the median, least and greatest of each."""
     groups: dict[str, list[float]] = {">= 1 MiB": [], "< 1 MiB": []}
@@ -301,27 +213,23 @@ def print_sizes(operation: str, compared: Sequence[Mapping[str, Any]]) -> None:
     print(f"\n{operation}: us, median (min .. max)")
     print(f"{'size (B)':>12}  {'':12}  {OURS:>30}  {THEIRS:>30}  {'ratio':>6}")
     for row in compared:
-        ours, theirs = (
-            f"{row[name]['median']:.2f} ({row[name]['min']:.2f} .. {row[name]['max']:.2f})"
-            for name in (OURS, THEIRS)
-        )
+        ours, theirs = shown(row[OURS]), shown(row[THEIRS])
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
         print(f"{row['size']:12}  {row['placement']:12}  {ours:>30}  {theirs:>30}  {ratio:>6}")
 
 
 def print_summary(turns: Mapping[str, Turns]) -> None:
+    columns, figures = (">= 1 MiB", "< 1 MiB"), ("median", "min", "max")
     print(f"\n{OURS} / {THEIRS}, ratio of medians, both placements")
-    columns = (">= 1 MiB", "< 1 MiB")
-    print(f"{'':16}{'rounds':>6}" + "".join(f"  {name:>8}: median     min     max" for name in columns))
+    print(f"{'':22}" + "".join(f"{name:>24}" for name in columns))
+    print(f"{'':16}{'rounds':>6}" + "".join(f"{name:>8}" for name in figures) * len(columns))
     for operation, turn in turns.items():
         summary = summary_of(compare(turn.rounds))
-        cells = (
-            "".join(f"{summary[name][key]:8.3f}" for key in ("median", "min", "max"))
-            if name in summary
-            else f"{'-':>8}" * 3
-            for name in columns
-        )
-        print(f"{operation:16}{len(turn.rounds[OURS]):6}" + "".join(f"  {'':9}{cell[1:]}" for cell in cells))
+        ratios = [
+            summary[name][figure] if name in summary else None for name in columns for figure in figures
+        ]
+        cells = "".join(f"{'-':>8}" if ratio is None else f"{ratio:8.3f}" for ratio in ratios)
+        print(f"{operation:16}{len(turn.rounds[OURS]):6}{cells}")
 
 
 def facts(ranks: int, environment: Mapping[str, str]) -> dict[str, Any]:

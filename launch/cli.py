@@ -35,12 +35,15 @@ class Door:
     """What was said before the command's name; `click.Context.obj` of every command.
 
     ranks: -n. run_dir: of the process that started this rank. columns: the terminal's width
-    where rank 0 may draw a progress bar.
+    where rank 0 may draw a progress bar. colour: standard output ends on a terminal. words: the
+    command and all that follows.
     """
 
     ranks: int | None = None
     run_dir: str | None = None
     columns: int | None = None
+    colour: bool = False
+    words: tuple[str, ...] = ()
 
 
 class Commands(click.Group):
@@ -123,6 +126,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 )
 @click.option("--run-dir", hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)
+@click.option("--colour", is_flag=True, hidden=True)
 @click.option(
     "--version",
     is_flag=True,
@@ -132,7 +136,9 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     help="Show the version and exit.",
 )
 @click.pass_context
-def command(ctx: click.Context, ranks: int | None, run_dir: str | None, columns: int | None) -> None:
+def command(
+    ctx: click.Context, ranks: int | None, run_dir: str | None, columns: int | None, colour: bool
+) -> None:
     """Run array work over many GPUs and nodes, and prove that the result is right.
 
     \b
@@ -152,7 +158,8 @@ def command(ctx: click.Context, ranks: int | None, run_dir: str | None, columns:
             ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words))
         if told is not None and told.size is not None:
             check_expected(ranks, told.size, told)
-    ctx.obj = Door(ranks, run_dir, columns if told else terminal_columns())
+    here = sys.stdout.isatty()
+    ctx.obj = Door(ranks, run_dir, columns if told else terminal_columns(), colour if told else here, words)
 
 
 def _is_rank(told: Announced | None) -> bool:

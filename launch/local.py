@@ -60,7 +60,8 @@ def start(
     run = RunDirectory.create()
     sockets = mpiexec.socket_folder()
     terminal = () if columns is None else ("--tty", str(columns))
-    ours = ("--run-dir", str(run.path), *terminal, "-n", str(ranks))
+    colour = ("--colour",) if sys.stdout.isatty() else ()
+    ours = ("--run-dir", str(run.path), *terminal, *colour, "-n", str(ranks))
     segments = shm.segments()
     sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
     in_order = False

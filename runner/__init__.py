@@ -10,8 +10,11 @@ package costs nothing.
     kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
     UserError, RunError, MeshrunError   what goes wrong (`runner.errors`)
     as_rank, Ending                     a command of its own that is run by ranks (`runner.rank`)
+    Progress, Watchdog                  ends a run that is stuck, and says where (`runner.watchdog`)
+    clock_offsets                       every rank's clock (`runner.clock`)
+    gpu_links, nics, network_rate       nominal rates of links (`runner.links`)
     environment                         the process's variables (`runner.launcher`)
-    Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
+    Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
                                         collectives on raw memory (`runner.comm.collectives`)
 """
 
@@ -22,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.backend.cuda import kernel as kernel
+    from runner.clock import clock_offsets as clock_offsets
+    from runner.comm import Control as Control
     from runner.comm.collectives import DATATYPES as DATATYPES
     from runner.comm.collectives import OPERATIONS as OPERATIONS
     from runner.comm.collectives import REDUCTIONS as REDUCTIONS
@@ -41,8 +46,13 @@ if TYPE_CHECKING:
     from runner.errors import tell as tell
     from runner.here import Here as Here
     from runner.launcher import environment as environment
+    from runner.links import gpu_links as gpu_links
+    from runner.links import network_rate as network_rate
+    from runner.links import nics as nics
     from runner.rank import as_rank as as_rank
     from runner.reduce import Tiles as Tiles
+    from runner.watchdog import Progress as Progress
+    from runner.watchdog import Watchdog as Watchdog
     from runner.world import World as World
     from runner.world import open_world as open_world
 
@@ -61,7 +71,14 @@ _HOME = {
     "tell": "runner.errors",
     "as_rank": "runner.rank",
     "Ending": "runner.ending",
+    "Progress": "runner.watchdog",
+    "Watchdog": "runner.watchdog",
     "environment": "runner.launcher",
+    "clock_offsets": "runner.clock",
+    "gpu_links": "runner.links",
+    "nics": "runner.links",
+    "network_rate": "runner.links",
+    "Control": "runner.comm",
     "Collectives": "runner.comm.collectives",
     "Call": "runner.comm.collectives",
     "Place": "runner.comm.collectives",

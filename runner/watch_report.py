@@ -16,8 +16,8 @@ class State(NamedTuple):
     """Where a rank is.
 
     sequence: number of the measurement, the same on every rank. stage: BEFORE, INSIDE or DONE.
-    iteration: the last one entered, counted from 1; 0 unless INSIDE. label: operation, size, placement. doing:
-    for people, what the rank does outside an iteration. The first three compare as progress.
+    iteration: the last one entered, counted from 1; 0 unless INSIDE. label: operation, size, placement.
+    doing: for people, what the rank does outside an iteration. The first three compare as progress.
     """
 
     sequence: int
@@ -56,9 +56,13 @@ def compose(
     return "\n".join(lines)
 
 
-def compose_alone(name: str, state: State, seconds: float) -> str:
-    """The line of a rank that finds itself stuck and cannot reach rank 0."""
-    return f"{_headline(state, seconds)}; [{name}] {_own_place(state)}; rank 0 does not answer: frozen or gone"
+def compose_alone(name: str, state: State | None, seconds: float) -> str:
+    """The line of a rank that waits for rank 0's order in vain."""
+    if state is None:
+        return f"stuck: [{name}] was asked for its place by rank 0, which has fallen silent: frozen or gone"
+    return (
+        f"{_headline(state, seconds)}; [{name}] {_own_place(state)}; rank 0 does not answer: frozen or gone"
+    )
 
 
 def _headline(subject: State | None, seconds: float) -> str:
@@ -97,9 +101,7 @@ def _section(heading: str, places: Mapping[int, str], names: Sequence[str]) -> l
     shown, rest = ordered, [rank for _, ranks in ordered[GROUPS - 1 :] for rank in ranks]
     if len(ordered) > GROUPS:
         shown = [*ordered[: GROUPS - 1], ("at other points", sorted(rest))]
-    return [
-        f"  {heading}: {_who(ranks, names)}" + (f" ({place})" if place else "") for place, ranks in shown
-    ]
+    return [f"  {heading}: {_who(ranks, names)}" + (f" ({place})" if place else "") for place, ranks in shown]
 
 
 def _who(ranks: Sequence[int], names: Sequence[str]) -> str:

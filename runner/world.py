@@ -109,17 +109,19 @@ class World:
 
     def collectives(
         self,
-        color: int = 0,
+        group: Control,
         *,
         cta_policy: int | None = None,
         peers: int | None = None,
         null_stream: bool = False,
     ) -> Collectives:
-        """The ranks of one color, ready for collectives on raw memory of their devices; collective.
+        """The ranks of `group`, ready for collectives on raw memory of their devices; collective.
+
+        group: all ranks (`control`), or those of one color (`control.split`).
 
         cta_policy, peers, null_stream: NCCL's configuration and stream, without meaning on CPUs.
         """
-        return open_collectives(self.control.split(color), self.backend, cta_policy, peers, null_stream)
+        return open_collectives(group, self.backend, cta_policy, peers, null_stream)
 
     def close(self) -> None:
         """Orderly end, device first; every rank calls it."""

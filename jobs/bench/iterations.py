@@ -1,4 +1,4 @@
-"""Statistics of single iterations, by nccl-tests' rules (computeIterStats and writePerIterReport, util.cu)."""
+"""Statistics of single iterations, by nccl-tests' rules (computeIterStats in util.cu)."""
 
 from __future__ import annotations
 

@@ -1,19 +1,18 @@
-"""The text of nccl-tests 2.19.6, byte for byte in layout, and what it lacks as lines and columns of its own.
+"""The text of nccl-tests 2.19.6, byte for byte in layout, and two kinds of lines and columns that it lacks.
 
-Functions return whole lines and print nothing. Programs read this text by its words, so lines that
-nccl-tests does not have begin with "# " and hold none of these: "out-of-place" and "in-place" (they mark
-the titles), "bandwidth" (the first line with it is the average) and "FAILED".
+Functions return whole lines and print nothing. Programs read this text by its words: lines that nccl-tests
+does not have must begin with "# " and hold neither "out-of-place" (the last line with it is taken for the
+titles), nor "bandwidth" (the first line with it is taken for the average), nor "FAILED".
 """
 
 from __future__ import annotations
 
 import re
-import statistics
 import time
-from collections.abc import Iterator, Sequence
 
 from jobs.bench.iterations import summary
-from jobs.bench.result import Footer, Group, Header, Measured, Memory, Row, Wrong
+from jobs.bench.names import largest
+from jobs.bench.result import Footer, Header, Measured, Memory, Row
 from jobs.bench.settings import Settings
 
 VERSION = "2.19.6"
@@ -23,8 +22,12 @@ BLOCKING = {
     2: "wait after each inner iteration (-m), no barrier ",
     3: "wait and barrier after each outer iteration (-n); time excludes barrier ",
 }
-PLACEMENTS = {"out_of_place": "out of place", "in_place": "in place"}
-WIDE = (  # title, unit, width
+# Columns: title, unit, width.
+KEYS = (("size", "(B)", 10), ("count", "(elements)", 12), ("type", "", 8), ("redop", "", 6), ("root", "", 6))
+TIME = {False: ("time", "(us)", 7), True: ("cputime", "(us)", 7)}  # by -C
+FIGURES = (("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#wrong", "", 6))
+ITERATIONS = (("i_min", "(us)", 7), ("i_max", "(us)", 7), ("i_p99", "(us)", 7), ("i_cv%", "(%)", 7))
+WIDE = (
     ("wire", "(GB/s)", 6),
     ("%link", "(%)", 6),
     ("slowest", "(rank)", 7),
@@ -62,7 +65,8 @@ def header(settings: Settings, known: Header, wide: bool = False) -> str:
     if settings.per_iter_timing:
         skips = settings.per_iter_skip
         skipped = f"; summary skips first {skips} iterations" if skips else ""
-        lines.append(f"# Per-Iteration Report: CUDA event timing; i_* uses max over process rows{skipped} ")
+        clock = "CUDA event" if known.library else "host clock"
+        lines.append(f"# Per-Iteration Report: {clock} timing; i_* uses max over process rows{skipped} ")
     lines += ["#", "# Using devices"]
     lines += [
         f"#  Rank {seat.rank:2d} Group {seat.group:2d} Pid {seat.pid:6d} on {seat.host:>10s} "
@@ -77,11 +81,11 @@ def row(settings: Settings, measured: Row, wide: bool = False) -> str:
     """One size, both placements."""
     text = f"{measured.size:12d}  {measured.count:12d}  {measured.datatype:>8s}  {measured.reduction:>6s}  "
     text += f"{measured.root:6d}"
-    text += "".join(_cells(settings, placement) for placement in _placements(measured).values())
+    text += "".join(_cells(settings, placement) for placement in (measured.out_of_place, measured.in_place))
     if settings.report_timestamps:
         text += f"{time.strftime(STAMP, time.localtime(measured.finished)):>21s}"
     if wide:
-        text += "".join(_wide_cells(placement) for placement in _placements(measured).values())
+        text += "".join(_wide_cells(placement) for placement in (measured.out_of_place, measured.in_place))
     return text + "\n"
 
 
@@ -99,33 +103,13 @@ def footer(settings: Settings, known: Footer, program: str, error: str = "") -> 
     if settings.memory and known.memory is not None:
         lines.append(f"# {'GPU memory usage':<20s} : {_memory(known.memory)}")
     errors = (error,) if error else known.errors
-    return "\n".join([*lines, "#", *(f"# error: {sentence}" for sentence in errors or ())]) + (
-        "\n" if errors else "\n\n"
-    )
-
-
-def names(measured: Row, known: Header) -> str:
-    """Who: a line for every rank with wrong data, for every group, for the slowest and the last to arrive."""
-    hosts = {seat.rank: f"rank {seat.rank} (host {seat.host}, device {seat.device})" for seat in known.seats}
-    lines: list[str] = []
-    for placement, values in _placements(measured).items():
-        place = PLACEMENTS[placement]
-        lines += [_wrong(place, wrong) for wrong in values.findings]
-        lines += [_group(place, group) for group in values.groups]
-        lines += _extremes(place, values.groups)
-        if values.by_rank:
-            slow = _greatest(values.by_rank)
-            lines.append(f"slowest: {hosts[slow]} {place}: {_microseconds(values.by_rank[slow])}")
-        if values.lateness:
-            last, late = _greatest(values.lateness), max(values.lateness)
-            lines.append(f"last to arrive: {hosts[last]} {place}: {_microseconds(late)} after the median rank")
-    return "".join(f"#   {line}\n" for line in lines)
+    return "\n".join([*lines, "#", *([f"# error: {sentence}" for sentence in errors] or [""])]) + "\n"
 
 
 def colour(text: str, measured: Row) -> str:
     """A row's text with ANSI colours; what is seen stays the same, character by character."""
     paint, column = {}, 5
-    for values in _placements(measured).values():
+    for values in (measured.out_of_place, measured.in_place):
         paint[column + 2] = GREEN if values.busbw > 0 else DIM
         paint[column + 3] = BOLD_RED if values.wrong else DIM
         column += 4 + 4 * (values.iterations is not None)
@@ -135,36 +119,25 @@ def colour(text: str, measured: Row) -> str:
     )
 
 
-def _placements(measured: Row) -> dict[str, Measured]:
-    return {"out_of_place": measured.out_of_place, "in_place": measured.in_place}
-
-
-def _titles(settings: Settings, wide: bool) -> Iterator[str]:
+def _titles(settings: Settings, wide: bool) -> list[str]:
     """Three lines of titles; they end in a blank, as nccl-tests' do."""
-    first = ("time" if not settings.report_cputime else "cputime", "algbw", "busbw", "#wrong")
-    units, widths = ("(us)", "(GB/s)", "(GB/s)", ""), (7, 6, 6, 6)
     over = "           out-of-place                       in-place          "
     if settings.per_iter_timing:
-        first += ("i_min", "i_max", "i_p99", "i_cv%")
-        units, widths = (*units, "(us)", "(us)", "(us)", "(%)"), (*widths, 7, 7, 7, 7)
         over = (
             "              out-of-place (+ per-iteration)                                "
             "in-place (+ per-iteration)"
         )
-    stamp = ("timestamp", STAMP) if settings.report_timestamps else ("", "")
-    yield f"# {'':10s}  {'':12s}  {'':8s}  {'':6s}  {'':6s}{over}"
-    lines = (
-        (("size", "count", "type", "redop", "root"), first, stamp[0], [title for title, _, _ in WIDE]),
-        (("(B)", "(elements)", "", "", ""), units, stamp[1], [unit for _, unit, _ in WIDE]),
+    figures = (TIME[settings.report_cputime], *FIGURES, *(ITERATIONS if settings.per_iter_timing else ()))
+    columns = [*KEYS, *figures, *figures]
+    stamp = ("timestamp", STAMP, 19) if settings.report_timestamps else ("", "", 0)
+    titles, units = (
+        "  ".join(f"{column[line]:>{column[2]}s}" for column in columns) + f" {stamp[line]:>{stamp[2]}s}"
+        for line in (0, 1)
     )
-    for what, figures, stamped, extra in lines:
-        cells = [f"{cell:>{width}s}" for cell, width in zip(what, (10, 12, 8, 6, 6), strict=True)]
-        cells += [f"{cell:>{width}s}" for cell, width in zip(figures, widths, strict=True)] * 2
-        text = "# " + "  ".join(cells) + f" {stamped:>{19 if settings.report_timestamps else 0}s}"
-        if wide:
-            text = text.removesuffix(" ")
-            text += "".join(f"  {cell:>{w}s}" for cell, (_, _, w) in zip(extra, WIDE, strict=True)) * 2
-        yield text
+    if wide:
+        extra = ["".join(f"  {column[line]:>{column[2]}s}" for column in 2 * WIDE) for line in (0, 1)]
+        titles, units = titles.removesuffix(" ") + extra[0], units.removesuffix(" ") + extra[1]
+    return [f"# {'':10s}  {'':12s}  {'':8s}  {'':6s}  {'':6s}{over}", f"# {titles}", f"# {units}"]
 
 
 def _cells(settings: Settings, values: Measured) -> str:
@@ -185,7 +158,7 @@ def _wide_cells(values: Measured) -> str:
         "-" if values.wire_percent is None else figure(values.wire_percent, 6),
     ]
     for seconds in (values.by_rank, values.lateness):
-        cells += [str(_greatest(seconds)), figure(max(seconds) * 1e6, 7)] if seconds else ["-", "-"]
+        cells += [str(largest(seconds)), figure(max(seconds) * 1e6, 7)] if seconds else ["-", "-"]
     return "".join(f"  {cell:>{width}s}" for cell, (_, _, width) in zip(cells, WIDE, strict=True))
 
 
@@ -207,52 +180,3 @@ def _amount(size: int) -> str:
             amount, unit = amount / (1 << power), name
             break
     return f"{amount:.{2 if abs(amount) < 10 else 1 if abs(amount) < 100 else 0}f} {unit}"
-
-
-def _wrong(place: str, wrong: Wrong) -> str:
-    text = f"wrong: rank {wrong.rank} (host {wrong.host}, {wrong.device}) {place}: "
-    text += f"{_count(wrong.count, 'element')}, first at {wrong.offset}: got {wrong.got}, "
-    text += f"expected {wrong.expected}, {_count(wrong.flipped_bits, 'bit')} flipped"
-    return text if wrong.source is None else f"{text}, data of rank {wrong.source}"
-
-
-def _group(place: str, group: Group) -> str:
-    wrong = "N/A" if group.wrong is None else group.wrong
-    return (
-        f"group {group.color} (ranks {_ranges(group.ranks)}) {place}: {_microseconds(group.seconds)}, "
-        f"busbw {group.busbw:.2f} GB/s, #wrong {wrong}"
-    )
-
-
-def _extremes(place: str, groups: Sequence[Group]) -> list[str]:
-    if not groups:
-        return []
-    ordered = sorted(groups, key=lambda group: group.busbw)
-    low, high, middle = ordered[0], ordered[-1], statistics.median(group.busbw for group in groups)
-    return [
-        f"groups {place}: busbw min {low.busbw:.2f} GB/s (group {low.color}), median {middle:.2f} GB/s, "
-        f"max {high.busbw:.2f} GB/s (group {high.color})"
-    ]
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Ranks in order, such as "0-3,8"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def _greatest(values: Sequence[float]) -> int:
-    return max(range(len(values)), key=values.__getitem__)
-
-
-def _microseconds(seconds: float) -> str:
-    return f"{figure(seconds * 1e6, 7).strip()} us"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -21,6 +21,7 @@ CTYPE = {
     "int32": "int",
     "uint32": "unsigned",
     "int64": "long long",
+    "uint64": "unsigned long long",
     "float16": "__half",
     "float32": "float",
     "float64": "double",

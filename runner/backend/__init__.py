@@ -21,7 +21,7 @@ class Device:
 
     uuid: of a GPU, the only name that is the same however a launcher renumbers devices; "" on a CPU.
     bandwidth: bytes per second its memory could move, read plus written; None when not known.
-    bandwidth_source: what that figure is taken from.
+    bandwidth_source: what that figure is taken from. compute_capability: 90 for 9.0; 0 on a CPU.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Device:
     memory: int = 0
     bandwidth: float | None = None
     bandwidth_source: str = ""
+    compute_capability: int = 0
 
     def __str__(self) -> str:
         return f"GPU {self.index}" if self.kind == "cuda" else "CPU"
@@ -81,6 +82,9 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Return when all issued work is done."""
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody uses now."""
 
     def copy_rate(self) -> float:
         """Bytes per second, read plus written, of a large copy inside this device's memory; measured now."""

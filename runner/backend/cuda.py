@@ -43,6 +43,7 @@ def describe(index: int) -> Device:
         memory=properties["totalGlobalMem"],
         bandwidth=peak or None,
         bandwidth_source="memory clock x bus width",
+        compute_capability=10 * properties["major"] + properties["minor"],
     )
 
 
@@ -99,6 +100,10 @@ class CudaBackend:
 
     def synchronize(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
+
+    def free_memory(self) -> int:
+        free: int = cupy.cuda.runtime.memGetInfo()[0]
+        return free
 
     def copy_rate(self) -> float:
         source = cupy.ones(1 << 26, cupy.float32)  # 256 MiB: several times the largest L2

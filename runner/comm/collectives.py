@@ -159,6 +159,10 @@ class Collectives(Protocol):
         """How the bytes travel, and through which library."""
 
     @property
+    def library(self) -> int:
+        """NCCL's version as it counts, such as 22809 for 2.28.9; 0 without NCCL."""
+
+    @property
     def asynchronous(self) -> bool: ...
 
     def allocate(self, nbytes: int) -> Buffer:

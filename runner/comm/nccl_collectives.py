@@ -62,7 +62,7 @@ class NcclCollectives:
         self, control: Control, stream: Any, *, cta_policy: int | None = None, peers: int | None = None
     ) -> None:
         self.control, self.rank, self.size = control, control.rank, control.size
-        self.version = nccl.version_number()
+        self.library = nccl.version_number()
         versions = control.allgather(nccl.version())
         if len({*versions}) > 1:
             other = next(rank for rank, version in enumerate(versions) if version != versions[0])
@@ -92,7 +92,7 @@ class NcclCollectives:
 
     def register(self, buffer: Buffer, how: int) -> None:
         with nccl.failures("registering a buffer", self._handle):
-            if how == 2 and self.version >= SYMMETRIC_WINDOWS:
+            if how == 2 and self.library >= SYMMETRIC_WINDOWS:
                 window = self._nccl.comm_window_register(
                     self._handle, buffer.address, buffer.nbytes, nccl.SYMMETRIC
                 )

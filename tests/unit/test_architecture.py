@@ -30,21 +30,22 @@ LAYERS = (
     ("exchange", "here", "storage"),
     ("world",),
     ("device",),
-    ("timing",),
-    ("comm.mpi", "comm.nccl", "comm.simulated", "comm.staged"),
+    ("clock", "timing", "watchdog"),
+    ("comm.mpi_collectives", "comm.simulated_collectives"),
+    ("comm.mpi", "comm.nccl", "comm.simulated", "comm.staged", "comm.host"),
     ("backend.cpu", "backend.cuda"),
     ("backend",),  # the protocols
     ("comm",),
     ("boxes", "halo", "signature"),
     ("partition",),
-    ("launcher", "verdict"),
+    ("launcher", "links", "verdict", "watch_channel", "watch_report"),
     ("errors",),
 )
 # A declared job runs itself, `edges.run(...)`: the only look up, and only when it is called.
 LOOKS_UP = {("declare", "execute")}
 
 CUPY = ("runner/backend/cuda.py", "runner/comm/nccl*.py")
-MPI4PY = ("runner/comm/mpi.py", "runner/world*.py")
+MPI4PY = ("runner/comm/mpi*.py", "runner/world*.py")
 ENVIRONMENT = ("runner/launcher.py", "runner/world.py", "runner/comm/mpi.py", "launch/*.py")
 COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich")
 

@@ -12,6 +12,7 @@ import pytest
 
 import jobs.kernels
 from jobs import convolve, elementwise, grayscale, laplacian
+from jobs.bench.recipe import Kind
 from jobs.dtypes import SUPPORTED, floating
 from jobs.expression import FUNCTIONS, cpp, parse
 from jobs.kernels import instance
@@ -32,6 +33,10 @@ EVERYTHING = " + ".join(
 
 
 def instances(file: str) -> Iterator[str]:
+    if file == "bench_data.cu":
+        for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), Kind):
+            yield instance(kernel, word, int(kind))
+        return
     weights = [
         convolve.read(kernel, False) for kernel in ("1", "1e5", "0.1")
     ]  # int32, int64 and float64 sums
@@ -84,15 +89,16 @@ def compile_kernel(file: str, names: list[str], architecture: str, *options: str
     return text
 
 
+# Each with the instances that a job can ask for; elementwise.cu has a test of its own.
+FILES = ("laplacian.cu", "grayscale.cu", "convolve.cu", "moments.cu", "histogram.cu", "bench_data.cu")
+
+
 def test_every_kernel_file_is_compiled_below() -> None:
-    tested = {"laplacian.cu", "grayscale.cu", "convolve.cu", "moments.cu", "histogram.cu", "elementwise.cu"}
-    assert {path.name for path in FOLDER.glob("*.cu")} == tested
+    assert {path.name for path in FOLDER.glob("*.cu")} == {*FILES, "elementwise.cu"}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(
-    "file", ["laplacian.cu", "grayscale.cu", "convolve.cu", "moments.cu", "histogram.cu"]
-)
+@pytest.mark.parametrize("file", FILES)
 def test_kernel_compiles_without_a_warning(file: str, architecture: str) -> None:
     names = sorted(set(instances(file)))
     assert len(names) >= len(SUPPORTED)

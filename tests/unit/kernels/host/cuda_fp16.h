@@ -1,6 +1,6 @@
 // Enough of CUDA C++ to run the kernels on the host, thread by thread, under any C++17 compiler:
 // what a GPU computes in parallel is computed here one after the other, with the same arithmetic.
-// Takes the place of CUDA's own header of this name, which every kernel includes.
+// Takes the place of CUDA's own header of this name.
 
 #pragma once
 
@@ -22,6 +22,8 @@ inline __half __float2half_rn(float value) { return static_cast<__half>(value); 
 inline __half __double2half(double value) { return static_cast<__half>(value); }
 template <typename T> void __stcs(T* target, T value) { *target = value; }
 template <typename T> void atomicAdd(T* target, T value) { *target += value; }
+template <typename T> void atomicMax(T* target, T value) { *target = *target < value ? value : *target; }
+inline int __clzll(long long value) { return value ? __builtin_clzll(value) : 64; }
 
 struct Index {
     unsigned x;

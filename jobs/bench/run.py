@@ -1,0 +1,182 @@
+"""Every operation asked for, measured, shown and recorded, by all ranks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import runner
+from jobs.bench import plot, read
+from jobs.bench.asked import Asked
+from jobs.bench.record import json_line, open_exclusively, record
+from jobs.bench.result import Footer, Row
+from jobs.bench.screen import Screen
+from jobs.bench.session import Session, colors_of, opened
+from jobs.bench.settings import Settings
+from jobs.bench.sweep import sweep
+from runner import World
+
+Json = dict[str, Any]
+
+
+class WrongResults(runner.RunError):
+    """Wrong data, or too slow on average: nccl-tests' exit status 7."""
+
+    exit_code = 7
+
+
+class Stuck(runner.RunError):
+    """No progress for -T seconds: nccl-tests' exit status 4."""
+
+    exit_code = 4
+
+
+def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
+    """Measure; the completion record. Raises WrongResults, on every rank, after all is measured."""
+    # Ranks on other hosts may not have been given rank 0's environment.
+    asked = world.control.broadcast(asked)
+    screen = Screen(world.rank == 0, asked, door.colour, door.columns)
+    world.once(lambda: _check_files(asked))
+    colors = colors_of(world, asked)
+    drawn: list[plot.Series] = []
+    wrong: list[str] = []
+    for name in asked.operations:
+        if name == "hypercube" and len(asked.operations) > 1 and not _power_of_two(colors):
+            screen.line(f"# hypercube: {world.size} ranks are no power of two, skipped\n")
+            continue
+        with (
+            watching(world, ending, asked.settings) as trail,
+            opened(world, world.control, asked, name, trail, colors) as session,
+        ):
+            lines, footer = _one(world, asked, session, screen, door.words)
+        wrong += _complaints(name, footer)
+        if asked.plot and world.rank == 0:
+            label = name if len(asked.operations) > 1 else session.header.backend.partition(" (")[0]
+            known = read.of_rows(label, session.bench.settings, session.header, lines)
+            drawn += plot.series(known, label)
+    if asked.plot and world.rank == 0:
+        plot.plot(drawn, asked.plot, title=f"{', '.join(asked.operations)} on {world.size} ranks")
+    if wrong:
+        raise WrongResults("; ".join(wrong), hint="--names for the ranks", everywhere=True)
+    return {"command": "bench", "operations": list(asked.operations), "ranks": world.size}
+
+
+def _one(
+    world: World, asked: Asked, session: Session, screen: Screen, words: tuple[str, ...]
+) -> tuple[list[Row], Footer]:
+    """One operation from header to footer; its rows."""
+    settings, header, bench = session.bench.settings, session.header, session.bench
+    started, rows = time.time(), list[Row]()
+    file = _opened(world, asked.output_file, screen) if asked.output_file else None
+    if session.reduced:
+        screen.line(f"#\n# Reducing maxBytes to {session.reduced} due to memory limitation\n")
+    screen.header(settings, header)
+    total = _total(settings, bench.operation.reduces, bench.operation.rooted, bench.group.size)
+    rounds = sweep(bench)
+    footer = Footer(0, 0.0, asked.min_busbw)
+    try:
+        while True:
+            screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
+            row = next(rounds, None)
+            if row is None:
+                break
+            rows.append(row)
+            screen.row(settings, header, row)
+            if asked.json_lines and world.rank == 0:
+                with open(asked.json_lines, "a", encoding="utf-8") as lines:
+                    lines.write(json_line(settings, header, row))
+        failures = sum(world.control.allgather(bench.failures))
+        busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
+        footer = Footer(failures, statistics.fmean(busbw), asked.min_busbw, session.memory())
+        screen.footer(settings, footer, header.program)
+    finally:  # what was measured before a failure is worth keeping
+        if file is not None:
+            environment, ended = runner.environment(), time.time()
+            with file:
+                file.write(record(settings, header, rows, footer, words, environment, started, ended))
+    return rows, footer
+
+
+def _opened(world: World, path: str, screen: Screen) -> TextIO | None:
+    """The file of -J, on rank 0; refused on every rank before anything is measured."""
+    files: list[TextIO] = []
+
+    def create() -> str:
+        file, name = open_exclusively(path)
+        files.append(file)
+        return name
+
+    screen.line(f"# Writing JSON output to {world.once(create)}\n")
+    return files[0] if files else None
+
+
+def _check_files(asked: Asked) -> None:
+    """Refuse what cannot be written, before anything is measured."""
+    if asked.plot:
+        plot.check(asked.plot)
+    for path in (asked.plot, asked.json_lines):
+        if path:
+            try:
+                Path(path).open("a", encoding="utf-8").close()
+            except OSError as reason:
+                raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason
+    if asked.json_lines:
+        Path(asked.json_lines).write_text("", encoding="utf-8")
+
+
+@contextmanager
+def watching(world: World, ending: runner.Ending, settings: Settings) -> Iterator[runner.Progress]:
+    """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck."""
+    if not settings.timeout:
+        yield runner.Progress()
+        return
+
+    def report(text: str) -> None:
+        ending.fail_alone(Stuck(text), "", world.rank, world.nonce)
+
+    dog = runner.Watchdog(
+        world.control,
+        [str(rank) for rank in world.ranks],
+        settings.timeout,
+        on_report=report,
+        abort=lambda: None,
+        end=world.control.abort,
+    )
+    for warning in dog.warnings if world.rank == 0 else ():
+        runner.tell(f"warning: {warning}")
+    try:
+        yield dog
+    finally:
+        dog.stop()
+
+
+def _complaints(name: str, footer: Footer) -> list[str]:
+    """What is wrong with one operation's results, for people."""
+    found = []
+    if footer.failures:
+        found.append(f"{name}: wrong data, in {footer.failures} checks on single ranks")
+    least = footer.minimum_busbw
+    if least is not None and not footer.average_busbw >= 0.9 * least:
+        found.append(f"{name}: average bus bandwidth {footer.average_busbw:.4g} GB/s, below 0.9 of {least:g}")
+    return found
+
+
+def _power_of_two(colors: list[int]) -> bool:
+    ranks = min(colors.count(color) for color in colors)
+    return ranks & (ranks - 1) == 0
+
+
+def _total(settings: Settings, reduces: bool, rooted: bool, ranks: int) -> int:
+    """How many rows there will be in one cycle."""
+    roots = ranks if rooted and settings.root == -1 else 1
+    return (
+        len(settings.sizes())
+        * len(settings.datatypes)
+        * (len(settings.reductions) if reduces else 1)
+        * roots
+        * max(settings.run_cycles, 1)
+    )

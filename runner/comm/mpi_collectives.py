@@ -1,0 +1,281 @@
+"""Collectives in host memory through MPI: `runner.comm.collectives` for CPUs.
+
+A bound call is a method of mpi4py with its arguments, so that a timed loop measures MPI: about 0.2
+microseconds of Python a call. What MPI has no form for takes more steps:
+
+- half, bfloat16 and the 8-bit floats are no MPI types: they move as bytes, and are reduced by an
+  operator of our own (NumPy, rounding to their own type after each step);
+- avg divides what a sum left in the receive buffer, mulsum sums from a scratch buffer;
+- out-of-place broadcast copies on the root first, in-place alltoallv sends from a scratch copy (MPI's
+  own wants as much from i to j as from j to i), in-place reduce_scatter receives into a scratch buffer
+  (MPI's own puts the result at the start of the buffer, over a block of the input).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from runner.comm import Control
+from runner.comm.collectives import Call, Datatype, Function, Place
+from runner.comm.host import (
+    COMBINE,
+    HostMemory,
+    allocate,
+    averaged,
+    combine,
+    copied,
+    hypercube,
+    in_turn,
+    numpy_dtype,
+    premultiplied,
+)
+from runner.comm.mpi import MpiComm
+from runner.errors import RunError, UserError, first_line
+
+C_INT = (1 << 31) - 1
+LARGEST_UNIT = 1 << 20  # bytes
+NATIVE = {
+    "int8": "INT8_T",
+    "uint8": "UINT8_T",
+    "int32": "INT32_T",
+    "uint32": "UINT32_T",
+    "int64": "INT64_T",
+    "uint64": "UINT64_T",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+}
+OPERATORS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "avg": "SUM", "mulsum": "SUM"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What MPI counts in. kind: the MPI type. native: whether MPI's own operators know it."""
+
+    kind: Any
+    nbytes: int
+    native: bool = False
+
+
+class MpiCollectives(HostMemory):
+    """One rank of a group, over its own MPI communicator.
+
+    control: the group's ranks. largest_count: what the library counts to; found out where not given.
+    """
+
+    def __init__(self, control: Control, largest_count: int | None = None) -> None:
+        if not isinstance(control, MpiComm):
+            raise TypeError(f"the ranks of {type(control).__name__} are not MPI's")
+        self.control, self.rank, self.size = control, control.rank, control.size
+        self._mpi, self._comm = control._mpi, control._comm.Dup()
+        library, version = self._mpi.get_vendor()
+        self.label = f"MPI, host memory ({library} {'.'.join(map(str, version))})"
+        self._largest_count = largest_count or _largest_count(self._mpi)
+        self._types: dict[int, Any] = {}
+        self._operators: dict[tuple[str, str], Any] = {}
+
+    def bind(self, call: Call) -> Function:
+        steps: list[Function] = getattr(self, f"_{call.operation}")(call)
+        return in_turn(steps)
+
+    def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
+        unit, nbytes = self._unit(call, [call.count]), call.count * call.datatype.itemsize
+        send, recv = self._part(unit, call.send, nbytes), self._part(unit, call.recv, nbytes)
+        if send_to is None:
+            return in_turn([] if receive_from is None else [partial(self._comm.Recv, recv, receive_from)])
+        if receive_from is None:
+            return partial(self._comm.Send, send, send_to)
+        return partial(self._comm.Sendrecv, send, send_to, 0, recv, receive_from, 0)
+
+    def issue(self, calls: Sequence[Function]) -> None:
+        try:
+            for call in calls:
+                call()
+        except self._mpi.Exception as reason:
+            raise RunError("an MPI call failed", got=first_line(reason)) from reason
+
+    def abort(self) -> None:
+        pass  # MPI has no way to end a call of another thread; the process has to end
+
+    def close(self) -> None:
+        for handle in [*self._types.values(), *self._operators.values(), self._comm]:
+            handle.Free()
+        self._types.clear()
+        self._operators.clear()
+
+    # Each of these returns the steps of an operation.
+
+    def _all_reduce(self, call: Call) -> list[Function]:
+        before, call = premultiplied(call, self.rank, call.count)
+        unit, nbytes = self._unit(call, [call.count], reduced=True), call.count * call.datatype.itemsize
+        send = self._mpi.IN_PLACE if call.in_place else self._part(unit, call.send, nbytes)
+        recv = self._part(unit, call.recv, nbytes)
+        reduce = partial(self._comm.Allreduce, send, recv, self._operator(call, unit))
+        return [*before, reduce, *averaged(call, self.size)]
+
+    def _reduce(self, call: Call) -> list[Function]:
+        before, call = premultiplied(call, self.rank, call.count)
+        unit, nbytes = self._unit(call, [call.count], reduced=True), call.count * call.datatype.itemsize
+        send, operator = self._part(unit, call.send, nbytes), self._operator(call, unit)
+        if self.rank != call.root:
+            return [*before, partial(self._comm.Reduce, send, None, operator, call.root)]
+        recv = self._part(unit, call.recv, nbytes)
+        reduce = partial(
+            self._comm.Reduce, self._mpi.IN_PLACE if call.in_place else send, recv, operator, call.root
+        )
+        return [*before, reduce, *averaged(call, self.size)]
+
+    def _reduce_scatter(self, call: Call) -> list[Function]:
+        before, call = premultiplied(call, self.rank, call.count * self.size)
+        unit = self._unit(call, [call.count] * self.size, reduced=True)
+        nbytes = call.count * call.datatype.itemsize
+        result = Place(allocate(nbytes)) if call.in_place else call.recv
+        reduce = partial(
+            self._comm.Reduce_scatter_block,
+            self._part(unit, call.send, nbytes, self.size),
+            self._part(unit, result, nbytes),
+            self._operator(call, unit),
+        )
+        after = copied(call.recv.bytes(nbytes), result.bytes(nbytes))
+        return [*before, reduce, *after, *averaged(call, self.size)]
+
+    def _all_gather(self, call: Call) -> list[Function]:
+        unit, nbytes = self._unit(call, [call.count] * self.size), call.count * call.datatype.itemsize
+        send = self._mpi.IN_PLACE if call.in_place else self._part(unit, call.send, nbytes)
+        return [partial(self._comm.Allgather, send, self._part(unit, call.recv, nbytes, self.size))]
+
+    def _alltoall(self, call: Call) -> list[Function]:
+        unit, nbytes = self._unit(call, [call.count] * self.size), call.count * call.datatype.itemsize
+        send = self._mpi.IN_PLACE if call.in_place else self._part(unit, call.send, nbytes, self.size)
+        return [partial(self._comm.Alltoall, send, self._part(unit, call.recv, nbytes, self.size))]
+
+    def _alltoallv(self, call: Call) -> list[Function]:
+        traffic = call.traffic or ()
+        unit = self._unit(call, list(itertools.chain(*traffic)))
+        going, coming = traffic[self.rank], [row[self.rank] for row in traffic]
+        before: list[Function] = []
+        send = call.send
+        if call.in_place:
+            nbytes = sum(going) * call.datatype.itemsize
+            send = Place(allocate(nbytes))
+            before = copied(send.bytes(nbytes), call.send.bytes(nbytes))
+        parts = [
+            self._parts(unit, place, [count * call.datatype.itemsize for count in counts])
+            for place, counts in ((send, going), (call.recv, coming))
+        ]
+        return [*before, partial(self._comm.Alltoallv, *parts)]
+
+    def _broadcast(self, call: Call) -> list[Function]:
+        unit, nbytes = self._unit(call, [call.count]), call.count * call.datatype.itemsize
+        place = copied(call.recv.bytes(nbytes), call.send.bytes(nbytes)) if self.rank == call.root else []
+        return [*place, partial(self._comm.Bcast, self._part(unit, call.recv, nbytes), call.root)]
+
+    def _gather(self, call: Call) -> list[Function]:
+        unit, nbytes = self._unit(call, [call.count] * self.size), call.count * call.datatype.itemsize
+        send = self._part(unit, call.send, nbytes)
+        if self.rank != call.root:
+            return [partial(self._comm.Gather, send, None, call.root)]
+        recv = self._part(unit, call.recv, nbytes, self.size)
+        return [partial(self._comm.Gather, self._mpi.IN_PLACE if call.in_place else send, recv, call.root)]
+
+    def _scatter(self, call: Call) -> list[Function]:
+        unit, nbytes = self._unit(call, [call.count] * self.size), call.count * call.datatype.itemsize
+        recv = self._part(unit, call.recv, nbytes)
+        if self.rank != call.root:
+            return [partial(self._comm.Scatter, None, recv, call.root)]
+        send = self._part(unit, call.send, nbytes, self.size)
+        return [partial(self._comm.Scatter, send, self._mpi.IN_PLACE if call.in_place else recv, call.root)]
+
+    def _sendrecv(self, call: Call) -> list[Function]:
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        if not call.in_place:
+            return [self.message(call, send_to=after, receive_from=before)]
+        unit, nbytes = self._unit(call, [call.count]), call.count * call.datatype.itemsize
+        both = self._part(unit, call.recv, nbytes)
+        return [partial(self._comm.Sendrecv_replace, both, after, 0, before, 0)]
+
+    def _hypercube(self, call: Call) -> list[Function]:
+        unit, nbytes = self._unit(call, [call.count] * self.size), call.count * call.datatype.itemsize
+
+        def blocks(first: int, count: int) -> Any:
+            place = dataclasses.replace(call.recv, offset=call.recv.offset + first * nbytes)
+            return self._part(unit, place, count * nbytes)
+
+        own = dataclasses.replace(call.recv, offset=call.recv.offset + self.rank * nbytes)
+        steps = copied(own.bytes(nbytes), call.send.bytes(nbytes))
+        for peer, mine, theirs, count in hypercube(self.rank, self.size):
+            send, recv = blocks(mine, count), blocks(theirs, count)
+            steps.append(partial(self._comm.Sendrecv, send, peer, 0, recv, peer, 0))
+        return steps
+
+    # How memory is described to MPI.
+
+    def _part(self, unit: Unit, place: Place, nbytes: int, blocks: int = 1) -> tuple[Any, int, Any]:
+        memory = self._mpi.buffer.frombuffer(place.bytes(nbytes * blocks))
+        return memory, nbytes // unit.nbytes, unit.kind
+
+    def _parts(self, unit: Unit, place: Place, nbytes: Sequence[int]) -> tuple[Any, Any, Any]:
+        counts = [length // unit.nbytes for length in nbytes]
+        begins = [0, *itertools.accumulate(counts)][:-1]
+        return self._mpi.buffer.frombuffer(place.bytes(sum(nbytes))), (counts, begins), unit.kind
+
+    def _unit(self, call: Call, counts: Sequence[int], reduced: bool = False) -> Unit:
+        """For messages of these many elements each: a larger unit where MPI could not count them all.
+
+        All of them together have to be countable, because MPI libraries add counts up in their own type.
+        """
+        size, native = call.datatype.itemsize, NATIVE.get(call.datatype.name)
+        width = size if native or reduced else 1
+        total = sum(counts) * size
+        if total // width > self._largest_count:
+            width = math.gcd(LARGEST_UNIT, *(count * size for count in counts))
+            if total // width > self._largest_count:
+                raise UserError(
+                    f"this MPI cannot count the elements of {call.operation}",
+                    got=f"{sum(counts)} of {size} bytes",
+                    expected=f"at most {self._largest_count}, or counts with a larger common divisor",
+                    hint="sizes that are powers of two, or an MPI library of MPI 4.0 or later",
+                    everywhere=True,
+                )
+            return Unit(self._contiguous(width), width)
+        if native:
+            return Unit(getattr(self._mpi, native), width, native=True)
+        return Unit(self._contiguous(width), width)
+
+    def _contiguous(self, nbytes: int) -> Any:
+        if nbytes == 1:
+            return self._mpi.BYTE
+        if nbytes not in self._types:
+            self._types[nbytes] = self._mpi.BYTE.Create_contiguous(nbytes).Commit()
+        return self._types[nbytes]
+
+    def _operator(self, call: Call, unit: Unit) -> Any:
+        name = OPERATORS[call.reduction]
+        if unit.native:
+            return getattr(self._mpi, name)
+        key = (call.datatype.name, name)
+        if key not in self._operators:
+            function = partial(_combine, call.datatype, COMBINE[call.reduction])
+            self._operators[key] = self._mpi.Op.Create(function, commute=True)
+        return self._operators[key]
+
+
+def _combine(datatype: Datatype, ufunc: np.ufunc, source: Any, target: Any, _: Any) -> None:
+    """An MPI_User_function: target = ufunc(target, source) on as many elements as MPI hands over."""
+    dtype = numpy_dtype(datatype)
+    combine(ufunc, np.frombuffer(target, dtype), np.frombuffer(source, dtype))
+
+
+def _largest_count(mpi: Any) -> int:
+    """What the library counts to: MPI_Count since MPI 4.0, a C int before."""
+    try:
+        mpi.BYTE.Create_contiguous(C_INT + 1).Free()
+    except mpi.Exception:
+        return C_INT
+    return (1 << 63) - 1

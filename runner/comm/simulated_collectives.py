@@ -1,0 +1,178 @@
+"""Collectives among ranks that are threads, and of a lone process: `runner.comm.collectives` without MPI.
+
+Every message is a copy, made when it is sent. Reductions combine in rank order, rounding to the element's
+own type after each step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from runner.comm import Message
+from runner.comm.collectives import Call, Function, Place
+from runner.comm.host import (
+    COMBINE,
+    HostMemory,
+    allocate,
+    averaged,
+    combine,
+    copied,
+    hypercube,
+    in_turn,
+    numpy_dtype,
+    premultiplied,
+)
+from runner.comm.simulated import SimulatedComm
+
+Part = tuple[int, int, int]  # (peer, first element, elements)
+
+
+class SimulatedCollectives(HostMemory):
+    """One rank of a group. control: the group's ranks."""
+
+    def __init__(self, control: SimulatedComm) -> None:
+        self.control, self.rank, self.size = control, control.rank, control.size
+        self._everyone = range(control.size)
+
+    @property
+    def label(self) -> str:
+        return f"{'one process' if self.size == 1 else 'threads of one process'}, host memory"
+
+    def bind(self, call: Call) -> Function:
+        steps: list[Function] = getattr(self, f"_{call.operation}")(call)
+        return in_turn(steps)
+
+    def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
+        sends = [] if send_to is None else [(send_to, 0, call.count)]
+        receives = [] if receive_from is None else [(receive_from, 0, call.count)]
+        return in_turn(self._moved(call, sends, receives))
+
+    def issue(self, calls: Sequence[Function]) -> None:
+        for call in calls:
+            call()
+
+    def abort(self) -> None:
+        self.control.hub.fail()
+
+    def close(self) -> None:
+        pass
+
+    # Each of these returns the steps of an operation.
+
+    def _all_gather(self, call: Call) -> list[Function]:
+        return self._moved(call, self._whole(call), self._blocks(call))
+
+    def _alltoall(self, call: Call) -> list[Function]:
+        return self._moved(call, self._blocks(call), self._blocks(call))
+
+    def _alltoallv(self, call: Call) -> list[Function]:
+        traffic = call.traffic or ()
+        going, coming = traffic[self.rank], [row[self.rank] for row in traffic]
+        return self._moved(call, _packed(going), _packed(coming))
+
+    def _broadcast(self, call: Call) -> list[Function]:
+        sends = self._whole(call) if self.rank == call.root else []
+        return self._moved(call, sends, [(call.root, 0, call.count)])
+
+    def _gather(self, call: Call) -> list[Function]:
+        receives = self._blocks(call) if self.rank == call.root else []
+        return self._moved(call, [(call.root, 0, call.count)], receives)
+
+    def _scatter(self, call: Call) -> list[Function]:
+        sends = self._blocks(call) if self.rank == call.root else []
+        return self._moved(call, sends, [(call.root, 0, call.count)])
+
+    def _sendrecv(self, call: Call) -> list[Function]:
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        return [self.message(call, send_to=after, receive_from=before)]
+
+    def _hypercube(self, call: Call) -> list[Function]:
+        nbytes = call.count * call.datatype.itemsize
+        blocks = [call.recv.bytes(self.size * nbytes)[rank * nbytes :][:nbytes] for rank in self._everyone]
+        steps = copied(blocks[self.rank], call.send.bytes(nbytes))
+        for peer, mine, theirs, count in hypercube(self.rank, self.size):
+            sends = [(peer, block) for block in blocks[mine : mine + count]]
+            receives = [(peer, block) for block in blocks[theirs : theirs + count]]
+            steps.append(partial(self._exchange, sends, [], receives))
+        return steps
+
+    def _all_reduce(self, call: Call) -> list[Function]:
+        return self._reduced(call, self._whole(call), call.count, receives=True)
+
+    def _reduce(self, call: Call) -> list[Function]:
+        return self._reduced(call, [(call.root, 0, call.count)], call.count, self.rank == call.root)
+
+    def _reduce_scatter(self, call: Call) -> list[Function]:
+        return self._reduced(call, self._blocks(call), call.count * self.size, receives=True)
+
+    def _whole(self, call: Call) -> list[Part]:
+        return [(peer, 0, call.count) for peer in self._everyone]
+
+    def _blocks(self, call: Call) -> list[Part]:
+        return [(peer, peer * call.count, call.count) for peer in self._everyone]
+
+    # How data moves, and is combined.
+
+    def _moved(self, call: Call, sends: Iterable[Part], receives: Iterable[Part]) -> list[Function]:
+        outgoing, incoming = _messages(call, call.send, sends), _messages(call, call.recv, receives)
+        local = [
+            step
+            for _, source in self._own(outgoing)
+            for _, target in self._own(incoming)
+            for step in copied(target, source)
+        ]
+        others = self._others(outgoing), self._others(incoming)
+        return [partial(self._exchange, others[0], local, others[1])] if any(others) else local
+
+    def _exchange(self, sends: list[Message], local: list[Function], receives: list[Message]) -> None:
+        # Sent data is copied first and received data comes last, so that the two may share memory.
+        pending = self.control.exchange(sends, receives)
+        for step in local:
+            step()
+        pending.wait()
+
+    def _reduced(self, call: Call, sends: list[Part], count: int, receives: bool) -> list[Function]:
+        """count: elements in this rank's send buffer. receives: whether this rank gets a result."""
+        steps, call = premultiplied(call, self.rank, count)
+        outgoing = _messages(call, call.send, sends)
+        if others := self._others(outgoing):
+            steps.append(partial(self.control.exchange, others, []))
+        if not receives:
+            return steps
+        [(_, own)] = self._own(outgoing)
+        dtype, ufunc = numpy_dtype(call.datatype), COMBINE[call.reduction]
+        result = call.recv.bytes(own.nbytes)
+        # In place, the result would overwrite this rank's part before its turn comes.
+        total = allocate(own.nbytes).array if call.in_place and self.rank else result
+        inbox = allocate(own.nbytes).array
+        for peer in self._everyone:
+            part = own if peer == self.rank else inbox
+            if peer != self.rank:
+                steps.append(partial(self._exchange, [], [], [(peer, inbox)]))
+            if peer == 0:
+                steps += copied(total, part)
+            else:
+                steps.append(partial(combine, ufunc, total.view(dtype), part.view(dtype)))
+        return [*steps, *copied(result, total), *averaged(call, self.size)]
+
+    def _own(self, messages: list[Message]) -> list[Message]:
+        return [message for message in messages if message[0] == self.rank]
+
+    def _others(self, messages: list[Message]) -> list[Message]:
+        return [message for message in messages if message[0] != self.rank]
+
+
+def _packed(counts: Sequence[int]) -> list[Part]:
+    """Parts of these many elements, one after another, in the order of ranks."""
+    ends = itertools.accumulate(counts)
+    return [(peer, end - count, count) for peer, (end, count) in enumerate(zip(ends, counts, strict=True))]
+
+
+def _messages(call: Call, place: Place, parts: Iterable[Part]) -> list[Message]:
+    size = call.datatype.itemsize
+    return [
+        (peer, Place(place.buffer, place.offset + first * size).bytes(count * size))
+        for peer, first, count in parts
+    ]

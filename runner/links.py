@@ -1,0 +1,187 @@
+"""Nominal rates of the links that a rank's data can take: NVLink and PCIe from NVML, NICs from sysfs.
+
+All rates are GB/s (1e9 bytes) in one direction, of data: line codes are taken off, packet headers are not.
+A rate that cannot be told is None, and its source says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from runner.errors import first_line
+
+# NVML's MB/s of one link in one direction, with the line code -> GB/s of data: NVLink 1 (8b/10b, counted
+# without), 2 and 3 (64b/66b), 4 and 5 (256b/257b and the Reed-Solomon code RS(544, 514): 16/17 together).
+NVLINK_RATES = {20000: 20.0, 25781: 25.0, 26562: 25.0, 53125: 50.0}
+# PCIe generation -> GB/s of one lane: 8b/10b up to 2, 128b/130b up to 5, 242 of a flit's 256 bytes in 6.
+LANE_RATES = {1: 0.25, 2: 0.5, 3: 8 / 8 * 128 / 130, 4: 16 / 8 * 128 / 130, 5: 32 / 8 * 128 / 130, 6: 7.5625}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A rate in GB/s and where it was read; None and why."""
+
+    rate: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class GpuLinks:
+    """Of one GPU. nvlink: all active links together.
+
+    pcie: at the present width and the highest generation that GPU and slot share (an idle link runs at
+    a lower one). pcie_generation, pcie_width: those; None where not known.
+    """
+
+    nvlink: Reading
+    pcie: Reading
+    nvlinks_active: int = 0
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A port of a network adapter. kind: how programs use it. active: the link is up."""
+
+    name: str
+    kind: Literal["rdma", "ethernet"]
+    active: bool
+    rate: Reading
+
+
+def gpu_links(uuid: str) -> GpuLinks:
+    """Links of the GPU with this UUID ("GPU-...")."""
+    try:
+        import pynvml
+    except ImportError as reason:
+        missing = Reading(None, f"NVML: {first_line(reason)}; pip install nvidia-ml-py")
+        return GpuLinks(missing, missing)
+    return read_gpu_links(uuid, pynvml)
+
+
+def read_gpu_links(uuid: str, nvml: Any) -> GpuLinks:
+    """nvml: the module pynvml, not initialised."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as reason:
+        missing = Reading(None, f"NVML: {first_line(reason)}")
+        return GpuLinks(missing, missing)
+    try:
+        device = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        active, nvlink = _nvlink(device, nvml)
+        generation, width, pcie = _pcie(device, nvml)
+    except nvml.NVMLError as reason:
+        missing = Reading(None, f"NVML, {uuid}: {first_line(reason)}")
+        return GpuLinks(missing, missing)
+    finally:
+        nvml.nvmlShutdown()
+    return GpuLinks(nvlink, pcie, active, generation, width)
+
+
+def _nvlink(device: Any, nvml: Any) -> tuple[int, Reading]:
+    active = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active += nvml.nvmlDeviceGetNvLinkState(device, link) == nvml.NVML_FEATURE_ENABLED
+        except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
+            break  # the GPU has no more links, or none at all
+        except nvml.NVMLError as reason:
+            return 0, Reading(None, f"NVML: state of NVLink {link}: {first_line(reason)}")
+    if not active:
+        return 0, Reading(None, "NVML: no active NVLink")
+    (speed,) = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
+    if speed.nvmlReturn != nvml.NVML_SUCCESS:
+        return active, Reading(None, f"NVML: no NVLink speed (status {speed.nvmlReturn})")
+    raw = speed.value.uiVal
+    if raw not in NVLINK_RATES:
+        return active, Reading(None, f"NVML: {raw} MB/s a link is no NVLink generation known here")
+    rate = active * NVLINK_RATES[raw]
+    return active, Reading(rate, f"NVML: {active} active NVLinks of {NVLINK_RATES[raw]:g} GB/s")
+
+
+def _pcie(device: Any, nvml: Any) -> tuple[int | None, int | None, Reading]:
+    try:
+        generation = nvml.nvmlDeviceGetMaxPcieLinkGeneration(device)
+        width = nvml.nvmlDeviceGetCurrPcieLinkWidth(device)
+    except nvml.NVMLError as reason:
+        return None, None, Reading(None, f"NVML: PCIe: {first_line(reason)}")
+    lane = LANE_RATES.get(generation)
+    source = f"NVML: PCIe generation {generation}, x{width}"
+    if lane is None:
+        return generation, width, Reading(None, f"{source}: not known here")
+    return generation, width, Reading(lane * width, source)
+
+
+def nics(sysfs: Path = Path("/sys")) -> list[Nic]:
+    """This host's network ports: RDMA devices' first, then network interfaces on hardware without RDMA."""
+    return [*_rdma(sysfs / "class" / "infiniband"), *_ethernet(sysfs / "class" / "net")]
+
+
+def _rdma(devices: Path) -> list[Nic]:
+    return [
+        Nic(
+            f"{port.parts[-3]}:{port.name}",
+            "rdma",
+            "ACTIVE" in _text(port / "state"),
+            _rdma_rate(port / "rate"),
+        )
+        for port in sorted(devices.glob("*/ports/*"))
+    ]
+
+
+def _rdma_rate(path: Path) -> Reading:
+    """From a line such as "400 Gb/sec (4X NDR)"."""
+    text = _text(path)
+    match = re.match(r"([\d.]+) Gb/sec", text)
+    return Reading(float(match[1]) / 8 if match else None, f"{path}: {text or 'cannot be read'}")
+
+
+def _ethernet(interfaces: Path) -> list[Nic]:
+    # Bridges and tunnels have no device; those with RDMA are among the RDMA devices.
+    hardware = (path for path in sorted(interfaces.glob("*")) if (path / "device").exists())
+    return [
+        Nic(path.name, "ethernet", _text(path / "operstate") == "up", _ethernet_rate(path / "speed"))
+        for path in hardware
+        if not (path / "device" / "infiniband").exists()
+    ]
+
+
+def _ethernet_rate(path: Path) -> Reading:
+    """From a number of Mb/s; virtual machines' interfaces say -1, or nothing."""
+    text = _text(path)
+    if not text.isdecimal():
+        return Reading(None, f"{path}: {text or 'cannot be read'}")
+    return Reading(int(text) / 8000, f"{path}: {text} Mb/s")
+
+
+def network_rate(ports: Sequence[Nic], ranks: int) -> Reading:
+    """A rank's share of its host's network, with `ranks` of them on the host.
+
+    The active ports of the highest rate count, RDMA's where there are any: slower ones are there for
+    storage or to log in.
+    """
+    active = [nic for nic in ports if nic.active]
+    kind = [nic for nic in active if nic.kind == "rdma"] or active
+    rated = [(nic.rate.rate, nic) for nic in kind if nic.rate.rate is not None]
+    if not rated:
+        why = [nic.rate.source for nic in kind] or ["no active network port in sysfs"]
+        return Reading(None, "; ".join(why))
+    fastest = max(rate for rate, _ in rated)
+    chosen = [nic for rate, nic in rated if rate == fastest]
+    names = ", ".join(nic.name for nic in chosen)
+    return Reading(
+        len(chosen) * fastest / ranks, f"sysfs: {names}, {fastest:g} GB/s each, shared by {ranks} rank(s)"
+    )
+
+
+def _text(path: Path) -> str:
+    """What a file of sysfs says; "" where there is none or the driver has no answer."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

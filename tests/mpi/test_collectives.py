@@ -1,0 +1,176 @@
+"""Collectives in host memory on MPI's ranks: mpiexec -n 3 python -m pytest --with-mpi tests/mpi.
+
+The cases, and what NumPy makes of them, are those of tests/unit/test_collectives.py.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from runner.clock import Clock, offsets
+from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
+from runner.comm.mpi import MpiComm
+from runner.comm.mpi_collectives import MpiCollectives
+from runner.comm.simulated import SimulatedComm
+from runner.errors import RunError, UserError
+
+pytestmark = pytest.mark.mpi
+same = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "test_collectives.py")))
+
+
+@pytest.fixture(scope="module")
+def comm() -> Iterator[MpiComm]:
+    made = MpiComm()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def group(comm: MpiComm) -> Iterator[MpiCollectives]:
+    made = MpiCollectives(comm)
+    yield made
+    made.close()
+
+
+def check(comm: MpiComm, found: list[str]) -> None:
+    """Every rank fails when one does."""
+    assert comm.allgather(found) == [[]] * comm.size
+
+
+def skip_odd_hypercubes(operation: str, size: int) -> None:
+    if operation == "hypercube" and size & (size - 1):
+        pytest.skip("a power of two")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation(comm: MpiComm, group: MpiCollectives, operation: str) -> None:
+    skip_odd_hypercubes(operation, comm.size)
+    check(comm, same.all_faults(group, operation))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_more_elements_than_the_library_counts(comm: MpiComm, operation: str) -> None:
+    """They are counted in larger units, and reduced by an operator of ours."""
+    skip_odd_hypercubes(operation, comm.size)
+    group = MpiCollectives(comm, largest_count=100)
+    check(comm, same.all_faults(group, operation, (4096, 0)))
+    group.close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_more_elements_than_can_be_counted(comm: MpiComm, operation: str) -> None:
+    skip_odd_hypercubes(operation, comm.size)
+    group = MpiCollectives(comm, largest_count=100)
+    place, row = Place(group.allocate(0)), (4097,) * comm.size
+    call = Call(operation, place, place, 4097, DATATYPES["int8"], traffic=(row,) * comm.size)
+    with pytest.raises(UserError, match=rf"elements of {operation}: got \d+ of 1 bytes") as caught:
+        group.bind(call)
+    assert caught.value.everywhere
+    group.close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_more_elements_than_an_int_counts_can_be_bound(group: MpiCollectives, operation: str) -> None:
+    skip_odd_hypercubes(operation, group.size)
+    count = (1 << 31) + 16
+    each = count // group.size // 16 * 16 + 16
+    place = Place(group.allocate(each * group.size))  # never touched
+    per_rank = operation not in ("all_reduce", "broadcast", "reduce", "sendrecv")
+    traffic = ((each,) * group.size,) * group.size
+    call = Call(
+        operation,
+        place,
+        place,
+        each if per_rank else count,
+        DATATYPES["int8"],
+        in_place=True,
+        traffic=traffic,
+    )
+    assert callable(group.bind(call))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_memory_that_is_not_aligned(comm: MpiComm, group: MpiCollectives, operation: str) -> None:
+    skip_odd_hypercubes(operation, comm.size)
+    kinds = [DATATYPES[name] for name in ("int32", "half", "double", "bfloat16")]
+    found = [f for kind in kinds for f in same.faults(group, same.Case(operation, kind, begin=65))]
+    check(comm, found)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
+@pytest.mark.parametrize("name", ["float", "half", "bfloat16", "f8e4m3", "f8e5m2"])
+def test_big_messages(comm: MpiComm, group: MpiCollectives, operation: str, name: str) -> None:
+    """MPI reduces them in pieces."""
+    chosen = [same.Case(operation, DATATYPES[name], how, count=300_001) for how in REDUCTIONS]
+    check(comm, [fault for case in chosen for fault in same.faults(group, case)])
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "alltoall", "alltoallv", "sendrecv", "broadcast"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_big_messages_that_move(comm: MpiComm, group: MpiCollectives, operation: str, in_place: bool) -> None:
+    case = same.Case(operation, DATATYPES["half"], in_place=in_place, count=300_001)
+    check(comm, same.faults(group, case))
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "alltoallv", "reduce", "sendrecv"])
+def test_two_groups_at_once(comm: MpiComm, operation: str) -> None:
+    control = comm.split(comm.rank % 2)
+    group = MpiCollectives(control)
+    assert (group.rank, group.size) == (comm.rank // 2, len(range(comm.rank % 2, comm.size, 2)))
+    check(comm, same.all_faults(group, operation))
+    group.close()
+    control.close()
+
+
+def test_messages(comm: MpiComm, group: MpiCollectives) -> None:
+    assert same.messages(group) == same.arriving(comm.rank, comm.size)
+
+
+def test_integers_wrap_around(comm: MpiComm, group: MpiCollectives) -> None:
+    send, recv = Place(group.allocate(2)), Place(group.allocate(2))
+    send.bytes(2).view(np.int8)[:] = [100, -100]
+    for reduction, factor in (("sum", comm.size), ("mulsum", comm.size + comm.size // 2)):
+        group.bind(Call("all_reduce", send, recv, 2, DATATYPES["int8"], reduction))()
+        expected = [(100 * factor + 128) % 256 - 128, (-100 * factor + 128) % 256 - 128]
+        assert recv.bytes(2).view(np.int8).tolist() == expected
+
+
+def test_groups_come_and_go(comm: MpiComm) -> None:
+    """More of them than MPI has room for operators, were they kept."""
+    for _ in range(10):
+        group = MpiCollectives(comm)
+        for name in ("half", "bfloat16", "f8e4m3", "f8e5m2"):
+            for reduction in REDUCTIONS:
+                check(comm, same.faults(group, same.Case("all_reduce", DATATYPES[name], reduction)))
+        group.close()
+
+
+def test_a_call_that_mpi_refuses(group: MpiCollectives) -> None:
+    place = Place(group.allocate(4))
+    to_nobody = group.message(Call("sendrecv", place, place, 1, DATATYPES["float"]), send_to=group.size)
+    with pytest.raises(RunError, match=r"an MPI call failed: got .*rank"):
+        group.issue([to_nobody])
+
+
+def test_label(group: MpiCollectives) -> None:
+    assert re.fullmatch(r"MPI, host memory \(\w[\w ]* \d+\.\d+\.\d+\)", group.label)
+
+
+def test_other_ranks_are_refused() -> None:
+    with pytest.raises(TypeError, match="SimulatedComm"):
+        MpiCollectives(SimulatedComm())
+
+
+def test_clocks_of_one_machine(comm: MpiComm) -> None:
+    """Here every rank reads the same clock."""
+    clocks = clock_offsets(comm)
+    assert comm.allgather(clocks) == [clocks] * comm.size
+    assert clocks[0] == Clock(0.0, 0.0)
+    assert all(abs(clock.offset) <= clock.uncertainty + 1e-10 for clock in clocks)

@@ -1,0 +1,268 @@
+"""Nominal rates: NVML replaced by an object with its functions, sysfs by a tree of files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from runner.links import Nic, Reading, gpu_links, network_rate, nics, read_gpu_links
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+
+
+class NVMLError(Exception):
+    pass
+
+
+class InvalidArgument(NVMLError):
+    pass
+
+
+class NotSupported(NVMLError):
+    pass
+
+
+class Nvml:
+    """What pynvml says of one GPU with these links (1 active, 0 down), link speed, and PCIe."""
+
+    NVMLError = NVMLError
+    NVMLError_InvalidArgument = InvalidArgument
+    NVMLError_NotSupported = NotSupported
+    NVML_NVLINK_MAX_LINKS = 36
+    NVML_FEATURE_ENABLED = 1
+    NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
+    NVML_SUCCESS = 0
+
+    def __init__(self, links: list[int], speed: int = 26562, pcie: tuple[int, int] = (5, 16)) -> None:
+        self.links, self.speed, self.pcie = links, speed, pcie
+        self.speed_status = 0
+        self.initialized = 0
+        self.failing: dict[str, NVMLError] = {}
+
+    def _answer(self, name: str) -> None:
+        assert name == "init" or self.initialized == 1
+        if name in self.failing:
+            raise self.failing[name]
+
+    def nvmlInit(self) -> None:
+        self._answer("init")
+        self.initialized += 1
+
+    def nvmlShutdown(self) -> None:
+        self.initialized -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self._answer("handle")
+        if uuid != UUID:
+            raise NVMLError("Not Found")
+        return "handle"
+
+    def nvmlDeviceGetNvLinkState(self, device: str, link: int) -> int:
+        self._answer("state")
+        if link >= len(self.links):
+            raise InvalidArgument("Invalid Argument")
+        return self.links[link]
+
+    def nvmlDeviceGetFieldValues(self, device: str, fields: list[int]) -> list[SimpleNamespace]:
+        assert fields == [90]
+        value = SimpleNamespace(uiVal=self.speed)
+        return [SimpleNamespace(nvmlReturn=self.speed_status, value=value)]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, device: str) -> int:
+        self._answer("pcie")
+        return self.pcie[0]
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, device: str) -> int:
+        return self.pcie[1]
+
+
+@pytest.mark.parametrize(
+    ("links", "speed", "rate"),
+    [
+        ([1] * 18, 26562, 450.0),  # H100, H200
+        ([1] * 18, 53125, 900.0),  # B200
+        ([1] * 12, 25781, 300.0),  # A100
+        ([1] * 6, 25781, 150.0),  # V100
+        ([1] * 16 + [0, 0], 26562, 400.0),  # two links down
+    ],
+)
+def test_nvlink(links: list[int], speed: int, rate: float) -> None:
+    found = read_gpu_links(UUID, Nvml(links, speed))
+    assert found.nvlink.rate == rate
+    assert found.nvlinks_active == sum(links)
+    assert f"{sum(links)} active NVLinks" in found.nvlink.source
+
+
+@pytest.mark.parametrize(("raw", "rate"), [(25.78125 * 64 / 66, 25), (26.5625 * 256 / 257 * 514 / 544, 25)])
+def test_the_line_codes_give_the_data_rates(raw: float, rate: float) -> None:
+    assert raw == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("pcie", "rate"), [((3, 16), 15.75), ((4, 16), 31.5), ((5, 16), 63.0), ((5, 8), 31.5), ((2, 16), 8.0)]
+)
+def test_pcie(pcie: tuple[int, int], rate: float) -> None:
+    found = read_gpu_links(UUID, Nvml([], pcie=pcie))
+    assert found.pcie.rate == pytest.approx(rate, rel=1e-3)
+    assert (found.pcie_generation, found.pcie_width) == pcie
+    assert found.nvlink == Reading(None, "NVML: no active NVLink")
+
+
+def test_an_unknown_generation_is_not_guessed() -> None:
+    found = read_gpu_links(UUID, Nvml([1] * 18, speed=99999, pcie=(9, 16)))
+    assert found.nvlink == Reading(None, "NVML: 99999 MB/s a link is no NVLink generation known here")
+    assert found.nvlinks_active == 18
+    assert found.pcie == Reading(None, "NVML: PCIe generation 9, x16: not known here")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "nvlink", "pcie"),
+    [
+        ("init", NVMLError("Driver Not Loaded"), "Driver Not Loaded", "Driver Not Loaded"),
+        ("handle", NVMLError("Unknown Error"), "Unknown Error", "Unknown Error"),
+        ("state", NotSupported("Not Supported"), "no active NVLink", "PCIe generation 5, x16"),
+        ("state", NVMLError("GPU is lost"), "state of NVLink 0: GPU is lost", "PCIe generation 5, x16"),
+        ("pcie", NVMLError("Not Supported"), "18 active NVLinks", "PCIe: Not Supported"),
+    ],
+)
+def test_what_fails_is_told(call: str, error: NVMLError, nvlink: str, pcie: str) -> None:
+    nvml = Nvml([1] * 18)
+    nvml.failing[call] = error
+    found = read_gpu_links(UUID, nvml)
+    assert nvlink in found.nvlink.source
+    assert pcie in found.pcie.source
+    assert (found.nvlink.rate is None) == (call != "pcie")
+    assert (found.pcie.rate is None) == (call != "state")
+    assert nvml.initialized == 0
+
+
+def test_no_speed() -> None:
+    nvml = Nvml([1] * 18)
+    nvml.speed_status = 3
+    assert read_gpu_links(UUID, nvml).nvlink == Reading(None, "NVML: no NVLink speed (status 3)")
+
+
+def test_a_gpu_that_nvml_does_not_know() -> None:
+    found = read_gpu_links("GPU-other", Nvml([1] * 18))
+    assert found.nvlink == found.pcie == Reading(None, "NVML, GPU-other: Not Found")
+
+
+def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = gpu_links(UUID)
+    assert found.nvlink.rate is None
+    assert "pip install nvidia-ml-py" in found.nvlink.source
+
+
+def test_the_names_are_those_of_the_module() -> None:
+    """The object above stands for pynvml: whatever it has, pynvml has."""
+    pynvml = pytest.importorskip("pynvml")
+    ours = [
+        name for name in [*vars(Nvml), *Nvml.__init__.__code__.co_names] if name.lower().startswith("nvml")
+    ]
+    assert len(ours) > 10
+    assert [name for name in ours if not hasattr(pynvml, name)] == []
+    for name in ("NVML_FEATURE_ENABLED", "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", "NVML_SUCCESS"):
+        assert getattr(pynvml, name) == getattr(Nvml, name)
+
+
+# NICs.
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def add_rdma(sysfs: Path, name: str, rate: str, state: str = "4: ACTIVE", port: int = 1) -> None:
+    folder = sysfs / "class" / "infiniband" / name / "ports" / str(port)
+    write(folder / "rate", rate)
+    write(folder / "state", state)
+
+
+def add_interface(
+    sysfs: Path, name: str, speed: str | None, state: str = "up", hardware: bool = True, rdma: bool = False
+) -> None:
+    folder = sysfs / "class" / "net" / name
+    write(folder / "operstate", state)
+    if speed is not None:
+        write(folder / "speed", speed)
+    if hardware:
+        device = sysfs / "devices" / name
+        (device / "infiniband" if rdma else device).mkdir(parents=True)
+        (folder / "device").symlink_to(device)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("400 Gb/sec (4X NDR)", 50.0), ("2.5 Gb/sec (1X SDR)", 0.3125), ("200 Gb/sec (4X HDR)", 25.0)],
+)
+def test_rdma_ports(tmp_path: Path, text: str, rate: float) -> None:
+    add_rdma(tmp_path, "mlx5_0", text)
+    (found,) = nics(tmp_path)
+    path = tmp_path / "class/infiniband/mlx5_0/ports/1/rate"
+    assert found == Nic("mlx5_0:1", "rdma", True, Reading(rate, f"{path}: {text}"))
+
+
+def test_a_port_that_is_down_or_odd(tmp_path: Path) -> None:
+    add_rdma(tmp_path, "mlx5_0", "10 Gb/sec (4X SDR)", "1: DOWN")
+    add_rdma(tmp_path, "mlx5_0", "fast", port=2)
+    down, odd = nics(tmp_path)
+    assert not down.active
+    assert odd.active
+    assert odd.rate.rate is None
+    assert odd.rate.source.endswith("rate: fast")
+
+
+def test_interfaces(tmp_path: Path) -> None:
+    add_interface(tmp_path, "eth0", "100000")
+    add_interface(tmp_path, "eth1", "-1")
+    add_interface(tmp_path, "eth2", None, state="down")
+    add_interface(tmp_path, "docker0", "10000", hardware=False)
+    add_interface(tmp_path, "ib0", "400000", rdma=True)  # one with mlx5_0
+    found = {nic.name: nic for nic in nics(tmp_path)}
+    assert list(found) == ["eth0", "eth1", "eth2"]
+    assert found["eth0"].rate.rate == 12.5
+    assert found["eth1"].rate.rate is None
+    assert found["eth1"].rate.source.endswith("speed: -1")
+    assert not found["eth2"].active
+    assert found["eth2"].rate.source.endswith("speed: cannot be read")
+
+
+def test_a_host_without_any(tmp_path: Path) -> None:
+    assert nics(tmp_path) == []
+    assert network_rate([], 8) == Reading(None, "no active network port in sysfs")
+
+
+def test_this_machine_can_be_read() -> None:
+    for nic in nics():
+        assert nic.rate.source.startswith("/sys/class/")
+
+
+def test_a_ranks_share(tmp_path: Path) -> None:
+    """Eight 400G ports among a slower one for storage, one that is down, and Ethernet."""
+    for number in range(8):
+        add_rdma(tmp_path, f"mlx5_{number}", "400 Gb/sec (4X NDR)")
+    add_rdma(tmp_path, "mlx5_8", "200 Gb/sec (4X HDR)")
+    add_rdma(tmp_path, "mlx5_9", "400 Gb/sec (4X NDR)", "1: DOWN")
+    add_interface(tmp_path, "eth0", "800000")
+    ports = nics(tmp_path)
+    assert network_rate(ports, 8).rate == 50.0
+    assert network_rate(ports, 4).rate == 100.0
+    assert "mlx5_7:1, 50 GB/s each, shared by 8 rank(s)" in network_rate(ports, 8).source
+
+
+def test_ethernet_counts_where_there_is_no_rdma(tmp_path: Path) -> None:
+    add_interface(tmp_path, "eth0", "100000")
+    add_interface(tmp_path, "eth1", "-1")
+    assert network_rate(nics(tmp_path), 2).rate == 6.25
+
+
+def test_ports_without_a_rate_are_not_guessed(tmp_path: Path) -> None:
+    add_interface(tmp_path, "eth0", "-1")
+    found = network_rate(nics(tmp_path), 2)
+    assert found.rate is None
+    assert "eth0/speed: -1" in found.source

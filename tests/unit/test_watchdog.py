@@ -1,0 +1,571 @@
+"""The watchdog: what it reports of any mixture of ranks, and how its threads find and answer each other.
+
+Ranks here are threads; ends of processes are tested with real ranks in tests/faults/test_stuck.py.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from runner import watch_channel, watchdog
+from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.errors import RunError
+from runner.watch_channel import LOOPBACK, Hub, Line, connect
+from runner.watch_report import BEFORE, DONE, INSIDE, State, compose, compose_alone, ranges
+from runner.watchdog import Patience, Progress, Watchdog
+
+SUM = "all_reduce float sum, 1048576 B, out-of-place"
+NEXT = "all_reduce float sum, 1048576 B, in-place"
+
+
+def names(count: int) -> list[str]:
+    return [f"rank {rank}, host c{rank // 8}, GPU {rank % 8}" for rank in range(count)]
+
+
+def before(doing: str = "", sequence: int = 5, label: str = SUM) -> State:
+    return State(sequence, BEFORE, 0, label, doing)
+
+
+def inside(iteration: int, sequence: int = 5, label: str = SUM) -> State:
+    return State(sequence, INSIDE, iteration, label, "")
+
+
+def done(doing: str = "", sequence: int = 5, label: str = SUM) -> State:
+    return State(sequence, DONE, 0, label, doing)
+
+
+# The report.
+
+
+def test_one_rank_has_not_entered() -> None:
+    states: dict[int, State | None] = dict.fromkeys(range(8), inside(7))
+    states[2] = inside(6)
+    assert compose(names(8), states, {}, 20).splitlines() == [
+        f"stuck: {SUM}, iteration 7: no progress for 20 s",
+        "  not entered: rank 2, host c0, GPU 2 (in iteration 6)",
+        "  entered, not finished: ranks 0-1, 3-7 (7 of 8)",
+    ]
+
+
+def test_a_rank_that_prepares_while_the_others_are_at_the_barrier() -> None:
+    states: dict[int, State | None] = dict.fromkeys(range(8), before("at the barrier"))
+    states[3] = before("initialising data")
+    assert compose(names(8), states, {}, 2.5).splitlines() == [
+        f"stuck: {SUM}: no progress for 2.5 s",
+        "  not entered: rank 3, host c0, GPU 3 (initialising data)",
+        "  not entered: ranks 0-2, 4-7 (7 of 8) (at the barrier)",
+    ]
+
+
+def test_every_kind_of_rank_at_once() -> None:
+    states: dict[int, State | None] = {
+        0: before("at the barrier", 6, NEXT),
+        1: inside(19),
+        2: inside(20),
+        3: done("at the barrier"),
+        4: before("initialising data"),
+        5: None,
+        6: done("", 4, NEXT),
+        7: before("", 5),
+    }
+    silent = {8: "frozen, or its host gone", 9: "its process ended"}
+    assert compose(names(10), states, silent, 1).splitlines() == [
+        f"stuck: {SUM}, iteration 20: no progress for 1 s",
+        "  not entered: rank 1, host c0, GPU 1 (in iteration 19)",
+        "  not entered: rank 4, host c0, GPU 4 (initialising data)",
+        f"  not entered: rank 6, host c0, GPU 6 (all iterations done of {NEXT})",
+        "  not entered: rank 7, host c0, GPU 7 (before the first iteration)",
+        "  entered, not finished: rank 2, host c0, GPU 2",
+        f"  finished: rank 0, host c0, GPU 0 (at the barrier of {NEXT})",
+        "  finished: rank 3, host c0, GPU 3 (all iterations done, at the barrier)",
+        "  measuring nothing: rank 5, host c0, GPU 5",
+        "  no answer: rank 8, host c1, GPU 0 (frozen, or its host gone)",
+        "  no answer: rank 9, host c1, GPU 1 (its process ended)",
+    ]
+
+
+def test_who_went_ahead_is_not_blamed() -> None:
+    """A root that has sent everything waits at the next barrier; the others are the ones that are stuck."""
+    states: dict[int, State | None] = dict.fromkeys(range(1, 4), inside(3))
+    states[0] = before("at the barrier", 6, NEXT)
+    headline, *rest = compose(names(4), states, {}, 9).splitlines()
+    assert headline == f"stuck: {SUM}, iteration 3: no progress for 9 s"
+    assert rest[0].startswith("  entered, not finished: rank 1,")
+    assert rest[1].startswith("  finished: rank 0, host c0, GPU 0 (at the barrier of")
+
+
+def test_nobody_is_in_an_iteration() -> None:
+    finished: dict[int, State | None] = {0: done("at the barrier"), 1: done("checking")}
+    assert compose(names(2), finished, {}, 1).splitlines() == [
+        f"stuck: {SUM}: no progress for 1 s",
+        "  finished: rank 0, host c0, GPU 0 (all iterations done, at the barrier)",
+        "  finished: rank 1, host c0, GPU 1 (all iterations done, checking)",
+    ]
+
+
+def test_no_rank_knows() -> None:
+    headline, nothing, silent = compose(names(2), {0: None}, {1: "its process ended"}, 3).splitlines()
+    assert headline == "stuck: no rank can say where it is, 3 s after the last progress"
+    assert nothing == "  measuring nothing: rank 0, host c0, GPU 0"
+    assert silent == "  no answer: rank 1, host c0, GPU 1 (its process ended)"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_thousand_ranks_in_twenty_lines_each_accounted_for_once(seed: int) -> None:
+    draw = random.Random(seed)
+    places = [before("at the barrier"), before("initialising data"), done(), None]
+    places += [inside(iteration) for iteration in range(1, 20)]
+    places += [before(f"reading {n}", 6 + n, NEXT) for n in range(20)]
+    states = {rank: draw.choice(places) for rank in range(0, 1024, 1 + seed % 3)}
+    silent = {rank: f"reason {draw.randrange(30)}" for rank in range(1024) if rank not in states}
+    lines = compose(names(1024), states, silent, 60).splitlines()
+    assert len(lines) <= 21
+    assert max(map(len, lines)) < 250
+    counts = [
+        int(line.rpartition(" of 1024)")[0].rpartition("(")[2]) for line in lines if " of 1024)" in line
+    ]
+    named = sum(line.count(", host ") for line in lines)
+    assert sum(counts) + named == 1024
+
+
+def test_the_biggest_group_comes_last_and_small_ones_are_not_lost_among_many() -> None:
+    states: dict[int, State | None] = dict.fromkeys(range(1000), inside(9))
+    states |= {rank: before(f"reading block {rank}") for rank in range(10, 20)}
+    states[500] = inside(8)
+    lines = compose(names(1000), states, {}, 1).splitlines()
+    assert len(lines) == 6
+    assert lines[4] == "  not entered: ranks 13-19, 500 (8 of 1000) (at other points)"
+    assert lines[5].startswith("  entered, not finished: ranks 0-9, 20-499, 501-999")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([3, 4], "3-4"),
+        ([0, 1, 2, 5], "0-2, 5"),
+        ([1, 3, 5], "1, 3, 5"),
+        (range(1024), "0-1023"),
+        (range(0, 48, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ..."),
+        (range(0, 24, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22"),
+    ],
+)
+def test_ranges(ranks: list[int], text: str) -> None:
+    assert ranges(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            inside(4),
+            f"stuck: {SUM}, iteration 4: no progress for 2 s; [rank 1] had entered it and not finished",
+        ),
+        (before("at the barrier"), f"stuck: {SUM}: no progress for 2 s; [rank 1] had not entered it, at the"),
+        (done(), f"stuck: {SUM}: no progress for 2 s; [rank 1] had finished it; rank 0 does not answer"),
+        (None, "stuck: [rank 1] was asked for its place by rank 0, which has fallen silent"),
+    ],
+)
+def test_the_line_of_a_rank_that_rank_0_does_not_answer(state: State | None, text: str) -> None:
+    assert compose_alone("rank 1", state, 2).startswith(text)
+
+
+# Where a rank is, and for how long.
+
+
+def test_progress_in_the_order_of_a_measurement() -> None:
+    progress = Progress()
+    steps = [
+        lambda: progress.begin(SUM, "initialising data"),
+        lambda: progress.before("at the barrier"),
+        lambda: progress.enter(1),
+        lambda: progress.enter(2),
+        lambda: progress.done("at the barrier"),
+        lambda: progress.begin(NEXT),
+    ]
+    seen = []
+    for step in steps:
+        step()
+        assert progress._state is not None
+        seen.append(State(*progress._state))
+    assert [state[:3] for state in seen] == sorted({state[:3] for state in seen} | {seen[0][:3]}) or (
+        seen[0][:3] == seen[1][:3] and [s[:3] for s in seen[1:]] == sorted(s[:3] for s in seen[1:])
+    )
+    assert [state.label for state in seen] == [SUM] * 5 + [NEXT]
+    assert [state.sequence for state in seen] == [1] * 5 + [2]
+    progress.pause()
+    assert progress._state is None
+
+
+def looks(patience: Patience, state: object, begin: float, end: float, tick: float = 0.25) -> list[bool]:
+    count = round((end - begin) / tick)
+    return [patience.over(state, begin + tick * n) for n in range(1, count + 1)]
+
+
+def test_patience_ends_when_one_state_has_lasted() -> None:
+    patience = Patience(2.0)
+    assert looks(patience, (1,), 0, 2.0) == [False] * 8
+    same = (1, 2)
+    patience = Patience(2.0)
+    found = looks(patience, same, 0, 2.5)
+    assert found == [False] * 8 + [True] * 2
+
+
+def test_any_new_state_is_progress_even_an_equal_one() -> None:
+    patience = Patience(1.0)
+    for turn in range(20):
+        state = tuple([1, 2, turn % 2])
+        assert not any(looks(patience, state, turn, turn + 1.0))
+
+
+def test_nothing_measured_never_lasts_too_long() -> None:
+    assert not any(looks(Patience(1.0), None, 0, 100))
+
+
+def test_time_that_this_process_did_not_run_does_not_count() -> None:
+    patience, state = Patience(10.0), (1,)
+    assert not any(looks(patience, state, 0, 5))
+    assert not patience.over(state, 1000.0)  # stopped from the terminal, and continued
+    assert any(looks(patience, state, 1000.0, 1006.0))
+
+
+# The channel.
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    opened = Hub("secret")
+    yield opened
+    opened.close()
+
+
+def poll_until(hub: Hub, enough: int) -> list[tuple[int, dict[str, object]]]:
+    said: list[tuple[int, dict[str, object]]] = []
+    deadline = time.monotonic() + 30
+    while len(said) < enough:
+        assert time.monotonic() < deadline
+        said += hub.poll(0.1)
+    return said
+
+
+def served(hub: Hub, stop: threading.Event) -> threading.Thread:
+    thread = threading.Thread(target=lambda: [list(hub.poll(0.05)) for _ in iter(stop.is_set, True)])
+    thread.start()
+    return thread
+
+
+def test_a_thousand_ranks_connect_and_answer(hub: Hub) -> None:
+    count = 1000
+    port = hub.listen(count)
+    stop = threading.Event()
+    server = served(hub, stop)
+    lines: list[Line | str] = []
+    workers = [
+        threading.Thread(
+            target=lambda part: lines.extend(connect([LOOPBACK], port, "secret", r) for r in part),
+            args=(range(start, count, 20),),
+        )
+        for start in range(20)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    stop.set()
+    server.join()
+    assert [line for line in lines if isinstance(line, str)] == []
+    assert sorted(hub.lines) == list(range(count))
+    hub.say({"where": True})
+    for line in lines:
+        assert isinstance(line, Line)
+        assert line.receive(5) == [{"where": True}]
+        line.send({"state": None})
+    answers = poll_until(hub, count)
+    assert sorted(rank for rank, _ in answers) == list(range(count))
+    for line in lines:
+        assert isinstance(line, Line)
+        line.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b'{"token": "wrong", "rank": 1}\n{"stuck": true}\n',
+        b'{"rank": 1}\n{"stuck": true}\n',
+        b'{"token": "secret"}\n{"stuck": true}\n',
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[1, 2]\n",
+        b'"token"\n',
+        b"\xff\xfe\n",
+        b"[" * 60000 + b"\n",
+        b"x" * 200_000,
+        b"",
+    ],
+    ids=lambda words: words[:20],
+)
+def test_strangers_are_ignored(hub: Hub, words: bytes) -> None:
+    port = hub.listen(2)
+    with socket.create_connection((LOOPBACK, port)) as stranger:
+        try:
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # thrown out already
+        said = [message for _ in range(5) for message in hub.poll(0.1)]
+    assert said == []
+    assert hub.lines == {}
+    assert hub.gone == {}
+
+
+def test_a_message_in_pieces(hub: Hub) -> None:
+    port = hub.listen(1)
+    with socket.create_connection((LOOPBACK, port)) as peer:
+        said: list[tuple[int, dict[str, object]]] = []
+        for piece in (b'{"token": "sec', b'ret", "rank": 3}\n{"stuck"', b': true}\n{"a": 1}\n'):
+            peer.sendall(piece)
+            said += [message for _ in range(3) for message in hub.poll(0.05)]
+    assert said == [(3, {"stuck": True}), (3, {"a": 1})]
+
+
+def test_who_leaves_and_who_is_lost(hub: Hub) -> None:
+    port = hub.listen(2)
+    stop = threading.Event()
+    server = served(hub, stop)
+    polite, lost = (connect([LOOPBACK], port, "secret", rank) for rank in (1, 2))
+    stop.set()
+    server.join()
+    assert isinstance(polite, Line)
+    assert isinstance(lost, Line)
+    polite.send({"bye": True})
+    lost.close()
+    deadline = time.monotonic() + 30
+    while hub.lines:
+        assert time.monotonic() < deadline
+        assert list(hub.poll(0.1)) == []
+    assert hub.gone == {1: "it had nothing more to measure", 2: "its process ended"}
+    polite.close()
+
+
+def test_connect_says_why_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_channel, "CONNECT", 0.3)
+    assert connect([], 1, "secret", 1) == "rank 0's host has no address but the loopback"
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        # Somebody listens there and says nothing.
+        found = connect([LOOPBACK], port, "secret", 1)
+        assert found == f"{LOOPBACK} port {port}: what listens there is not rank 0"
+    assert connect([LOOPBACK], port, "secret", 1) == f"{LOOPBACK} port {port}: Connection refused"
+
+
+def test_the_next_address_is_tried(hub: Hub) -> None:
+    port = hub.listen(1)
+    stop = threading.Event()
+    server = served(hub, stop)
+    line = connect(["127.0.0.9.invalid", LOOPBACK], port, "secret", 1)
+    stop.set()
+    server.join()
+    assert isinstance(line, Line)
+    line.close()
+
+
+def test_addresses_lead_here_and_not_to_the_loopback(hub: Hub) -> None:
+    found = watch_channel.addresses()
+    assert len(found) == len(set(found)) <= watch_channel.CANDIDATES
+    port = hub.listen(len(found))
+    for address in found:
+        assert not address.startswith("127.")
+        with socket.create_connection((address, port), 5):
+            pass
+
+
+# Whole watchdogs, on ranks that are threads; the end of a process is replaced.
+
+
+@dataclass
+class Ends:
+    """What ended whom. exits: (rank, status), in order."""
+
+    exits: list[tuple[str, int]]
+    reports: list[tuple[int, str]]
+
+
+class Ended(SystemExit):
+    """In place of os._exit: ends the watching thread."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    happened = Ends([], [])
+
+    def leave(status: int) -> None:
+        happened.exits.append((threading.current_thread().name, status))
+        raise Ended(status)
+
+    monkeypatch.setattr(watchdog.os, "_exit", leave)
+    monkeypatch.setattr(watchdog, "TICK", 0.02)
+    monkeypatch.setattr(watchdog, "LAST", 0.3)
+    return happened
+
+
+def make(comm: SimulatedComm, ends: Ends, seconds: float = 0.5, abort: object = None) -> Watchdog:
+    dog = Watchdog(
+        comm,
+        names(comm.size),
+        seconds,
+        on_report=lambda text: ends.reports.append((comm.rank, text)),
+        abort=abort if callable(abort) else lambda: None,
+        end=lambda status: ends.exits.append((f"launcher by rank {comm.rank}", status)),
+    )
+    dog._thread.name = f"rank {comm.rank}"
+    return dog
+
+
+def until(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_stuck_rank_ends_all_and_rank_0_last(ends: Ends) -> None:
+    def rank_main(comm: SimulatedComm) -> list[str]:
+        dog = make(comm, ends)
+        dog.begin(SUM, "initialising data")
+        dog.enter(1)
+        if comm.rank != 2:
+            dog.enter(2)
+        until(lambda: not dog._thread.is_alive())
+        return dog.warnings
+
+    assert run_ranks(4, rank_main) == [[]] * 4
+    ((rank, text),) = ends.reports
+    assert rank == 0
+    assert text.splitlines()[1:] == [
+        "  not entered: rank 2, host c0, GPU 2 (in iteration 1)",
+        "  entered, not finished: rank 0, host c0, GPU 0; rank 1, host c0, GPU 1; rank 3, host c0, GPU 3",
+    ]
+    assert sorted(ends.exits[:3]) == [("rank 1", 4), ("rank 2", 4), ("rank 3", 4)]
+    assert ends.exits[3:] == [("launcher by rank 0", 4), ("rank 0", 4)]
+
+
+def test_progress_keeps_everyone_alive_and_stop_ends_the_threads(ends: Ends) -> None:
+    def rank_main(comm: SimulatedComm) -> bool:
+        dog = make(comm, ends)
+        for size in range(3):
+            dog.begin(f"{SUM} {size}")
+            for iteration in range(10):
+                dog.enter(iteration + 1)
+                time.sleep(0.05)
+            dog.done()
+        dog.pause()
+        time.sleep(1.0)  # twice what is allowed between two steps
+        comm.barrier()
+        dog.stop()
+        until(lambda: not dog._thread.is_alive())
+        return True
+
+    assert run_ranks(3, rank_main) == [True] * 3
+    assert ends == Ends([], [])
+
+
+def test_a_hanging_abort_and_report_do_not_stop_the_end(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "ABORT", 0.1)
+    for_ever = threading.Event()
+
+    def rank_main(comm: SimulatedComm) -> None:
+        dog = make(comm, ends, abort=for_ever.wait)
+        dog.begin(SUM)
+        until(lambda: not dog._thread.is_alive())
+
+    run_ranks(2, rank_main)
+    for_ever.set()
+    assert {rank for rank, _ in ends.exits} == {"rank 0", "rank 1", "launcher by rank 0"}
+
+
+def test_a_silent_rank_0_is_not_waited_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "ALONE", 0.3)
+    monkeypatch.setattr(Watchdog, "_conclude", lambda self: self._stopped.wait())
+
+    def rank_main(comm: SimulatedComm) -> None:
+        dog = make(comm, ends)
+        dog.begin(SUM)
+        dog.enter(3)
+        if comm.rank:
+            until(lambda: not dog._thread.is_alive())
+        comm.barrier()
+        dog.stop()
+
+    run_ranks(3, rank_main)
+    assert [rank for rank, _ in ends.reports] == [1, 2]
+    for rank, text in ends.reports:
+        assert text == (
+            f"stuck: {SUM}, iteration 3: no progress for 0.5 s; [{names(3)[rank]}] had entered it and not "
+            "finished; rank 0 does not answer: frozen or gone"
+        )
+    assert {rank for rank, _ in ends.exits} >= {"rank 1", "rank 2"}
+
+
+def test_a_rank_that_cannot_connect_is_told_and_reported(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unless_1(candidates: list[str], port: int, token: str, rank: int) -> Line | str:
+        return "no route" if rank == 1 else connect(candidates, port, token, rank)
+
+    monkeypatch.setattr(watchdog, "connect", unless_1)
+    monkeypatch.setattr(watchdog, "ALONE", 60.0)
+
+    def rank_main(comm: SimulatedComm) -> list[str]:
+        dog = make(comm, ends)
+        dog.begin(SUM)
+        dog.enter(1)
+        if comm.rank != 1:
+            until(lambda: not dog._thread.is_alive())
+        comm.barrier()
+        dog.stop()
+        return dog.warnings
+
+    sentence = "[rank 1, host c0, GPU 1] the watchdog cannot connect to rank 0: no route"
+    assert run_ranks(3, rank_main) == [[sentence]] * 3
+    ((_, text),) = ends.reports
+    assert text.endswith("\n  no answer: rank 1, host c0, GPU 1 (no route)")
+
+
+def test_rank_0_that_cannot_listen_is_an_error_everywhere(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Hub, peers: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Hub, "listen", refuse)
+
+    def rank_main(comm: SimulatedComm) -> str:
+        with pytest.raises(RunError, match="cannot listen") as caught:
+            make(comm, ends)
+        assert caught.value.everywhere
+        return str(caught.value)
+
+    found = run_ranks(2, rank_main)
+    assert len(set(found)) == 1
+    assert "Too many open files" in found[0]
+
+
+def test_a_rank_alone_opens_no_port(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Hub, "listen")
+    dog = make(SimulatedComm(), ends)
+    dog.begin(SUM)
+    dog.enter(5)
+    until(lambda: not dog._thread.is_alive())
+    assert ends.reports == [
+        (
+            0,
+            f"stuck: {SUM}, iteration 5: no progress for 0.5 s\n  entered, not finished: rank 0, host c0, GPU 0",
+        )
+    ]
+    assert ends.exits == [("launcher by rank 0", 4), ("rank 0", 4)]
