@@ -28,8 +28,8 @@ from runner.watch_report import BEFORE, DONE, INSIDE, State, compose, compose_al
 
 STATUS = 4  # nccl-tests' exit status of a time-out
 
-# Seconds. The longest ways: TICK + ANSWERS + REPORT + ABORT + FLUSH + END, and from TICK + ALONE + 3/4 on
-# REPORT + FLUSH + END: both 9.75 at most.
+# Seconds. The longest ways: TICK + ANSWERS + REPORT to rank 0's order, then ABORT + FLUSH + END + LAST; and
+# TICK + ALONE + 3/4 to a rank's giving up, then REPORT + FLUSH + END. Both are 9.75 at most.
 TICK = 0.25  # between two looks
 ANSWERS = 2.5  # that rank 0 waits for the ranks to say where they are
 REPORT = 1.5  # to write the report
@@ -38,7 +38,7 @@ END = 2.0  # to end through the launcher
 FLUSH = 0.5  # to write out what Python still holds for stdout and stderr
 ALONE = 4.75  # until a rank gives up waiting for rank 0's order; up to 3/4 more, by rank
 GAP = 1.0  # the most that counts between two looks
-LAST = 1.0  # that rank 0 stays behind the others, so that the launcher finds a rank's own exit status
+LAST = 1.0  # for the launcher to end a rank that rank 0 has left behind
 
 
 class Progress:
@@ -188,9 +188,10 @@ class Watchdog(Progress):
 
     def _lead(self) -> None:
         while not self._stopped.is_set():
-            # All that was said must be heard before the first alarm counts, so a list.
-            said = list(self._hub.poll(TICK))
-            if any("stuck" in message for _, message in said) or self._over():
+            said = [message for _, message in self._hub.poll(TICK)]
+            if any("told" in message for message in said):
+                os._exit(STATUS)  # this process was stopped, and the others could not wait
+            if any("stuck" in message for message in said) or self._over():
                 self._conclude()
         self._hub.close()
 
@@ -204,9 +205,7 @@ class Watchdog(Progress):
         text = compose(self._names, states, silent, self._patience.seconds)
         _within(REPORT, lambda: self._on_report(text))
         self._hub.say({"end": STATUS})
-        ordered = time.monotonic()
         _within(ABORT, self._abort)
-        time.sleep(max(0.0, ordered + LAST - time.monotonic()))
         self._leave()
 
     def _ask(self) -> dict[int, State | None]:
@@ -231,14 +230,27 @@ class Watchdog(Progress):
                     self._tell({"state": self._where()})
                     alarmed = alarmed or time.monotonic()
                 if "end" in message:
-                    _within(ABORT, self._abort)
-                    os._exit(STATUS)
+                    self._obey()
             if alarmed is None and self._over():
                 self._tell({"stuck": True})
                 alarmed = time.monotonic()
             if alarmed is not None and time.monotonic() - alarmed > self._wait():
                 self._give_up()
         self._tell({"bye": True})
+
+    def _obey(self) -> None:
+        """Abort, and go when rank 0 has gone, unless the launcher comes first.
+
+        A launcher that finds one rank gone kills the others: MPICH's then returns the signal's number
+        rather than a status. So rank 0 speaks to it first.
+        """
+        until = time.monotonic() + ABORT + FLUSH + END
+        _within(ABORT, self._abort)
+        _within(FLUSH, _flush)
+        while self._line is not None and time.monotonic() < until:
+            self._heard()
+        time.sleep(LAST)
+        os._exit(STATUS)
 
     def _heard(self) -> list[Message]:
         if self._line is None:
@@ -259,6 +271,7 @@ class Watchdog(Progress):
         return ALONE + 0.75 * self._rank / len(self._names)
 
     def _give_up(self) -> None:
+        self._tell({"told": True})
         line = compose_alone(self._names[self._rank], self._where(), self._patience.seconds)
         _within(REPORT, lambda: self._on_report(line))
         self._leave()

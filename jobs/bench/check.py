@@ -142,13 +142,11 @@ def _survey_host(
 
 def _close(got: Words, expected: Words, datatype: runner.Datatype, allowed: int) -> Words:
     """Where `got` is finite and at most `allowed` representable numbers away."""
-    magnitude = (1 << (8 * datatype.itemsize - 1)) - 1
-    # Representable numbers, counted from zero; types of 8 bytes have no tolerance.
-    a, b = (
-        np.where(bits > magnitude, magnitude - bits.astype(np.int64), bits.astype(np.int64))
-        for bits in (got, expected)
-    )
-    near: Words = (np.abs(a - b) <= allowed) & ((got & magnitude) <= largest(datatype))
+    width = 8 * datatype.itemsize
+    a, b = (data.ordered(bits.astype(np.uint64), width) for bits in (got, expected))
+    apart = np.maximum(a, b) - np.minimum(a, b)
+    finite = got & ((1 << (width - 1)) - 1) <= largest(datatype)
+    near: Words = (apart <= allowed) & finite
     return near
 
 
@@ -158,7 +156,8 @@ def _survey_device(
     # NumPy hands this to the array's own library, CuPy.
     found = np.zeros_like(memory, np.uint64, shape=(len(segments), 2))
     for row, segment in zip(found, segments, strict=True):
-        limits = np.array([_tolerance(datatype, segment), largest(datatype)], np.uint64)
+        allowed = _tolerance(datatype, segment)
+        limits = np.array([allowed, largest(datatype) if allowed else 0], np.uint64)
         _launch("verify", memory, datatype, segment, *limits, row)
     return [
         (wrong, segment.count - left) for segment, (wrong, left) in zip(segments, found.tolist(), strict=True)

@@ -208,7 +208,7 @@ def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) ->
         return x & (1 << how.width) - 1
     exponent = 1 + _below(x >> 31, how.choices)
     magnitude = (exponent << how.mantissa) + (x & (1 << how.mantissa) - 1)
-    return _ordered(magnitude + (sign << how.width - 1), how.width)
+    return ordered(magnitude + (sign << how.width - 1), how.width)
 
 
 def _add(how: Recipe, total: Words, part: Words) -> Words:
@@ -223,13 +223,12 @@ def _finish(how: Recipe, element: Words, total: Words) -> Words:
     """The bits of a combination."""
     match how.kind:
         case Kind.SUM if how.divisor > 1:
-            mean: Words = (total & (1 << how.width) - 1) // how.divisor
-            return mean
+            total = (total & (1 << how.width) - 1) // how.divisor
         case Kind.EXTREME if how.mantissa:
             negative = ~total >> how.width - 1 & 1
-            return total ^ (-negative | 1 << how.width - 1)
+            total = total ^ (-negative | 1 << how.width - 1)
         case Kind.EXTREME if how.signed:
-            return total ^ 1 << how.width - 1
+            total = total ^ 1 << how.width - 1
         case Kind.FLOAT_SUM:
             # A double holds the integer, normalised, in a layout that differs by two shifts.
             number = total.view(np.int64)
@@ -242,7 +241,7 @@ def _finish(how: Recipe, element: Words, total: Words) -> Words:
     return total
 
 
-def _ordered(bits: Words, width: int) -> Words:
+def ordered(bits: Words, width: int) -> Words:
     """Keys that order as floating-point numbers of these bits do."""
     negative = bits >> width - 1
     keys: Words = (bits ^ (-negative | 1 << width - 1)) & (1 << width) - 1

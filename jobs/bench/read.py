@@ -6,7 +6,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,7 @@ PLACEMENTS = {"out_of_place": "out of place", "in_place": "in place"}
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Looked for anywhere in a line, because launchers put words before it: "[1,0]<stdout>:", "0: ", a time.
 TITLES = re.compile(r"# +size +count +type +redop +root +((?:cpu)?time .*)")
-ROW = re.compile(
-    rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(runner.DATATYPES)}|char|int) +(?:([a-z]+) +)?(-?\d+)(?: (.*)|$)"
-)
+ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(runner.DATATYPES)}|char|int) +(.*)")
 PROGRAM = re.compile(r"# Collective test (?:starting|concluded): *(\S+)")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
 AVERAGE = re.compile(r"# Avg bus bandwidth +: +([-+.0-9a-z]+)")
@@ -160,33 +158,40 @@ def _read_text(text: str, gathered: _Gathered) -> None:
         if found := TITLES.search(line):
             titles = found[1].split()
         elif titles and (found := ROW.search(line)):
-            size, count, datatype, reduction, root, rest = found.groups()
-            key = Key(int(size), int(count), datatype, reduction or "none", int(root))
-            gathered.clocks.add(titles[0])
             try:
-                for placement, figures in _figures(titles, (rest or "").split()):
-                    gathered.add(key, placement, figures)
+                key, placements = _row(titles, *found.groups())
             except (ValueError, IndexError) as reason:
                 raise runner.UserError(
                     f"line {number} of {gathered.name} is a row cut short or mixed with other output",
                     got=line.strip()[:120],
                     hint="nccl-tests' -J, or NCCL_DEBUG_FILE for NCCL's own messages",
                 ) from reason
+            gathered.clocks.add(titles[0])
+            for placement, figures in placements.items():
+                gathered.add(key, placement, figures)
 
 
-def _figures(titles: list[str], cells: list[str]) -> Iterator[tuple[str, Figures]]:
-    """Both placements of a row; ValueError or IndexError where its cells do not fit the titles."""
-    second = titles.index(titles[0], 1)
-    for placement, start in (("out_of_place", 0), ("in_place", second)):
-        of = {name: cells[start + titles[:second].index(name)] for name in ("algbw", "busbw", "#wrong")}
+def _row(
+    titles: list[str], size: str, count: str, datatype: str, rest: str
+) -> tuple[Key, dict[str, Figures]]:
+    """A row's meaning; ValueError or IndexError where its cells do not fit the titles."""
+    cells = rest.split()
+    reduction = cells.pop(0) if cells[0].isalpha() else "none"  # older all_gather and the like leave a blank
+    key = Key(int(size), int(count), datatype, reduction, int(cells.pop(0)))
+    half = titles.index(titles[0], 1)
+    columns = titles[:half]
+    found = {}
+    for placement, start in (("out_of_place", 0), ("in_place", half)):
+        of = dict(zip(columns, cells[start : start + half], strict=True))
         wrong = None if of["#wrong"] == "N/A" else int(float(of["#wrong"]))
-        yield placement, Figures(float(cells[start]), float(of["algbw"]), float(of["busbw"]), wrong)
+        found[placement] = Figures(float(of[titles[0]]), float(of["algbw"]), float(of["busbw"]), wrong)
+    return key, found
 
 
 def _read_json(text: str, gathered: _Gathered) -> None:
     try:
         document = json.loads(text)
-        documents = [document] if "size" in document else []
+        documents = [document] if "size" in document else document["results"]
     except json.JSONDecodeError:
         try:
             document, documents = {}, [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -195,7 +200,6 @@ def _read_json(text: str, gathered: _Gathered) -> None:
     if "results" in document:
         if document["version"] not in (1, 2, 3):
             raise ValueError(f"version {document['version']}")
-        documents = document["results"]
         gathered.averages.append(float(document["average_bus_bandwidth"]["bandwidth"]))
         _identify(document, gathered)
         if "meshrun" not in document:

@@ -18,7 +18,7 @@ from jobs.bench.screen import Screen
 from jobs.bench.session import Session, colors_of, opened
 from jobs.bench.settings import Settings
 from jobs.bench.sweep import sweep
-from runner import World
+from runner import Control, World
 
 Json = dict[str, Any]
 
@@ -40,7 +40,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
     # Ranks on other hosts may not have been given rank 0's environment.
     asked = world.control.broadcast(asked)
     screen = Screen(world.rank == 0, asked, door.colour, door.columns)
-    world.once(lambda: _check_files(asked))
+    world.once(lambda: check_files(asked))
     colors = colors_of(world, asked)
     drawn: list[plot.Series] = []
     wrong: list[str] = []
@@ -71,7 +71,7 @@ def _one(
     """One operation from header to footer; its rows."""
     settings, header, bench = session.bench.settings, session.header, session.bench
     started, rows = time.time(), list[Row]()
-    file = _opened(world, asked.output_file, screen) if asked.output_file else None
+    file = opened_json(world, asked.output_file, screen) if asked.output_file else None
     if session.reduced:
         screen.line(f"#\n# Reducing maxBytes to {session.reduced} due to memory limitation\n")
     screen.header(settings, header)
@@ -101,7 +101,7 @@ def _one(
     return rows, footer
 
 
-def _opened(world: World, path: str, screen: Screen) -> TextIO | None:
+def opened_json(world: World, path: str, screen: Screen) -> TextIO | None:
     """The file of -J, on rank 0; refused on every rank before anything is measured."""
     files: list[TextIO] = []
 
@@ -114,7 +114,7 @@ def _opened(world: World, path: str, screen: Screen) -> TextIO | None:
     return files[0] if files else None
 
 
-def _check_files(asked: Asked) -> None:
+def check_files(asked: Asked) -> None:
     """Refuse what cannot be written, before anything is measured."""
     if asked.plot:
         plot.check(asked.plot)
@@ -129,8 +129,13 @@ def _check_files(asked: Asked) -> None:
 
 
 @contextmanager
-def watching(world: World, ending: runner.Ending, settings: Settings) -> Iterator[runner.Progress]:
-    """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck."""
+def watching(
+    world: World, ending: runner.Ending, settings: Settings, everyone: Control | None = None
+) -> Iterator[runner.Progress]:
+    """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck.
+
+    everyone: the ranks that measure; None for all. Collective over them.
+    """
     if not settings.timeout:
         yield runner.Progress()
         return
@@ -138,15 +143,16 @@ def watching(world: World, ending: runner.Ending, settings: Settings) -> Iterato
     def report(text: str) -> None:
         ending.fail_alone(Stuck(text), "", world.rank, world.nonce)
 
+    watched = everyone or world.control
     dog = runner.Watchdog(
-        world.control,
-        [str(rank) for rank in world.ranks],
+        watched,
+        watched.allgather(str(world.here)),
         settings.timeout,
         on_report=report,
         abort=lambda: None,
         end=world.control.abort,
     )
-    for warning in dog.warnings if world.rank == 0 else ():
+    for warning in dog.warnings if watched.rank == 0 else ():
         runner.tell(f"warning: {warning}")
     try:
         yield dog

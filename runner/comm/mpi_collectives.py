@@ -77,8 +77,9 @@ class MpiCollectives(HostMemory):
         library, version = self._mpi.get_vendor()
         self.label = f"MPI, host memory ({library} {'.'.join(map(str, version))})"
         self._largest_count = largest_count or _largest_count(self._mpi)
-        self._types: dict[int, Any] = {}
-        self._operators: dict[tuple[str, str], Any] = {}
+        self._types: dict[tuple[str, int], Any] = {}
+        self._dtypes: dict[int, np.dtype[Any]] = {}
+        self._operators: dict[str, Any] = {}
 
     def bind(self, call: Call) -> Function:
         steps: list[Function] = getattr(self, f"_{call.operation}")(call)
@@ -106,8 +107,6 @@ class MpiCollectives(HostMemory):
     def close(self) -> None:
         for handle in [*self._types.values(), *self._operators.values(), self._comm]:
             handle.Free()
-        self._types.clear()
-        self._operators.clear()
 
     # Each of these returns the steps of an operation.
 
@@ -243,39 +242,43 @@ class MpiCollectives(HostMemory):
                     hint="sizes that are powers of two, or an MPI library of MPI 4.0 or later",
                     everywhere=True,
                 )
-            return Unit(self._contiguous(width), width)
+            return Unit(self._contiguous(call.datatype, width), width)
         if native:
             return Unit(getattr(self._mpi, native), width, native=True)
-        return Unit(self._contiguous(width), width)
+        return Unit(self._contiguous(call.datatype, width) if reduced else self._mpi.BYTE, width)
 
-    def _contiguous(self, nbytes: int) -> Any:
-        if nbytes == 1:
-            return self._mpi.BYTE
-        if nbytes not in self._types:
-            self._types[nbytes] = self._mpi.BYTE.Create_contiguous(nbytes).Commit()
-        return self._types[nbytes]
+    def _contiguous(self, datatype: Datatype, nbytes: int) -> Any:
+        """An MPI type of that many bytes, by which an operator knows the elements inside."""
+        key = (datatype.name, nbytes)
+        if key not in self._types:
+            made = self._types[key] = self._mpi.BYTE.Create_contiguous(nbytes).Commit()
+            self._dtypes[made.handle] = numpy_dtype(datatype)
+        return self._types[key]
 
     def _operator(self, call: Call, unit: Unit) -> Any:
+        """MPI's own for its own types. Else ours: one for all datatypes, since mpi4py has room for few."""
         name = OPERATORS[call.reduction]
         if unit.native:
             return getattr(self._mpi, name)
-        key = (call.datatype.name, name)
-        if key not in self._operators:
-            function = partial(_combine, call.datatype, COMBINE[call.reduction])
-            self._operators[key] = self._mpi.Op.Create(function, commute=True)
-        return self._operators[key]
+        if name not in self._operators:
+            function = partial(_combine, self._dtypes, COMBINE[call.reduction])
+            self._operators[name] = self._mpi.Op.Create(function, commute=True)
+        return self._operators[name]
 
 
-def _combine(datatype: Datatype, ufunc: np.ufunc, source: Any, target: Any, _: Any) -> None:
+def _combine(
+    dtypes: dict[int, np.dtype[Any]], ufunc: np.ufunc, source: Any, target: Any, datatype: Any
+) -> None:
     """An MPI_User_function: target = ufunc(target, source) on as many elements as MPI hands over."""
-    dtype = numpy_dtype(datatype)
+    dtype = dtypes[datatype.handle]
     combine(ufunc, np.frombuffer(target, dtype), np.frombuffer(source, dtype))
 
 
 def _largest_count(mpi: Any) -> int:
-    """What the library counts to: MPI_Count since MPI 4.0, a C int before."""
+    """What the library counts to: MPI_Count since MPI 4.0, a C int before. It is asked, not its version:
+    mpi4py, too, may have been built without the larger counts."""
     try:
-        mpi.BYTE.Create_contiguous(C_INT + 1).Free()
+        mpi.BYTE.Pack_size(C_INT + 1, mpi.COMM_SELF)
     except mpi.Exception:
         return C_INT
     return (1 << 63) - 1

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from runner.clock import Clock, offsets
+from runner.clock import Clock, clock_offsets
 from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
 from runner.comm.mpi import MpiComm
 from runner.comm.mpi_collectives import MpiCollectives
@@ -77,23 +77,17 @@ def test_more_elements_than_can_be_counted(comm: MpiComm, operation: str) -> Non
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_more_elements_than_an_int_counts_can_be_bound(group: MpiCollectives, operation: str) -> None:
-    skip_odd_hypercubes(operation, group.size)
-    count = (1 << 31) + 16
-    each = count // group.size // 16 * 16 + 16
-    place = Place(group.allocate(each * group.size))  # never touched
-    per_rank = operation not in ("all_reduce", "broadcast", "reduce", "sendrecv")
-    traffic = ((each,) * group.size,) * group.size
-    call = Call(
-        operation,
-        place,
-        place,
-        each if per_rank else count,
-        DATATYPES["int8"],
-        in_place=True,
-        traffic=traffic,
-    )
-    assert callable(group.bind(call))
+def test_more_elements_than_an_int_counts(comm: MpiComm, operation: str) -> None:
+    """By each rank alone: in place, which leaves the memory untouched, but for what goes through scratch."""
+    control = comm.split(comm.rank)
+    group, count = MpiCollectives(control), (1 << 31) + 16
+    place = Place(group.allocate(count))
+    call = Call(operation, place, place, count, DATATYPES["int8"], in_place=True, traffic=((count,),))
+    bound = group.bind(call)
+    if operation not in ("alltoallv", "reduce_scatter", "sendrecv"):
+        group.issue([bound])
+    group.close()
+    control.close()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -108,14 +102,14 @@ def test_memory_that_is_not_aligned(comm: MpiComm, group: MpiCollectives, operat
 @pytest.mark.parametrize("name", ["float", "half", "bfloat16", "f8e4m3", "f8e5m2"])
 def test_big_messages(comm: MpiComm, group: MpiCollectives, operation: str, name: str) -> None:
     """MPI reduces them in pieces."""
-    chosen = [same.Case(operation, DATATYPES[name], how, count=300_001) for how in REDUCTIONS]
+    chosen = [same.Case(operation, DATATYPES[name], how, count=100_001) for how in REDUCTIONS]
     check(comm, [fault for case in chosen for fault in same.faults(group, case)])
 
 
 @pytest.mark.parametrize("operation", ["all_gather", "alltoall", "alltoallv", "sendrecv", "broadcast"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_big_messages_that_move(comm: MpiComm, group: MpiCollectives, operation: str, in_place: bool) -> None:
-    case = same.Case(operation, DATATYPES["half"], in_place=in_place, count=300_001)
+    case = same.Case(operation, DATATYPES["half"], in_place=in_place, count=100_001)
     check(comm, same.faults(group, case))
 
 

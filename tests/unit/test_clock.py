@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from runner.clock import Clock, offsets
+from runner.clock import Clock, clock_offsets
 from runner.comm.simulated import SimulatedComm, run_ranks
 
 

@@ -196,11 +196,16 @@ def test_progress_in_the_order_of_a_measurement() -> None:
         step()
         assert progress._state is not None
         seen.append(State(*progress._state))
-    assert [state[:3] for state in seen] == sorted({state[:3] for state in seen} | {seen[0][:3]}) or (
-        seen[0][:3] == seen[1][:3] and [s[:3] for s in seen[1:]] == sorted(s[:3] for s in seen[1:])
-    )
-    assert [state.label for state in seen] == [SUM] * 5 + [NEXT]
-    assert [state.sequence for state in seen] == [1] * 5 + [2]
+    assert seen == [
+        before("initialising data", 1),
+        before("at the barrier", 1),
+        inside(1, 1),
+        inside(2, 1),
+        done("at the barrier", 1),
+        before("", 2, NEXT),
+    ]
+    positions = [state[:3] for state in seen[1:]]
+    assert positions == sorted(set(positions))
     progress.pause()
     assert progress._state is None
 
@@ -220,10 +225,10 @@ def test_patience_ends_when_one_state_has_lasted() -> None:
 
 
 def test_any_new_state_is_progress_even_an_equal_one() -> None:
-    patience = Patience(1.0)
+    patience, progress = Patience(1.0), Progress()
     for turn in range(20):
-        state = tuple([1, 2, turn % 2])
-        assert not any(looks(patience, state, turn, turn + 1.0))
+        progress.enter(1)
+        assert not any(looks(patience, progress._state, turn, turn + 1.0))
 
 
 def test_nothing_measured_never_lasts_too_long() -> None:
@@ -397,21 +402,25 @@ class Ends:
     reports: list[tuple[int, str]]
 
 
-class Ended(SystemExit):
-    """In place of os._exit: ends the watching thread."""
-
-
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     happened = Ends([], [])
 
     def leave(status: int) -> None:
         happened.exits.append((threading.current_thread().name, status))
-        raise Ended(status)
+        raise SystemExit(status)  # ends this thread
 
+    told = threading.excepthook  # pytest's, which takes that for a failure
+
+    def tell(what: threading.ExceptHookArgs) -> None:
+        if what.exc_type is not SystemExit:
+            told(what)
+
+    monkeypatch.setattr(threading, "excepthook", tell)
     monkeypatch.setattr(watchdog.os, "_exit", leave)
-    monkeypatch.setattr(watchdog, "TICK", 0.02)
-    monkeypatch.setattr(watchdog, "LAST", 0.3)
+    short = {"TICK": 0.02, "ABORT": 0.2, "FLUSH": 0.2, "END": 0.2, "LAST": 0.1}
+    for name, seconds in short.items():
+        monkeypatch.setattr(watchdog, name, seconds)
     return happened
 
 
@@ -436,7 +445,7 @@ def until(condition: object) -> None:
         time.sleep(0.01)
 
 
-def test_a_stuck_rank_ends_all_and_rank_0_last(ends: Ends) -> None:
+def test_a_stuck_rank_ends_all_and_the_launcher_hears_it_first(ends: Ends) -> None:
     def rank_main(comm: SimulatedComm) -> list[str]:
         dog = make(comm, ends)
         dog.begin(SUM, "initialising data")
@@ -453,8 +462,8 @@ def test_a_stuck_rank_ends_all_and_rank_0_last(ends: Ends) -> None:
         "  not entered: rank 2, host c0, GPU 2 (in iteration 1)",
         "  entered, not finished: rank 0, host c0, GPU 0; rank 1, host c0, GPU 1; rank 3, host c0, GPU 3",
     ]
-    assert sorted(ends.exits[:3]) == [("rank 1", 4), ("rank 2", 4), ("rank 3", 4)]
-    assert ends.exits[3:] == [("launcher by rank 0", 4), ("rank 0", 4)]
+    assert ends.exits[:2] == [("launcher by rank 0", 4), ("rank 0", 4)]
+    assert sorted(ends.exits[2:]) == [("rank 1", 4), ("rank 2", 4), ("rank 3", 4)]
 
 
 def test_progress_keeps_everyone_alive_and_stop_ends_the_threads(ends: Ends) -> None:
@@ -477,8 +486,7 @@ def test_progress_keeps_everyone_alive_and_stop_ends_the_threads(ends: Ends) -> 
     assert ends == Ends([], [])
 
 
-def test_a_hanging_abort_and_report_do_not_stop_the_end(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "ABORT", 0.1)
+def test_a_hanging_abort_does_not_stop_the_end(ends: Ends) -> None:
     for_ever = threading.Event()
 
     def rank_main(comm: SimulatedComm) -> None:
@@ -512,6 +520,34 @@ def test_a_silent_rank_0_is_not_waited_for(ends: Ends, monkeypatch: pytest.Monke
             "finished; rank 0 does not answer: frozen or gone"
         )
     assert {rank for rank, _ in ends.exits} >= {"rank 1", "rank 2"}
+
+
+def test_a_rank_0_that_wakes_up_after_the_others_have_told_adds_nothing(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its process was stopped, and the launcher continues it to end it."""
+    monkeypatch.setattr(watchdog, "ALONE", 0.3)
+    frozen, poll = threading.Event(), Hub.poll
+
+    def poll_later(self: Hub, seconds: float) -> Iterator[tuple[int, dict[str, object]]]:
+        if self.lines:
+            frozen.wait()
+        return poll(self, seconds)
+
+    def rank_main(comm: SimulatedComm) -> None:
+        dog = make(comm, ends)
+        monkeypatch.setattr(Hub, "poll", poll_later)
+        comm.barrier()
+        if comm.rank:
+            dog.begin(SUM)
+            until(lambda: not dog._thread.is_alive())
+        comm.barrier()
+        frozen.set()
+        until(lambda: not dog._thread.is_alive())
+
+    run_ranks(2, rank_main)
+    assert [rank for rank, _ in ends.reports] == [1]
+    assert ends.exits[-1] == ("rank 0", 4)
 
 
 def test_a_rank_that_cannot_connect_is_told_and_reported(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -565,7 +601,8 @@ def test_a_rank_alone_opens_no_port(ends: Ends, monkeypatch: pytest.MonkeyPatch)
     assert ends.reports == [
         (
             0,
-            f"stuck: {SUM}, iteration 5: no progress for 0.5 s\n  entered, not finished: rank 0, host c0, GPU 0",
+            f"stuck: {SUM}, iteration 5: no progress for 0.5 s\n"
+            "  entered, not finished: rank 0, host c0, GPU 0",
         )
     ]
     assert ends.exits == [("launcher by rank 0", 4), ("rank 0", 4)]

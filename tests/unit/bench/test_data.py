@@ -184,9 +184,8 @@ def test_a_sum_of_nothing_or_of_opposites_is_plus_zero(datatype: Datatype, reduc
 
 @pytest.mark.parametrize("datatype", FLOATING)
 def test_sums_do_cancel(datatype: Datatype) -> None:
-    narrow = datatype.mantissa < 4
     results = np.concatenate([expected(datatype, "sum", 4, seed=seed) for seed in range(16)])
-    assert np.any(results == 0) == narrow
+    assert np.any(results == 0) or datatype.mantissa > 10
     signs = results >> (8 * datatype.itemsize - 1)
     assert 0.3 < signs.mean() < 0.7
 
@@ -195,10 +194,9 @@ def test_sums_do_cancel(datatype: Datatype) -> None:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_every_contribution_counts(datatype: Datatype, reduction: str) -> None:
     """Without one rank's contribution, whichever, some elements differ."""
-    if reduction == "avg" and not datatype.floating and datatype.itemsize == 1:
-        ranks = 8  # of more ranks, seven bits of sum are an average of next to nothing
-    else:
-        ranks = 70
+    # Seven bits of sum, averaged over many ranks, are next to nothing.
+    few = reduction == "avg" and not datatype.floating and datatype.itemsize == 1
+    ranks = 8 if few else 70
     seeds = range(64)
     totals = [inputs(datatype, reduction, ranks, seed) for seed in seeds]
     results = [expected(datatype, reduction, ranks, seed) for seed in seeds]

@@ -1,0 +1,204 @@
+"""The options of `meshrun bench`: nccl-tests' under their letters and long names, and our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+import runner
+from jobs.bench.asked import Asked
+from jobs.bench.settings import Settings, parse_size
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+BAD_USAGE = 6  # nccl-tests' exit status (testInvalidUsage)
+ONE_PROCESS_PER_GPU = (
+    "one process drives one GPU here: start more ranks instead, meshrun -n 8 bench ..., "
+    "mpirun -np 8 meshrun bench ... or srun --ntasks-per-node=8 meshrun bench ..."
+)
+NO_DEVICE_API = (
+    "-D measures kernels compiled against NCCL's device headers; without a compiler there are none"
+)
+
+
+class BadUsage(click.UsageError):
+    exit_code = BAD_USAGE
+
+
+class BenchCommand(click.Command):
+    """Mistakes in its words end with nccl-tests' exit status."""
+
+    def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **keywords)
+        except click.UsageError as mistake:
+            raise BadUsage(mistake.format_message(), mistake.ctx) from mistake
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as mistake:
+            raise BadUsage(mistake.format_message(), mistake.ctx) from mistake
+
+
+class Size(click.ParamType[int]):
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except runner.UserError as reason:
+            self.fail(str(reason), param, ctx)
+
+
+class Choices(click.ParamType[tuple[str, ...]]):
+    """One of some words, or `all`: a tuple of them."""
+
+    name = "word"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self.listed = f"{', '.join(self.words)}, all."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        if value == "all":
+            return self.words
+        if value not in self.words:
+            self.fail(f"{value!r} is none of {self.listed}", param, ctx)
+        return (value,)
+
+
+def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Command], Command]:
+    """nccl-tests' -x and --long_name, with a hyphen too."""
+    spellings = [letter, f"--{name}", name] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
+    default = next((field.default for field in fields(Settings) if field.name == name), None)
+    keywords = {"default": default, "show_default": default is not None, "help": help, **keywords}
+    return click.option(*spellings, **keywords)
+
+
+def only_one(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    """For -t and -g, which scripts pass as 1."""
+    if value != 1:
+        raise click.BadParameter(ONE_PROCESS_PER_GPU, ctx, param)
+    return value
+
+
+def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    if value:
+        raise click.BadParameter(NO_DEVICE_API, ctx, param)
+
+
+REDUCTIONS, DATATYPES = Choices(runner.REDUCTIONS), Choices([*runner.DATATYPES])
+NATURAL = click.IntRange(min=0)
+ZERO_OR_ONE = click.IntRange(0, 1)
+
+LETTERS = {
+    "-b": option("-b", "minbytes", "First size.", type=Size()),
+    "-e": option("-e", "maxbytes", "Last size.", type=Size()),
+    "-i": option("-i", "stepbytes", "From size to size, where -f is 1.", type=Size()),
+    "-f": option("-f", "stepfactor", "From size to size, times this.", type=click.IntRange(min=1)),
+    "-n": option("-n", "iters", "Timed iterations.", type=click.IntRange(min=1)),
+    "-w": option("-w", "warmup_iters", "Iterations before, for each size.", type=NATURAL),
+    "-m": option("-m", "agg_iters", "Operations in one NCCL group.", type=click.IntRange(min=1)),
+    "-N": option("-N", "run_cycles", "Times through all sizes; 0 for ever.", type=NATURAL),
+    "-a": option("-a", "average", "Time: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
+    "-p": option("-p", "parallel_init", "No effect: a process has one GPU.", type=ZERO_OR_ONE, default=0),
+    "-c": option("-c", "check", "Checks of each result; 0 for none.", type=NATURAL),
+    "-o": option("-o", "op", REDUCTIONS.listed, type=REDUCTIONS, default="sum"),
+    "-d": option("-d", "datatype", DATATYPES.listed, type=DATATYPES, default="float"),
+    "-r": option("-r", "root", "Root rank; -1 for all in turn.", type=click.IntRange(min=-1)),
+    "-z": option(
+        "-z", "blocking", "Wait for each call: 1 with a barrier, 2 without, 3 barrier not timed.",
+        type=click.IntRange(0, 3),
+    ),
+    "-y": option("-y", "stream_null", "On CUDA's default stream.", type=ZERO_OR_ONE, default=0),
+    "-T": option("-T", "timeout", "End the run when stuck so many seconds.", type=NATURAL),
+    "-G": option("-G", "cudagraph", "Launch all as one CUDA graph, so often.", type=NATURAL),
+    "-C": option("-C", "report_cputime", "Show the time to queue instead.", type=ZERO_OR_ONE, default=0),
+    "-S": option("-S", "report_timestamps", "Show when a row was done.", type=ZERO_OR_ONE, default=0),
+    "-J": option("-J", "output_file", "Write nccl-tests' JSON there.", type=str, metavar="FILE.json"),
+    "-R": option("-R", "local_register", "Register: 1 local, 2 symmetric.", type=click.IntRange(0, 2)),
+    "-x": option("-x", "cta_policy", "NCCL's: 0 default, 1 efficiency, 2 zero.", type=click.IntRange(0, 2)),
+    "-M": option("-M", "memory", "Report GPU memory.", type=ZERO_OR_ONE, default=0),
+    "-u": option("-u", "unalign", "Shift the buffers by so many elements.", type=NATURAL),
+    "-I": option("-I", "per_iter_timing", "Time single iterations.", type=ZERO_OR_ONE, default=0),
+    "-K": option("-K", "per_iter_skip", "Leave so many first ones out of -I's summary.", type=NATURAL),
+    "-t": option("-t", "nthreads", "1.", type=int, default=1, callback=only_one, hidden=True),
+    "-g": option("-g", "ngpus", "1.", type=int, default=1, callback=only_one, hidden=True),
+    "-D": option("-D", "device_implementation", "No.", type=int, callback=no_device_api, hidden=True),
+    "-V": option("-V", "device_cta_count", "No.", type=int, hidden=True),
+}  # fmt: skip
+
+OURS = (
+    click.option("--names", is_flag=True, help="Name ranks and groups below each row."),
+    click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
+    click.option("--json-lines", metavar="FILE", help="Write each row there as it is measured."),
+    click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png."),
+    click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8", help="Split: rank AND, OR, MOD, DIV."),
+    click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX", help="Split by rank AND it."),
+    click.option(
+        "--min-busbw", envvar="NCCL_TESTS_MIN_BW", type=float, metavar="GB/s",
+        help="Fail, status 7, where the average is below 0.9 of it.",
+    ),
+)  # fmt: skip
+
+LAST = (
+    click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True,
+                 help="Which memory is measured."),
+    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+)  # fmt: skip
+
+TRAFFIC = (
+    click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=float, default=1.0, show_default=True,
+                 help="0 alike to all ... 1 by distance."),
+    click.option("--matrix", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_FILE", type=click.Path(path_type=Path),
+                 metavar="FILE", help="Bytes from each rank to each."),
+    click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", type=float, default=1.0,
+                 help="Times this.", show_default=True),
+)  # fmt: skip
+
+
+def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return add
+
+
+def understood(operations: tuple[str, ...], words: dict[str, Any]) -> Asked:
+    """The options' values as what is to be measured; UsageError where they contradict each other."""
+    names = {field.name for field in fields(Settings)}
+    values = {name: words[name] for name in names if name in words}
+    flags = {field.name for field in fields(Settings) if field.type == "bool"}
+    values |= {name: bool(values[name]) for name in flags if name in values}
+    if "op" in words:
+        values["reductions"] = words["op"]
+    settings = Settings(**values, datatypes=words["datatype"])
+    if settings.minbytes > settings.maxbytes:
+        raise click.UsageError(f"-b is over -e: {settings.minbytes} > {settings.maxbytes} bytes")
+    if settings.minbytes == 0:
+        raise click.UsageError("-b 0: the smallest size is 1 byte")
+    if settings.stepfactor == 1 and settings.stepbytes == 0:
+        raise click.UsageError("-i 0 without -f: the size would never grow")
+    if settings.cudagraph and settings.per_iter_timing:
+        raise click.UsageError("-I times single iterations, which a graph (-G) has none of")
+    if settings.cudagraph and settings.blocking:
+        raise click.UsageError("-z waits for single calls, which a graph (-G) has none of")
+    if settings.per_iter_skip and not settings.per_iter_timing:
+        raise click.UsageError("-K leaves iterations out of the summary of -I: give -I 1 too")
+    if settings.per_iter_skip >= settings.iters:
+        raise click.UsageError(f"-K {settings.per_iter_skip} leaves none of -n {settings.iters} iterations")
+    extras = {field.name for field in fields(Asked)} - {"operations", "settings"}
+    return Asked(operations, settings, **{name: words[name] for name in extras if name in words})

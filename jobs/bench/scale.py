@@ -1,0 +1,182 @@
+"""One operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
+
+At one rank nothing crosses a link: what one GPU shows instead is a copy inside its memory, and copies from
+and to the host.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs.bench import plot, session, table
+from jobs.bench.asked import Asked
+from jobs.bench.result import Row
+from jobs.bench.run import WrongResults, check_files, opened_json, watching
+from jobs.bench.screen import Screen
+from jobs.bench.sweep import sweep
+from runner import World
+
+REPEATS = 7
+COLUMNS = (  # title, unit, width
+    ("ranks", "", 7),
+    ("hosts", "", 5),
+    ("size", "(B)", 12),
+    ("type", "", 8),
+    ("redop", "", 6),
+    ("time", "(us)", 9),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 6),
+    ("wire", "(GB/s)", 7),
+    ("%link", "(%)", 6),
+    ("efficiency", "", 10),
+)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One number of ranks, out of place. efficiency: busbw over that of the fewest ranks, 2 or more."""
+
+    ranks: int
+    hosts: int
+    row: Row
+    efficiency: float | None
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One rank, GB/s. local: read plus written inside the device's memory. to_device, to_host: from and to
+    pinned memory; None on a CPU."""
+
+    local: float
+    to_device: float | None
+    to_host: float | None
+
+
+def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+    """Every number of ranks; the completion record."""
+    asked = world.control.broadcast(asked)
+    screen = Screen(world.rank == 0, asked, door.colour, door.columns)
+    world.once(lambda: check_files(asked))
+    file = opened_json(world, asked.output_file, screen) if asked.output_file else None
+    order = near_first(world)
+    rungs: list[Rung] = []
+    wrong: list[str] = []
+    for ranks in rank_counts(world.size):
+        members = order[:ranks]
+        everyone = world.control.split(int(world.rank not in members))
+        if world.rank in members:
+            with (
+                watching(world, ending, asked.settings, everyone) as trail,
+                session.opened(world, everyone, asked, asked.operations[0], trail, [0] * ranks) as opened,
+            ):
+                rows = list(sweep(opened.bench))
+            found = sum(everyone.allgather(opened.bench.failures))
+            if ranks == 1:
+                screen.line(
+                    _header(asked, opened.header.backend, measure_alone(world, asked.settings.maxbytes))
+                )
+            hosts = len({world.ranks[rank].host_id for rank in members})
+            for row in rows:
+                first = next((r.row for r in rungs if r.ranks > 1 and r.row.size == row.size), row)
+                base = first.out_of_place.busbw
+                efficiency = row.out_of_place.busbw / base if ranks > 1 and base else None
+                rungs.append(Rung(ranks, hosts, row, efficiency))
+                screen.line(_row(rungs[-1]))
+            wrong += [f"wrong data with {ranks} ranks"] if found else []
+        wrong = world.control.allgather(wrong)[order[0]]
+        everyone.close()
+    _keep(world, asked, rungs, file)
+    if wrong:
+        raise WrongResults("; ".join(wrong), everywhere=True)
+    return {"command": "bench scale", "operations": list(asked.operations), "ranks": world.size}
+
+
+def rank_counts(size: int) -> list[int]:
+    """1, 2, 4, ... and `size` itself."""
+    counts = [1 << power for power in range(size.bit_length()) if 1 << power <= size]
+    return counts if counts[-1] == size else [*counts, size]
+
+
+def near_first(world: World) -> list[int]:
+    """World ranks host by host, beginning with rank 0's host."""
+    hosts = list(dict.fromkeys(rank.host_id for rank in world.ranks))
+    return sorted(range(world.size), key=lambda rank: (hosts.index(world.ranks[rank].host_id), rank))
+
+
+def measure_alone(world: World, nbytes: int) -> Alone:
+    """What this rank's device does by itself."""
+    backend = world.backend
+    if not backend.asynchronous:
+        return Alone(backend.copy_rate() / 1e9, None, None)
+    host, device = (
+        backend.host_empty((nbytes,), np.dtype(np.uint8)),
+        backend.empty((nbytes,), np.dtype(np.uint8)),
+    )
+
+    def rate(copy: Any) -> float:
+        times = []
+        for _ in range(REPEATS):
+            backend.synchronize()
+            begin = time.perf_counter()
+            copy()
+            backend.synchronize()
+            times.append(time.perf_counter() - begin)
+        return nbytes / 1e9 / statistics.median(times)
+
+    return Alone(
+        backend.copy_rate() / 1e9,
+        rate(lambda: backend.upload(host, device)),
+        rate(lambda: backend.download(device, host)),
+    )
+
+
+def _keep(world: World, asked: Asked, rungs: list[Rung], file: Any) -> None:
+    if world.rank:
+        return
+    if file is not None:
+        with file:
+            json.dump({"program": "scale", "operation": asked.operations[0],
+                       "rungs": [asdict(rung) for rung in rungs]}, file)  # fmt: skip
+    if asked.plot:
+        largest = max(rung.row.size for rung in rungs)
+        points = [
+            plot.Scaled(r.ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
+            for r in rungs
+            if r.row.size == largest and r.ranks > 1
+        ]
+        plot.plot_scaling(points, asked.plot, title=f"{asked.operations[0]}, {plot.size_name(largest)}")
+
+
+def _header(asked: Asked, backend: str, alone: Alone) -> str:
+    copies = f"local copy {alone.local:.4g} GB/s (read plus written)"
+    if alone.to_device is not None and alone.to_host is not None:
+        copies += f", host to device {alone.to_device:.4g} GB/s, device to host {alone.to_host:.4g} GB/s"
+    lines = [f"# scale {asked.operations[0]}: out of place", f"# backend: {backend}", f"# 1 rank: {copies}"]
+    rows = ([title for title, _, _ in COLUMNS], [unit for _, unit, _ in COLUMNS])
+    titles = ("#" + _cells(row)[1:] for row in rows)
+    return "\n".join([*lines, *titles]) + "\n"
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>{width}s}" for cell, (_, _, width) in zip(row, COLUMNS, strict=True))
+
+
+def _row(rung: Rung) -> str:
+    row, values = rung.row, rung.row.out_of_place
+    cells = [str(rung.ranks), str(rung.hosts), str(row.size), row.datatype, row.reduction]
+    figures = ((values.seconds * 1e6, 9), (values.algbw, 7), (values.busbw, 7))
+    cells += [table.figure(value, width) for value, width in figures]
+    cells.append("N/A" if values.wrong is None else str(values.wrong))
+    for value, width in ((values.wire, 7), (values.wire_percent, 6)):
+        cells.append("-" if value is None else table.figure(value, width))
+    cells.append("-" if rung.efficiency is None else f"{100 * rung.efficiency:.1f} %")
+    return _cells(cells) + "\n"

@@ -1,0 +1,94 @@
+"""bench_data.cu, run on the host, against the NumPy reference: the same bits, the same verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.bench import check, data
+from jobs.bench.data import Contributed, Copied, Reduced, Segment, Untouched
+from jobs.bench.recipe import tolerance
+from runner import DATATYPES, REDUCTIONS, Datatype
+
+ALL = [pytest.param(datatype, id=name) for name, datatype in DATATYPES.items()]
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(kernels_on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_on_host", lambda memory: False)
+    monkeypatch.setattr(check, "BLOCKS", 3)  # so that a thread has several elements
+
+
+def pieces(datatype: Datatype, *contents: data.Data) -> list[Segment]:
+    """One after the other, with gaps, of many sizes, not at the start."""
+    segments, start = [], 3
+    for number, content in enumerate(contents):
+        count = (1, 255, 1300, 0)[number % 4]
+        segments.append(Segment(start, count, content, number))
+        start += count + number % 3
+    return segments
+
+
+def memory_for(datatype: Datatype, segments: list[Segment]) -> np.ndarray[Any, Any]:
+    last = max(segment.start + segment.count for segment in segments)
+    memory = np.empty((last + 5) * datatype.itemsize, np.uint8)
+    check.poison(memory)
+    return memory
+
+
+def contents_of(datatype: Datatype) -> list[data.Data]:
+    contents: list[data.Data] = [Copied(1, 0), Untouched(), Copied(-7, data.PERIOD - 100), Copied(2, 5)]
+    for reduction in REDUCTIONS:
+        for ranks in (1, 2, 3, 8, 64, 100, 300):
+            index = data.PERIOD * ranks - 77
+            contents.append(Contributed(ranks, index, reduction, ranks, ranks // 2))
+            contents.append(Contributed(ranks, index, reduction, ranks, ranks - 1))
+            contents.append(Reduced(ranks, index, reduction, ranks))
+    return contents
+
+
+@pytest.mark.parametrize("datatype", ALL)
+def test_kernels_make_and_check_the_bits_of_the_reference(datatype: Datatype) -> None:
+    segments = pieces(datatype, *contents_of(datatype))
+    memory = memory_for(datatype, segments)
+    check.fill(memory, datatype, segments)
+    expected = memory_for(datatype, segments).view(f"u{datatype.itemsize}")
+    for segment in segments:
+        values = data.values(datatype, segment.data, 0, segment.count)
+        expected[segment.start : segment.start + segment.count] = values
+    np.testing.assert_array_equal(memory.view(expected.dtype), expected)
+    assert check.verify(memory, datatype, segments) is None
+
+
+@pytest.mark.parametrize("datatype", ALL)
+def test_the_kernel_finds_what_the_reference_finds(
+    datatype: Datatype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = pieces(datatype, *contents_of(datatype))
+    generator = np.random.default_rng(3)
+    for flips in (1, 1, 2, 50, 3000):
+        memory = memory_for(datatype, segments)
+        check.fill(memory, datatype, segments)
+        for place in generator.integers(0, memory.size, flips):
+            memory[place] ^= 1 << generator.integers(0, 8)
+        with monkeypatch.context() as context:
+            found = check.verify(memory, datatype, segments)
+            context.setattr(check, "_on_host", lambda memory: True)
+            assert found == check.verify(memory, datatype, segments)
+
+
+def test_the_kernel_allows_what_tolerance_says_and_no_nan() -> None:
+    datatype, ranks = DATATYPES["f8e4m3"], 300
+    assert tolerance(datatype, "avg", ranks) == 2
+    segments = [Segment(0, 2000, Reduced(1, 0, "avg", ranks))]
+    memory = np.empty(2000, np.uint8)
+    check.fill(memory, datatype, segments)
+    for apart, wrong in ((2, 0), (3, 2000)):
+        found = check.verify(memory + np.uint8(apart), datatype, segments)
+        assert (found.count if found else 0) == wrong
+    memory[5] = 0x7F
+    found = check.verify(memory, datatype, segments)
+    assert found is not None
+    assert (found.count, found.offset, found.got_bits) == (1, 5, 0x7F)
