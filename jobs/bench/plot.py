@@ -114,7 +114,7 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         latency, bandwidth = figure.subplots(1, 2)
         for number, line in enumerate(lines):
             for placement, dash in (("out_of_place", "-"), ("in_place", "--")):
-                points = [p for p in getattr(line, placement) if p.size > 0 and p.time_us > 0]
+                points = _on_logarithms(getattr(line, placement))
                 if not points:
                     continue
                 look: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": dash, "marker": "."}
@@ -129,9 +129,10 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         latency.set_ylabel("time (us)")
         bandwidth.set_ylabel("bus bandwidth (GB/s)")
         _from_zero(bandwidth)
-        sizes = sorted({p.size for line in lines for p in (*line.out_of_place, *line.in_place) if p.size > 0})
+        shown = (p for line in lines for p in _on_logarithms((*line.out_of_place, *line.in_place)))
+        places = sorted({point.size for point in shown})
         for axes in (latency, bandwidth):
-            _against(axes, sizes, size_name, "size")
+            _against(axes, places, size_name, "size")
         figure.legend(*bandwidth.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
     titles = ("record", "placement", "size", "time (us)", "busbw (GB/s)")
@@ -186,6 +187,10 @@ def size_name(size: int) -> str:
         if size >= 1 << power:
             return f"{size / (1 << power):.4g} {unit}"
     return f"{size} B"
+
+
+def _on_logarithms(points: Sequence[Point]) -> list[Point]:
+    return [point for point in points if point.size > 0 and 0 < point.time_us < math.inf]
 
 
 def _number(value: float | None) -> str:

@@ -38,7 +38,7 @@ LAYERS = (
     ("comm",),
     ("boxes", "halo", "signature"),
     ("partition",),
-    ("launcher", "links", "verdict", "watch_channel", "watch_report"),
+    ("launcher", "links", "verdict", "watch_channel", "watch_report", "watch_progress"),
     ("errors",),
 )
 # A declared job runs itself, `edges.run(...)`: the only look up, and only when it is called.

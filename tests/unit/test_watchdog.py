@@ -18,8 +18,9 @@ from runner import watch_channel, watchdog
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.errors import RunError
 from runner.watch_channel import LOOPBACK, Hub, Line, connect
+from runner.watch_progress import Patience, Progress
 from runner.watch_report import BEFORE, DONE, INSIDE, State, compose, compose_alone, ranges
-from runner.watchdog import Patience, Progress, Watchdog
+from runner.watchdog import Watchdog
 
 SUM = "all_reduce float sum, 1048576 B, out-of-place"
 NEXT = "all_reduce float sum, 1048576 B, in-place"

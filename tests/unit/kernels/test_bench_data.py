@@ -88,7 +88,23 @@ def test_the_kernel_allows_what_tolerance_says_and_no_nan() -> None:
     for apart, wrong in ((2, 0), (3, 2000)):
         found = check.verify(memory + np.uint8(apart), datatype, segments)
         assert (found.count if found else 0) == wrong
-    memory[5] = 0x7F
+
+
+def test_the_kernel_takes_no_nan_for_the_largest_number() -> None:
+    datatype, segment = DATATYPES["f8e4m3"], Segment(0, 2000, Copied(1, 0))
+    right = data.values(datatype, segment.data, 0, segment.count)
+    for numbers, wrong in (((0x7D, 0x7E), 0), ((0x7E, 0x7F), np.count_nonzero(right == 0x7E))):
+        memory, found = right.copy(), np.zeros(2, np.uint64)
+        memory[right == numbers[0]] = numbers[1]
+        check._launch("verify", memory, datatype, segment, *np.array([2, 0x7E], np.uint64), found)
+        assert found[0] == wrong
+
+
+def test_a_thread_that_finds_two_reports_the_first() -> None:
+    datatype, segments = DATATYPES["uint8"], [Segment(0, 5000, Copied(1, 0))]
+    memory = memory_for(datatype, segments)
+    check.fill(memory, datatype, segments)
+    memory[[100 + number * check.THREADS * check.BLOCKS for number in range(3)]] ^= 1
     found = check.verify(memory, datatype, segments)
     assert found is not None
-    assert (found.count, found.offset, found.got_bits) == (1, 5, 0x7F)
+    assert (found.count, found.offset) == (3, 100)
