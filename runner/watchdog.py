@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 from runner.comm import Control
 from runner.errors import RunError, first_line
 from runner.watch_channel import LOOPBACK, Hub, Line, Message, addresses, connect
-from runner.watch_progress import Patience
-from runner.watch_progress import Progress as Progress
+from runner.watch_progress import Patience, Progress
 from runner.watch_report import State, compose, compose_alone
+
+__all__ = ["Progress", "Watchdog"]
 
 STATUS = 4  # nccl-tests' exit status of a time-out
 

@@ -1,7 +1,7 @@
 """Collectives in host memory through MPI: `runner.comm.collectives` for CPUs.
 
-A bound call is a method of mpi4py with its arguments, so that a timed loop measures MPI: about 0.2
-microseconds of Python a call. What MPI has no form for takes more steps:
+A bound call is a method of mpi4py with its arguments, so that a timed loop measures MPI. What MPI has no
+form for takes more steps, from and to scratch memory that is allocated when the call is bound:
 
 - half, bfloat16 and the 8-bit floats are no MPI types: they move as bytes, and are reduced by an
   operator of our own (NumPy, rounding to their own type after each step);

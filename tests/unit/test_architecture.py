@@ -37,8 +37,8 @@ LAYERS = (
     ("backend",),  # the protocols
     ("comm",),
     ("boxes", "halo", "signature"),
-    ("partition",),
-    ("launcher", "links", "verdict", "watch_channel", "watch_report", "watch_progress"),
+    ("partition", "watch_progress"),
+    ("launcher", "links", "verdict", "watch_channel", "watch_report"),
     ("errors",),
 )
 # A declared job runs itself, `edges.run(...)`: the only look up, and only when it is called.
