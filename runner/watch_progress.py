@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner.watch_report import BEFORE, DONE, INSIDE
@@ -13,10 +14,12 @@ class Progress:
     """Where this rank is in its measurements; by itself, without anyone watching.
 
     Each call is one store, so that it may stand between timed iterations. From a call other than
-    `pause` on, the rank is expected to make the next one in time.
+    `pause` on, the rank is expected to make the next one in time. abort: gives up what is under way
+    on this rank's device; may hang. Set by whoever has put something under way.
     """
 
     def __init__(self) -> None:
+        self.abort: Callable[[], None] = lambda: None
         self._state: tuple[int, int, int, str, str] | None = None
         self._sequence = 0
         self._label = ""

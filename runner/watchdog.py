@@ -51,7 +51,6 @@ class Watchdog(Progress):
     seconds: how long a rank may stay at one point.
     on_report: gets the report, on rank 0; on another rank, where rank 0 does not answer, one line. Whatever a
         launcher must find has to be written by it: ranks end as soon as it returns.
-    abort: gives up what is under way on this rank's device; may hang.
     end: ends all ranks with a status, through the launcher; may hang or return.
 
     Raises RunError, on every rank, when rank 0 cannot listen. warnings: on every rank, of ranks that
@@ -65,12 +64,11 @@ class Watchdog(Progress):
         seconds: float,
         *,
         on_report: Callable[[str], None],
-        abort: Callable[[], None],
         end: Callable[[int], None],
     ) -> None:
         super().__init__()
         self._rank, self._names = control.rank, names
-        self._on_report, self._abort, self._end = on_report, abort, end
+        self._on_report, self._end = on_report, end
         self._patience = Patience(seconds)
         self._stopped = threading.Event()
         self._hub = Hub(secrets.token_hex(16))
@@ -143,7 +141,7 @@ class Watchdog(Progress):
         text = compose(self._names, states, silent, self._patience.seconds)
         _within(REPORT, lambda: self._on_report(text))
         self._hub.say({"end": STATUS})
-        _within(ABORT, self._abort)
+        _within(ABORT, self.abort)
         self._leave()
 
     def _ask(self) -> dict[int, State | None]:
@@ -183,7 +181,7 @@ class Watchdog(Progress):
         rather than a status. So rank 0 speaks to it first.
         """
         until = time.monotonic() + ABORT + FLUSH + END
-        _within(ABORT, self._abort)
+        _within(ABORT, self.abort)
         _within(FLUSH, _flush)
         while self._line is not None and time.monotonic() < until:
             self._heard()

@@ -11,8 +11,8 @@ from jobs.bench.settings import Settings
 @dataclass(frozen=True)
 class Asked:
     """operations: in turn. names, wide: more lines, more columns. output_file: of -J. split, split_mask: as
-    nccl-tests' variables say them. min_busbw: GB/s. spread, matrix, matrix_scale: of alltoallv. pairs: of
-    pingpong."""
+    nccl-tests' variables say them. min_busbw, link_rate: GB/s. spread, matrix, matrix_scale: of alltoallv.
+    pairs: of pingpong."""
 
     operations: tuple[str, ...]
     settings: Settings
@@ -27,6 +27,7 @@ class Asked:
     spread: float = 1.0
     matrix: Path | None = None
     matrix_scale: float = 1.0
+    link_rate: float | None = None
     pairs: str = "ends"
 
     @property

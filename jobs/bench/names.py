@@ -29,6 +29,16 @@ def names(measured: Row, known: Header) -> str:
     return "".join(f"#   {line}\n" for line in lines)
 
 
+def wrong(measured: Row) -> list[str]:
+    """A sentence for every rank with wrong data in either placement."""
+    size = f"{measured.size} B {measured.datatype}"
+    return [
+        f"{size}: {_wrong(place, found)}"
+        for place, values in (("out of place", measured.out_of_place), ("in place", measured.in_place))
+        for found in values.findings
+    ]
+
+
 def _wrong(place: str, wrong: Wrong) -> str:
     text = f"wrong: rank {wrong.rank} (host {wrong.host}, {wrong.device}) {place}: "
     text += f"{_count(wrong.count, 'element')}, first at {wrong.offset}: got {wrong.got}, "

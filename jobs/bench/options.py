@@ -144,6 +144,7 @@ OURS = (
     click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
     click.option("--json-lines", metavar="FILE", help="Write each row there as it is measured."),
     click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png."),
+    click.option("--link-rate", type=float, metavar="GB/s", help="The tight link's nominal rate, if known."),
     click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8", help="Split: rank AND, OR, MOD, DIV."),
     click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX", help="Split by rank AND it."),
     click.option(

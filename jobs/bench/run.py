@@ -17,6 +17,7 @@ from jobs.bench.result import Footer, Row
 from jobs.bench.screen import Screen
 from jobs.bench.session import Session, colors_of, opened
 from jobs.bench.settings import Settings
+from jobs.bench.state import Bench
 from jobs.bench.sweep import sweep
 from runner import Control, World
 
@@ -43,6 +44,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
     world.once(lambda: check_files(asked))
     colors = colors_of(world, asked)
     drawn: list[plot.Series] = []
+    limits: list[plot.Limit] = []
     wrong: list[str] = []
     for name in asked.operations:
         if name == "hypercube" and len(asked.operations) > 1 and not _power_of_two(colors):
@@ -58,10 +60,12 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
             label = name if len(asked.operations) > 1 else session.header.backend.partition(" (")[0]
             known = read.of_rows(label, session.bench.settings, session.header, lines)
             drawn += plot.series(known, label)
+            limits += limit(session.bench)
     if asked.plot and world.rank == 0:
-        plot.plot(drawn, asked.plot, title=f"{', '.join(asked.operations)} on {world.size} ranks")
+        title = f"{', '.join(asked.operations)} on {world.size} ranks"
+        plot.plot(drawn, asked.plot, title, limits)
     if wrong:
-        raise WrongResults("; ".join(wrong), hint="--names for the ranks", everywhere=True)
+        raise WrongResults("; ".join(wrong), everywhere=True)
     return {"command": "bench", "operations": list(asked.operations), "ranks": world.size}
 
 
@@ -149,7 +153,6 @@ def watching(
         watched.allgather(str(world.here)),
         settings.timeout,
         on_report=report,
-        abort=lambda: None,
         end=world.control.abort,
     )
     for warning in dog.warnings if watched.rank == 0 else ():
@@ -158,6 +161,17 @@ def watching(
         yield dog
     finally:
         dog.stop()
+
+
+def limit(bench: Bench) -> list[plot.Limit]:
+    """The bus bandwidth at which the tight link would carry its nominal rate."""
+    ranks = bench.colors.count(bench.colors[0])
+    factor = bench.operation.factor(ranks)
+    carried, _ = bench.wire(1.0, factor)
+    if not carried or bench.nominal is None:
+        return []
+    label = f"{bench.operation.name}: link at its nominal {bench.nominal:g} GB/s"
+    return [plot.Limit(label, bench.nominal * factor / carried)]
 
 
 def _complaints(name: str, footer: Footer) -> list[str]:

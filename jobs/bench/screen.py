@@ -6,11 +6,13 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
+import runner
 from jobs.bench import names, table
 from jobs.bench.asked import Asked
 from jobs.bench.result import Footer, Header, Row
 from jobs.bench.settings import Settings
 
+TOLD = 8  # ranks with wrong data that are named on standard error, for each row
 CLEAR = "\r\x1b[K"
 
 
@@ -40,6 +42,8 @@ class Screen:
         shown = table.colour(text, row) if self.colour else text
         self.clear()
         self.line(shown + (names.names(row, header) if self.asked.names else ""))
+        for sentence in names.wrong(row)[:TOLD]:
+            runner.tell(sentence)
 
     def footer(self, settings: Settings, footer: Footer, program: str) -> None:
         self.clear()

@@ -58,6 +58,7 @@ def opened(
         peers=SENDRECV_PEERS if name == "sendrecv" else None,
         null_stream=settings.stream_null,
     )
+    trail.abort = group.abort
     connected = world.backend.free_memory() if settings.memory else 0
     try:
         traffic = traffic_of(asked, ranks, name, settings)
@@ -74,7 +75,7 @@ def opened(
         )  # fmt: skip
         assumptions: tuple[str, ...] = ()
         if asked.wire:
-            bench.wire, assumptions = wires(world, everyone, bench)
+            bench.wire, bench.nominal, assumptions = wires(world, everyone, bench, asked.link_rate)
 
         def used() -> Memory | None:
             if not settings.memory:
@@ -86,6 +87,7 @@ def opened(
     finally:
         trail.begin(f"closing {name}")
     group.close()
+    group.control.close()
 
 
 def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str, ...]) -> Header:

@@ -24,7 +24,7 @@ class Bench:
     everyone: the ranks whose times are averaged and who wait for each other, nccl-tests' MPI_COMM_WORLD.
     colors: their groups' numbers. group: this rank's, with its buffers send and recv. trail: where this
     rank is, for the watchdog where one watches. detail: also stamp when each call is made. wire: GB/s on
-    the tight link and its share of nominal, from algbw and busbw.
+    the tight link and its share of nominal, from algbw and busbw. nominal: GB/s of that link.
     offset: seconds that this rank's clock is ahead of rank 0's.
     """
 
@@ -42,6 +42,7 @@ class Bench:
     detail: bool = False
     offset: float = 0.0
     wire: Wire = unknown
+    nominal: float | None = None
     checks: int = 0
     failures: int = 0
 

@@ -10,14 +10,17 @@ from runner import Control, World
 NVLS_CAPABILITY = 90  # Hopper
 
 
-def wires(world: World, everyone: Control, bench: Bench) -> tuple[Wire, tuple[str, ...]]:
-    """GB/s on the tight link and its percentage of nominal, from algbw and busbw; and what that rests on.
+def wires(
+    world: World, everyone: Control, bench: Bench, told: float | None
+) -> tuple[Wire, float | None, tuple[str, ...]]:
+    """GB/s on the tight link and its percentage of nominal, from algbw and busbw; nominal; what they rest on.
 
-    Known for GPUs only: MPI's way through host memory is its own. Collective over `everyone`.
+    Known for GPUs only: MPI's way through host memory is its own. told: the nominal rate that somebody
+    states, GB/s; None for what NVML and sysfs say. Collective over `everyone`.
     """
     device = world.here.device
     if device.kind != "cuda":
-        return unknown, ()
+        return unknown, None, ()
     mine = runner.gpu_links(device.uuid)
     nics = runner.network_rate(
         runner.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id])
@@ -33,19 +36,18 @@ def wires(world: World, everyone: Control, bench: Bench) -> tuple[Wire, tuple[st
     readings = [
         network if hosts > 1 else links.nvlink if joined else links.pcie for _, links, network, _ in members
     ]
-    rates = [reading.rate for reading in readings]
-    nominal = min((rate for rate in rates if rate is not None), default=None)
-    if None in rates:
-        nominal = None
+    rates = [reading.rate for reading in readings if reading.rate is not None]
+    nominal, source = told, "--link-rate"
+    if told is None:
+        # A link that does not tell its rate may be the tight one.
+        nominal = min(rates) if len(rates) == len(readings) else None
+        source = next((reading.source for reading in readings if reading.rate is None), readings[0].source)
+    stated = "not known" if nominal is None else f"{nominal:g} GB/s"
     sample = wire_rate(bench.operation.name, layout, assumed, 1.0, 1.0)
-    told = "not known" if nominal is None else f"{nominal:g} GB/s"
-    sentences = (
-        f"wire rate of {sample.assumption}",
-        f"nominal rate of that link: {told} ({readings[0].source})",
-    )
+    sentences = (f"wire rate of {sample.assumption}", f"nominal rate of that link: {stated} ({source})")
 
     def wire(algbw: float, busbw: float) -> tuple[float | None, float | None]:
         rate = wire_rate(bench.operation.name, layout, assumed, algbw, busbw).rate
         return rate, percent(rate, nominal)
 
-    return wire, sentences
+    return wire, nominal, sentences

@@ -6,6 +6,7 @@ All work goes to one stream, in order.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,6 +76,7 @@ class NcclCollectives:
             )
         self.label = f"NCCL {nccl.version()} ({nccl.library_path()})"
         self._stream = stream
+        self._aborted = threading.Event()
         identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
         self.comm = nccl.Communicator(
             control.size, control.rank, identity, cta_policy=cta_policy, peers=peers
@@ -130,6 +132,8 @@ class NcclCollectives:
     def wait(self, poll: Function | None = None) -> None:
         query, stream = cupy.cuda.runtime.streamQuery, self._stream.ptr
         while True:
+            if self._aborted.is_set():  # by another thread, which is about to end the process
+                threading.Event().wait()
             for _ in range(LOOK):
                 status = query(stream)
                 if status == 0:
@@ -141,6 +145,7 @@ class NcclCollectives:
                 poll()
 
     def abort(self) -> None:
+        self._aborted.set()
         self.comm.abort()
 
     def close(self) -> None:

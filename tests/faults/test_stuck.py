@@ -38,7 +38,7 @@ def report(text):
     sys.stderr.write("".join(f"REPORT {{comm.rank}} {{line}}\\n" for line in text.splitlines()))
     sys.stderr.flush()
 names = [f"rank {{rank}}, host here, CPU" for rank in range(comm.size)]
-dog = Watchdog(comm, names, {ALLOWED}, on_report=report, abort=lambda: None, end=end)
+dog = Watchdog(comm, names, {ALLOWED}, on_report=report, end=end)
 assert dog.warnings == [], dog.warnings
 (folder / f"rank-{{comm.rank}}").write_text(str(os.getpid()))
 def told(name):

@@ -431,9 +431,10 @@ def make(comm: SimulatedComm, ends: Ends, seconds: float = 0.5, abort: object = 
         names(comm.size),
         seconds,
         on_report=lambda text: ends.reports.append((comm.rank, text)),
-        abort=abort if callable(abort) else lambda: None,
         end=lambda status: ends.exits.append((f"launcher by rank {comm.rank}", status)),
     )
+    if callable(abort):
+        dog.abort = abort
     dog._thread.name = f"rank {comm.rank}"
     return dog
 
