@@ -7,11 +7,13 @@
  * one untimed call, a barrier and n timed ones. The buffers are as large as the largest size and each call
  * takes the next part of them, as nccl-tests does, so that small sizes do not stay in a cache.
  */
+#define _DEFAULT_SOURCE /* madvise */
 #include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static size_t bytes(const char *text) {
   char *unit;
@@ -30,6 +32,7 @@ static float *filled(size_t size) {
     fprintf(stderr, "no memory for %zu bytes\n", size);
     MPI_Abort(MPI_COMM_WORLD, 3);
   }
+  madvise(buffer, size, MADV_HUGEPAGE); /* as NumPy does for its large arrays; a hint */
   for (size_t i = 0; i < size / sizeof(float); i++) buffer[i] = 1.0f;
   return buffer;
 }

@@ -28,6 +28,7 @@ COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
 DEVICES = ("auto", "cpu", "cuda")
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 HELP = ("--help", "-h")
+ALONE = (("jobs",), ("bench", "compare"), ("bench", "plot"))  # commands that no ranks run
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ def command(
 
     told, words = announced(), ctx.meta[WORDS]
     if ranks is not None and not {*words} & {*HELP}:
-        if ranks > 1 and ctx.invoked_subcommand == "jobs":
-            raise click.UsageError("jobs has nothing for -n to start")
+        alone = next((name for name in ALONE if words[: len(name)] == name), None)
+        if ranks > 1 and alone:
+            raise click.UsageError(f"{' '.join(alone)} has nothing for -n to start")
         if ranks > 1 and run_dir is None and not _is_rank(told):
             from launch.local import start
 

@@ -15,11 +15,13 @@ class Progress:
 
     Each call is one store, so that it may stand between timed iterations. From a call other than
     `pause` on, the rank is expected to make the next one in time. abort: gives up what is under way
-    on this rank's device; may hang. Set by whoever has put something under way.
+    on this rank's device; may hang. Set by whoever has put something under way. grace: seconds more than
+    usual that the rank may stay where it is.
     """
 
     def __init__(self) -> None:
         self.abort: Callable[[], None] = lambda: None
+        self.grace = 0.0
         self._state: tuple[int, int, int, str, str] | None = None
         self._sequence = 0
         self._label = ""
@@ -63,7 +65,7 @@ class Patience:
     _state: object = None
     _looked: float = 0.0
 
-    def over(self, state: object, now: float) -> bool:
+    def over(self, state: object, now: float, grace: float = 0.0) -> bool:
         """Whether `state`, the same object at every look, has lasted too long; None never does.
 
         Of a long time between two looks only GAP counts: this process did not run, stopped from a terminal,
@@ -72,4 +74,4 @@ class Patience:
         same = state is self._state and state is not None
         self.lasted = self.lasted + min(now - self._looked, GAP) if same else 0.0
         self._state, self._looked = state, now
-        return same and self.lasted >= self.seconds
+        return same and self.lasted >= self.seconds + grace

@@ -118,7 +118,7 @@ class Watchdog(Progress):
         self._thread.join(2 * TICK)
 
     def _over(self) -> bool:
-        return self._patience.over(self._state, time.monotonic())
+        return self._patience.over(self._state, time.monotonic(), self.grace)
 
     # Rank 0.
 
@@ -138,7 +138,7 @@ class Watchdog(Progress):
             for rank in range(len(self._names))
             if rank not in states
         }
-        text = compose(self._names, states, silent, self._patience.seconds)
+        text = compose(self._names, states, silent, self._patience.seconds + self.grace)
         _within(REPORT, lambda: self._on_report(text))
         self._hub.say({"end": STATUS})
         _within(ABORT, self.abort)
@@ -208,7 +208,7 @@ class Watchdog(Progress):
 
     def _give_up(self) -> None:
         self._tell({"told": True})
-        line = compose_alone(self._names[self._rank], self._where(), self._patience.seconds)
+        line = compose_alone(self._names[self._rank], self._where(), self._patience.seconds + self.grace)
         _within(REPORT, lambda: self._on_report(line))
         self._leave()
 

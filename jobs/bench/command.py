@@ -13,8 +13,11 @@ from jobs.bench.options import (
     LAST,
     LETTERS,
     OURS,
+    PLOT,
+    SPLITS,
     TRAFFIC,
     BenchCommand,
+    BenchGroup,
     Size,
     option,
     understood,
@@ -35,7 +38,7 @@ def as_ranks(body: Callable[..., dict[str, Any]], asked: Any, device: Any, debug
     )
 
 
-@click.group()
+@click.group(cls=BenchGroup, no_args_is_help=False)
 def bench() -> None:
     """Measure collectives: the NCCL tests, on these ranks.
 
@@ -89,7 +92,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
 
 @bench.command(cls=BenchCommand)
 @click.argument("operation", type=click.Choice(runner.OPERATIONS), metavar="OPERATION")
-@with_options([*LETTERS.values(), *OURS, *LAST])
+@with_options([*LETTERS.values(), PLOT, *SPLITS, *LAST])
 def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""
     from jobs.bench.scale import run

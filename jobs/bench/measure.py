@@ -88,9 +88,11 @@ def prepare(bench: Bench, point: Point, number: int) -> Layout:
         number, point.in_place,
     )  # fmt: skip
     size, start = point.datatype.itemsize, bench.settings.unalign * point.datatype.itemsize
+    bench.trail.pause()  # large data takes its time
     poison(Place(bench.recv, start).bytes(point.bytes))
     fill(call.send.bytes(point.shape.send * size), point.datatype, plan.sent)
     bench.world.backend.synchronize()
+    bench.trail.before("its input is ready")
     return plan
 
 
@@ -98,15 +100,17 @@ def check(bench: Bench, point: Point, number: int) -> Wrong | None:
     """One call on fresh data; what this rank found wrong in its result."""
     plan = prepare(bench, point, number)
     call = bound_call(bench, point, 0)
-    bench.trail.done("checking the result")
+    bench.trail.done("in the call that is checked")
     one = [bench.group.bind(call)]
     bench.group.issue([bench.group.captured(one)] if bench.settings.cudagraph else one)
     bench.group.wait()
+    bench.trail.pause()
     found = verify(call.recv.bytes(point.shape.recv * point.datatype.itemsize), point.datatype, plan.expected)
+    bench.trail.done("its result is checked")
     if found is None:
         return None
-    here = bench.world.here
-    members = [rank for rank, color in enumerate(bench.colors) if color == bench.colors[bench.world.rank]]
+    here, mine = bench.world.here, bench.colors[bench.everyone.rank]
+    members = [rank for rank, color in zip(bench.numbers, bench.colors, strict=True) if color == mine]
     return Wrong(
         rank=here.number,
         host=here.host,

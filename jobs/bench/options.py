@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +19,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 BAD_USAGE = 6  # nccl-tests' exit status (testInvalidUsage)
 ONE_PROCESS_PER_GPU = (
-    "one process drives one GPU here: start more ranks instead, meshrun -n 8 bench ..., "
-    "mpirun -np 8 meshrun bench ... or srun --ntasks-per-node=8 meshrun bench ..."
+    "one process drives one GPU here: start more ranks instead, with meshrun -n 8 bench, "
+    "mpirun -np 8 meshrun bench or srun --ntasks-per-node=8 meshrun bench"
 )
 NO_DEVICE_API = (
-    "-D measures kernels compiled against NCCL's device headers; without a compiler there are none"
+    "-D and -V measure kernels compiled against NCCL's device headers; without a compiler there are none"
 )
 
 
@@ -33,16 +35,27 @@ class BenchCommand(click.Command):
     """Mistakes in its words end with nccl-tests' exit status."""
 
     def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
-        try:
+        with bad_usage():
             return super().make_context(*arguments, **keywords)
-        except click.UsageError as mistake:
-            raise BadUsage(mistake.format_message(), mistake.ctx) from mistake
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with bad_usage():
             return super().invoke(ctx)
-        except click.UsageError as mistake:
-            raise BadUsage(mistake.format_message(), mistake.ctx) from mistake
+
+
+class BenchGroup(BenchCommand, click.Group):
+    """A group of such commands, which says so too when none of them, or no such one, is named."""
+
+
+@contextmanager
+def bad_usage() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as mistake:
+        raise BadUsage(mistake.format_message(), mistake.ctx) from mistake
+    except runner.UserError as mistake:
+        mistake.exit_code = BAD_USAGE
+        raise
 
 
 class Size(click.ParamType[int]):
@@ -94,6 +107,7 @@ def only_one(ctx: click.Context, param: click.Parameter, value: int) -> int:
 
 
 def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    """For -D, which scripts pass as 0, and for -V, which has no meaning without."""
     if value:
         raise click.BadParameter(NO_DEVICE_API, ctx, param)
 
@@ -136,17 +150,20 @@ LETTERS = {
     "-t": option("-t", "nthreads", "1.", type=int, default=1, callback=only_one, hidden=True),
     "-g": option("-g", "ngpus", "1.", type=int, default=1, callback=only_one, hidden=True),
     "-D": option("-D", "device_implementation", "No.", type=int, callback=no_device_api, hidden=True),
-    "-V": option("-V", "device_cta_count", "No.", type=int, hidden=True),
+    "-V": option("-V", "device_cta_count", "No.", type=int, callback=no_device_api, hidden=True),
 }  # fmt: skip
 
+PLOT = click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png.")
+SPLITS = (
+    click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8", help="Split: rank AND, OR, MOD, DIV."),
+    click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX", help="Split by rank AND it."),
+)
 OURS = (
     click.option("--names", is_flag=True, help="Name ranks and groups below each row."),
     click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
     click.option("--json-lines", metavar="FILE", help="Write each row there as it is measured."),
-    click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png."),
-    click.option("--link-rate", type=float, metavar="GB/s", help="The tight link's nominal rate, if known."),
-    click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8", help="Split: rank AND, OR, MOD, DIV."),
-    click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX", help="Split by rank AND it."),
+    PLOT,
+    *SPLITS,
     click.option(
         "--min-busbw", envvar="NCCL_TESTS_MIN_BW", type=float, metavar="GB/s",
         help="Fail, status 7, where the average is below 0.9 of it.",
@@ -201,5 +218,8 @@ def understood(operations: tuple[str, ...], words: dict[str, Any]) -> Asked:
         raise click.UsageError("-K leaves iterations out of the summary of -I: give -I 1 too")
     if settings.per_iter_skip >= settings.iters:
         raise click.UsageError(f"-K {settings.per_iter_skip} leaves none of -n {settings.iters} iterations")
+    least = words.get("min_busbw")
+    if least is not None and not 0 <= least < math.inf:
+        raise click.UsageError(f"--min-busbw {least:g} (NCCL_TESTS_MIN_BW): a bandwidth is 0 GB/s or more")
     extras = {field.name for field in fields(Asked)} - {"operations", "settings"}
     return Asked(operations, settings, **{name: words[name] for name in extras if name in words})

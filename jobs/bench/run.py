@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import runner
 from jobs.bench import plot, read
 from jobs.bench.asked import Asked
+from jobs.bench.operations import OPERATIONS
 from jobs.bench.record import json_line, open_exclusively, record
 from jobs.bench.result import Footer, Row
 from jobs.bench.screen import Screen
-from jobs.bench.session import Session, colors_of, opened
+from jobs.bench.session import Session, check_ranks, colors_of, fits_hypercube, opened
 from jobs.bench.settings import Settings
 from jobs.bench.state import Bench
 from jobs.bench.sweep import sweep
@@ -41,20 +42,25 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
     # Ranks on other hosts may not have been given rank 0's environment.
     asked = world.control.broadcast(asked)
     screen = Screen(world.rank == 0, asked, door.colour, door.columns)
-    world.once(lambda: check_files(asked))
     colors = colors_of(world, asked)
+    operations = [name for name in asked.operations if name != "hypercube" or fits_hypercube(colors)]
+    for name in operations or asked.operations:
+        check_ranks(OPERATIONS[name], asked.settings, colors)
+    world.once(lambda: check_files(asked))
+    if asked.json_lines and world.rank == 0:
+        Path(asked.json_lines).write_text("", encoding="utf-8")
     drawn: list[plot.Series] = []
     limits: list[plot.Limit] = []
     wrong: list[str] = []
-    for name in asked.operations:
-        if name == "hypercube" and len(asked.operations) > 1 and not _power_of_two(colors):
-            screen.line(f"# hypercube: {world.size} ranks are no power of two, skipped\n")
-            continue
+    if len(operations) < len(asked.operations):
+        screen.line("# hypercube: skipped, the ranks of a group are no power of two\n")
+    for name in operations:
         with (
-            watching(world, ending, asked.settings) as trail,
+            ExitStack() as kept,
+            watching(world, ending, asked.settings, on_stuck=kept.close) as trail,
             opened(world, world.control, asked, name, trail, colors) as session,
         ):
-            lines, footer = _one(world, asked, session, screen, door.words)
+            lines, footer = _one(world, asked, session, screen, door.words, kept)
         wrong += _complaints(name, footer)
         if asked.plot and world.rank == 0:
             label = name if len(asked.operations) > 1 else session.header.backend.partition(" (")[0]
@@ -70,9 +76,9 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
 
 
 def _one(
-    world: World, asked: Asked, session: Session, screen: Screen, words: tuple[str, ...]
+    world: World, asked: Asked, session: Session, screen: Screen, words: tuple[str, ...], kept: ExitStack
 ) -> tuple[list[Row], Footer]:
-    """One operation from header to footer; its rows."""
+    """One operation from header to footer; its rows. kept: what to do however it ends."""
     settings, header, bench = session.bench.settings, session.header, session.bench
     started, rows = time.time(), list[Row]()
     file = opened_json(world, asked.output_file, screen) if asked.output_file else None
@@ -81,27 +87,30 @@ def _one(
     screen.header(settings, header)
     total = _total(settings, bench.operation.reduces, bench.operation.rooted, bench.group.size)
     rounds = sweep(bench)
-    footer = Footer(0, 0.0, asked.min_busbw)
-    try:
-        while True:
-            screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
-            row = next(rounds, None)
-            if row is None:
-                break
-            rows.append(row)
-            screen.row(settings, header, row)
-            if asked.json_lines and world.rank == 0:
-                with open(asked.json_lines, "a", encoding="utf-8") as lines:
-                    lines.write(json_line(settings, header, row))
-        failures = sum(world.control.allgather(bench.failures))
-        busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
-        footer = Footer(failures, statistics.fmean(busbw), asked.min_busbw, session.memory())
-        screen.footer(settings, footer, header.program)
-    finally:  # what was measured before a failure is worth keeping
-        if file is not None:
-            environment, ended = runner.environment(), time.time()
-            with file:
-                file.write(record(settings, header, rows, footer, words, environment, started, ended))
+    footer = Footer(0, 0.0, asked.min_busbw, errors=("ended before all was measured",))
+
+    def keep(file: TextIO) -> None:
+        environment, ended = runner.environment(), time.time()
+        with file:
+            file.write(record(settings, header, rows, footer, words, environment, started, ended))
+
+    if file is not None:  # what was measured before a failure is worth keeping
+        kept.callback(keep, file)
+    while True:
+        screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
+        row = next(rounds, None)
+        if row is None:
+            break
+        rows.append(row)
+        screen.row(settings, header, row)
+        if asked.json_lines and world.rank == 0:
+            with open(asked.json_lines, "a", encoding="utf-8") as lines:
+                lines.write(json_line(settings, header, row))
+    failures = sum(world.control.allgather(bench.failures))
+    busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
+    footer = Footer(failures, statistics.fmean(busbw), asked.min_busbw, session.memory())
+    screen.footer(settings, footer, header.program)
+    kept.close()
     return rows, footer
 
 
@@ -119,26 +128,31 @@ def opened_json(world: World, path: str, screen: Screen) -> TextIO | None:
 
 
 def check_files(asked: Asked) -> None:
-    """Refuse what cannot be written, before anything is measured."""
+    """Refuse what cannot be written, before anything is measured; nothing is left or changed."""
     if asked.plot:
         plot.check(asked.plot)
-    for path in (asked.plot, asked.json_lines):
-        if path:
-            try:
-                Path(path).open("a", encoding="utf-8").close()
-            except OSError as reason:
-                raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason
-    if asked.json_lines:
-        Path(asked.json_lines).write_text("", encoding="utf-8")
+    for path in (Path(name) for name in (asked.plot, asked.json_lines) if name):
+        existed = path.exists()
+        try:
+            path.open("a", encoding="utf-8").close()
+        except OSError as reason:
+            raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason
+        if not existed:
+            path.unlink()
 
 
 @contextmanager
 def watching(
-    world: World, ending: runner.Ending, settings: Settings, everyone: Control | None = None
+    world: World,
+    ending: runner.Ending,
+    settings: Settings,
+    everyone: Control | None = None,
+    on_stuck: Callable[[], None] = lambda: None,
 ) -> Iterator[runner.Progress]:
     """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck.
 
-    everyone: the ranks that measure; None for all. Collective over them.
+    everyone: the ranks that measure; None for all. Collective over them. on_stuck: called then, on the
+    rank that tells.
     """
     if not settings.timeout:
         yield runner.Progress()
@@ -146,6 +160,7 @@ def watching(
 
     def report(text: str) -> None:
         ending.fail_alone(Stuck(text), "", world.rank, world.nonce)
+        on_stuck()
 
     watched = everyone or world.control
     dog = runner.Watchdog(
@@ -183,11 +198,6 @@ def _complaints(name: str, footer: Footer) -> list[str]:
     if least is not None and not footer.average_busbw >= 0.9 * least:
         found.append(f"{name}: average bus bandwidth {footer.average_busbw:.4g} GB/s, below 0.9 of {least:g}")
     return found
-
-
-def _power_of_two(colors: list[int]) -> bool:
-    ranks = min(colors.count(color) for color in colors)
-    return ranks & (ranks - 1) == 0
 
 
 def _total(settings: Settings, reduces: bool, rooted: bool, ranks: int) -> int:

@@ -19,6 +19,7 @@ from runner import Control, World, clock_offsets
 
 GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
+CONNECTING = 60.0  # seconds more than -T says that the ranks may take to connect, which many do slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
 
 
@@ -46,11 +47,13 @@ def opened(
     Raises UserError, on every rank alike, for what cannot be measured here.
     """
     operation = OPERATIONS[name]
+    check_device(world, asked.settings)
+    check_ranks(operation, asked.settings, colors)
     settings, reduced = within_memory(world, everyone, asked.settings)
     settings = offered(everyone, world, settings)
     ranks = colors.count(colors[everyone.rank])
-    check_ranks(operation, settings, min(colors.count(color) for color in colors))
     trail.begin(f"opening {name}", "connecting the ranks")
+    trail.grace = CONNECTING
     before = world.backend.free_memory() if settings.memory else 0
     group = world.collectives(
         everyone.split(colors[everyone.rank]),
@@ -70,8 +73,8 @@ def opened(
         allocated = world.backend.free_memory() if settings.memory else 0
         offset = clock_offsets(everyone)[everyone.rank].offset if asked.detail else 0.0
         bench = Bench(
-            world, everyone, colors, group, settings, operation, traffic, send, recv, trail,
-            watched=settings.timeout > 0, detail=asked.detail, offset=offset,
+            world, everyone, everyone.allgather(world.rank), colors, group, settings, operation, traffic,
+            send, recv, trail, watched=settings.timeout > 0, detail=asked.detail, offset=offset,
         )  # fmt: skip
         assumptions: tuple[str, ...] = ()
         if asked.wire:
@@ -83,6 +86,7 @@ def opened(
             spent = (before - connected, connected - allocated, allocated - world.backend.free_memory())
             return Memory(*(max(column) for column in zip(*everyone.allgather(spent), strict=True)))
 
+        trail.grace = 0.0
         yield Session(bench, header(everyone, world, bench, assumptions), reduced, used)
     finally:
         trail.begin(f"closing {name}")
@@ -155,14 +159,36 @@ def offered(everyone: Control, world: World, settings: Settings) -> Settings:
     return replace(settings, datatypes=rest)
 
 
-def check_ranks(operation: Operation, settings: Settings, ranks: int) -> None:
-    """Refuse what does not go with `ranks` ranks."""
-    if operation.name == "hypercube" and ranks & (ranks - 1):
+def check_device(world: World, settings: Settings) -> None:
+    """Refuse what only NCCL and GPUs have, where a rank measures host memory."""
+    asked = {
+        "-G": settings.cudagraph,
+        "-M": settings.memory,
+        "-R": settings.local_register,
+        "-x": settings.cta_policy is not None,
+        "-y": settings.stream_null,
+    }
+    words = [letter for letter, value in asked.items() if value]
+    if words and any(rank.device.kind != "cuda" for rank in world.ranks):
+        raise runner.UserError(
+            f"{', '.join(words)}: a matter of NCCL and GPUs",
+            got="ranks that measure host memory",
+            hint=f"without {', '.join(words)}, or with --device cuda",
+            everywhere=True,
+        )
+
+
+def check_ranks(operation: Operation, settings: Settings, colors: Sequence[int]) -> None:
+    """Refuse what does not go with so many ranks. colors: each rank's group."""
+    sizes = {colors.count(color) for color in colors}
+    ranks = min(sizes)
+    if operation.name == "hypercube" and not fits_hypercube(colors):
+        odd = next(size for size in sizes if size & (size - 1))
         raise runner.UserError(
             "hypercube pairs ranks whose numbers differ in one bit",
-            got=f"{ranks} ranks",
+            got=f"{odd} ranks",
             expected="a power of two",
-            hint=f"-n {1 << (ranks.bit_length() - 1)}",
+            hint=f"-n {1 << (odd.bit_length() - 1)}",
             everywhere=True,
         )
     if operation.rooted and settings.root >= ranks:
@@ -172,6 +198,16 @@ def check_ranks(operation: Operation, settings: Settings, ranks: int) -> None:
             expected=f"at most {ranks - 1}",
             everywhere=True,
         )
+    if operation.rooted and settings.root == -1 and len(sizes) > 1:
+        raise runner.UserError(
+            "-r -1 takes the groups' ranks in turn, as many in each",
+            got=f"groups of {' and '.join(map(str, sorted(sizes)))} ranks",
+            everywhere=True,
+        )
+
+
+def fits_hypercube(colors: Sequence[int]) -> bool:
+    return not any(size & (size - 1) for size in map(colors.count, colors))
 
 
 def colors_of(world: World, asked: Asked) -> list[int]:

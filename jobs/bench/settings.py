@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import runner
@@ -44,30 +46,32 @@ class Settings:
     per_iter_timing: bool = False
     per_iter_skip: int = 0
 
-    def sizes(self) -> list[int]:
+    def sizes(self) -> Sequence[int]:
         """The sizes measured, in order."""
-        sizes, size = [], self.minbytes
-        while size <= self.maxbytes:
-            sizes.append(size)
-            size = size * self.stepfactor if self.stepfactor > 1 else size + self.stepbytes
-        return sizes
+        if self.stepfactor == 1:
+            return range(self.minbytes, self.maxbytes + 1, self.stepbytes)
+        return self._growing(self.stepfactor)
 
-    def warmup_sizes(self) -> list[int]:
+    def warmup_sizes(self) -> Sequence[int]:
         """The sizes warmed up: always doubling, whatever the steps are."""
+        return self._growing(2)
+
+    def _growing(self, factor: int) -> list[int]:
         sizes, size = [], self.minbytes
         while size <= self.maxbytes:
             sizes.append(size)
-            size *= 2
+            size *= factor
         return sizes
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "8", "32M", "1.5g": K, M, G are powers of 1024. Raises UserError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgKMG]?)\s*", text)
-    if match is None:
+    """Bytes of "8", "32M", "1.5g", "1e6": K, M, G are powers of 1024. Raises UserError."""
+    match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmgKMG]?)\s*", text)
+    size = float(match[1]) * UNITS[match[2].lower()] if match else math.inf
+    if math.isinf(size):
         raise runner.UserError(
             "a size does not parse",
             got=repr(text),
             expected="a number, or one with K, M or G (powers of 1024)",
         )
-    return int(float(match[1]) * UNITS[match[2].lower()])
+    return int(size)

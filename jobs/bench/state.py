@@ -22,14 +22,16 @@ class Bench:
     """What all sizes of one run share.
 
     everyone: the ranks whose times are averaged and who wait for each other, nccl-tests' MPI_COMM_WORLD.
-    colors: their groups' numbers. group: this rank's, with its buffers send and recv. trail: where this
-    rank is, for the watchdog where one watches. detail: also stamp when each call is made. wire: GB/s on
-    the tight link and its share of nominal, from algbw and busbw. nominal: GB/s of that link.
+    numbers: their ranks in the world. colors: their groups' numbers. group: this rank's, with its
+    buffers send and recv. trail: where this rank is, for the watchdog where one watches. detail: also stamp
+    when each call is made. wire: GB/s on the tight link and its share of nominal, from algbw and busbw.
+    nominal: GB/s of that link.
     offset: seconds that this rank's clock is ahead of rank 0's.
     """
 
     world: World
     everyone: Control
+    numbers: Sequence[int]
     colors: Sequence[int]
     group: Collectives
     settings: Settings

@@ -45,12 +45,13 @@ def read_matrix(path: Path, scale: float, ranks: int) -> tuple[tuple[int, ...], 
     except (OSError, ValueError) as reason:
         raise runner.UserError(f"the traffic matrix {path} cannot be read", got=reason) from reason
     if not rows or any(len(row) != len(rows) for row in rows) or len(rows) < ranks:
-        shape = " x ".join(str(n) for n in (len(rows), max(map(len, rows), default=0)))
+        widths = sorted({len(row) for row in rows}) or [0]
         raise runner.UserError(
             f"the traffic matrix {path} does not fit",
-            got=shape,
+            got=f"{len(rows)} x {' or '.join(map(str, widths))}",
             expected=f"square, at least {ranks} x {ranks}",
         )
-    if any(not cell >= 0 or cell * scale > 2**62 for row in rows for cell in row):
+    # Not the other way round: comparisons with NaN are false.
+    if not all(cell >= 0 and cell * scale <= 2**62 for row in rows for cell in row):
         raise runner.UserError(f"the traffic matrix {path} holds what is no number of bytes")
     return tuple(tuple(int(cell * scale) & ~(ALIGNMENT - 1) for cell in row) for row in rows)

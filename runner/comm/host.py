@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from runner.backend import POISON
 from runner.comm import Array
 from runner.comm.collectives import Buffer, Call, Datatype, Function, Place, premultiplier
 from runner.errors import UserError
@@ -44,10 +45,14 @@ class HostBuffer:
 
 
 def allocate(nbytes: int) -> HostBuffer:
-    """Page-aligned memory, neither initialised nor touched. Raises MemoryError."""
+    """Page-aligned memory that is really there: every page has been written. Raises MemoryError.
+
+    Pages that were never written are all one page of zeros, which a cache holds: reading them is no measure.
+    """
     if nbytes > sys.maxsize - mmap.PAGESIZE:
         raise MemoryError(f"{nbytes} bytes are more than an address can reach")
     raw = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
+    raw.fill(POISON)
     begin = -raw.ctypes.data % mmap.PAGESIZE
     return HostBuffer(raw[begin : begin + nbytes])
 

@@ -9,6 +9,7 @@ pre-multiplied sum, configuration or last error; ctypes costs 0.8 us a call; ncc
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,11 @@ from typing import Any
 
 import cupy
 
+from runner.comm import Control
 from runner.errors import RunError, UserError, first_line
 
+OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister
+CTA_POLICY = 22700
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 IN_PROGRESS = 7  # ncclInProgress
 HOST_IMMEDIATE = 1  # ncclScalarHostImmediate
@@ -45,7 +49,7 @@ def load() -> Any:
             hint=hint,
         ) from reason
     try:
-        nccl.get_version()
+        number = nccl.get_version()
     except (RuntimeError, nccl.NCCLError) as reason:
         raise UserError(
             "device data crosses ranks through NCCL, and no libnccl was found",
@@ -53,6 +57,13 @@ def load() -> Any:
             expected="libnccl.so.2",
             hint=hint,
         ) from reason
+    if number < OLDEST:
+        raise UserError(
+            "the libnccl found is too old",
+            got=f"NCCL {dotted(number)} ({nccl.get_library_path()})",
+            expected=f"{dotted(OLDEST)} or later",
+            hint=hint,
+        )
     return nccl
 
 
@@ -64,7 +75,10 @@ def version_number() -> int:
 
 def version() -> str:
     """The loaded libnccl's version, such as "2.28.9"."""
-    number = version_number()
+    return dotted(version_number())
+
+
+def dotted(number: int) -> str:
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
@@ -73,7 +87,7 @@ def library_path() -> str:
 
     Raises UserError when two copies are loaded: a communicator of one is garbage to the other.
     """
-    load()
+    nccl = load()
     paths = mapped_libraries(Path("/proc/self/maps").read_text())
     if len(paths) > 1:
         raise UserError(
@@ -82,27 +96,61 @@ def library_path() -> str:
             expected="one",
             hint="one NCCL package per environment, and no other libnccl in LD_LIBRARY_PATH or LD_PRELOAD",
         )
-    return paths[0] if paths else "not loaded"
+    return paths[0] if paths else str(nccl.get_library_path())
 
 
 def mapped_libraries(maps: str) -> list[str]:
-    """The libnccl.so files in the text of a /proc/PID/maps."""
-    return sorted({line.split()[-1] for line in maps.splitlines() if "/libnccl.so" in line})
+    """The libnccl.so files in the text of a /proc/PID/maps; one replaced on disk meanwhile says so."""
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
+    return sorted(path for path in paths if path.rpartition("/")[2].startswith("libnccl.so"))
+
+
+def agreed(control: Control) -> str:
+    """Version and file, for people, once all ranks have found one version; collective.
+
+    Raises UserError on every rank alike.
+    """
+    mine: tuple[str, str, UserError | None] = ("", "", None)
+    try:
+        mine = (version(), library_path(), None)
+    except UserError as reason:
+        reason.what = f"[rank {control.rank}] {reason.what}"
+        mine = ("", "", reason)
+    found = control.allgather(mine)
+    for *_, failure in found:
+        if failure is not None:
+            failure.everywhere = True
+            raise failure
+    for rank, (other, path, _) in enumerate(found):
+        if other != found[0][0]:
+            raise UserError(
+                "ranks have different versions of NCCL",
+                got=f"{found[0][0]} ({found[0][1]}) on rank 0, {other} ({path}) on rank {rank}",
+                expected="one version",
+                hint="the same environment on every host",
+                everywhere=True,
+            )
+    return f"NCCL {mine[0]} ({mine[1]})"
+
+
+def failure(doing: str, reason: Exception) -> NcclFailure:
+    """What nccl4py raised, with the library's own last words."""
+    nccl = load()
+    words = nccl.get_last_error(nccl.Comm())  # of any communicator: NCCL keeps one text
+    return NcclFailure(
+        f"NCCL failed while {doing}",
+        got=": ".join(part for part in (first_line(reason), words.strip()) if part),
+        hint="NCCL_DEBUG=WARN for the library's own account, NCCL_DEBUG=INFO for all of it",
+    )
 
 
 @contextmanager
-def failures(doing: str, comm: Any = None) -> Iterator[None]:
-    """Turn nccl4py's error inside into NcclFailure, with the library's own last words."""
-    nccl = load()
+def failures(doing: str) -> Iterator[None]:
+    """Turn nccl4py's error inside into NcclFailure."""
     try:
         yield
-    except nccl.NCCLError as reason:
-        words = nccl.get_last_error(comm if comm is not None else nccl.Comm())
-        raise NcclFailure(
-            f"NCCL failed while {doing}",
-            got=": ".join(part for part in (first_line(reason), words.strip()) if part),
-            hint="NCCL_DEBUG=WARN for the library's own account, NCCL_DEBUG=INFO for all of it",
-        ) from reason
+    except load().NCCLError as reason:
+        raise failure(doing, reason) from reason
 
 
 def new_identity() -> bytes:
@@ -129,7 +177,13 @@ class Communicator:
     ) -> None:
         self.nccl = load()
         self.size, self.rank = size, rank
+        self._lock, self._over = threading.Lock(), False
         number = version_number()
+        if cta_policy is not None and number < CTA_POLICY:
+            raise UserError(
+                "this NCCL has no CTA policy", got=f"NCCL {version()}",
+                expected=f"{dotted(CTA_POLICY)} or later", everywhere=True,
+            )  # fmt: skip
         config = self.nccl.Config()
         # As nccl-tests sets them, each from the version on that knows it.
         if cta_policy is not None:
@@ -144,16 +198,30 @@ class Communicator:
 
     def check(self) -> None:
         """Raise NcclFailure when something has gone wrong in the background."""
-        with failures("asking for asynchronous errors", self.handle):
-            status = self.nccl.comm_get_async_error(self.handle)
+        with self._lock, failures("asking for asynchronous errors"):
+            status = 0 if self._over else self.nccl.comm_get_async_error(self.handle)
             if status not in (0, IN_PROGRESS):
                 raise self.nccl.NCCLError(status)
 
+    def valid(self) -> None:
+        """Return, unless `abort` was called: then wait for the end of the process, which is near.
+
+        What aborted work leaves behind looks like a result, or like a failure of its own.
+        """
+        if self._over:
+            threading.Event().wait()
+
     def abort(self) -> None:
-        """Give up what is under way, on this rank alone."""
-        with failures("aborting", self.handle):
-            self.nccl.comm_abort(self.handle)
+        """Give up what is under way, on this rank alone; from any thread. Nothing after `close`."""
+        with self._lock:  # nobody asks about a communicator while it goes
+            over, self._over = self._over, True
+        if not over:
+            with failures("aborting"):
+                self.nccl.comm_abort(self.handle)
 
     def close(self) -> None:
-        with failures("closing", self.handle):
+        self.valid()
+        with self._lock:
+            self._over = True
+        with failures("closing"):
             self.nccl.comm_destroy(self.handle)

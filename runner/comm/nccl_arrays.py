@@ -29,7 +29,7 @@ class NcclComm:
     """
 
     def __init__(self, control: Control) -> None:
-        self._label = f"NCCL {nccl.version()} ({nccl.library_path()})"
+        self._label = nccl.agreed(control)
         identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
         self._comm = nccl.Communicator(control.size, control.rank, identity)
         self.rank = control.rank
@@ -43,7 +43,7 @@ class NcclComm:
             check_contiguous(array)
         stream, call, comm = cupy.cuda.get_current_stream().ptr, self._comm.nccl, self._comm.handle
         if sends or receives:
-            with nccl.failures("exchanging blocks", comm):
+            with nccl.failures("exchanging blocks"):
                 call.group_start()
                 for peer, array in receives:
                     call.recv(array.data.ptr, array.nbytes, BYTES, peer, comm, stream)
@@ -58,7 +58,7 @@ class NcclComm:
         if kind not in CODES:
             raise UserError("NCCL cannot reduce this dtype", got=kind, expected=", ".join(CODES))
         pointer, stream, comm = array.data.ptr, cupy.cuda.get_current_stream().ptr, self._comm.handle
-        with nccl.failures("reducing an array", comm):
+        with nccl.failures("reducing an array"):
             self._comm.nccl.all_reduce(
                 pointer, pointer, array.size, CODES[kind], REDUCTIONS.index(operation), comm, stream
             )

@@ -159,7 +159,7 @@ class Calls:
         known = call.datatype
         if known.name not in self._premultipliers:
             scalar = np.frombuffer(_scalar(known, premultiplier(self.rank)), np.uint8)
-            with nccl.failures("creating the operator mulsum", self._handle):
+            with nccl.failures("creating the operator mulsum"):
                 self._premultipliers[known.name] = self._nccl.red_op_create_pre_mul_sum(
                     scalar.ctypes.data, known.code, nccl.HOST_IMMEDIATE, self._handle
                 )

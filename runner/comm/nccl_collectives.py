@@ -6,8 +6,8 @@ All work goes to one stream, in order.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import cupy
@@ -15,7 +15,7 @@ import cupy
 from runner.comm import Array, Control, nccl
 from runner.comm.collectives import Buffer, Function
 from runner.comm.nccl_calls import Calls
-from runner.errors import RunError, UserError
+from runner.errors import RunError, UserError, first_line
 
 SYMMETRIC_WINDOWS = 22700
 LOOK = 256  # polls of the stream between two looks at NCCL's own state
@@ -64,24 +64,14 @@ class NcclCollectives:
     ) -> None:
         self.control, self.rank, self.size = control, control.rank, control.size
         self.library = nccl.version_number()
-        versions = control.allgather(nccl.version())
-        if len({*versions}) > 1:
-            other = next(rank for rank, version in enumerate(versions) if version != versions[0])
-            raise UserError(
-                "ranks have different versions of NCCL",
-                got=f"{versions[0]} on rank 0, {versions[other]} on rank {other}",
-                expected="one version",
-                hint="the same environment on every host",
-                everywhere=True,
-            )
-        self.label = f"NCCL {nccl.version()} ({nccl.library_path()})"
+        self.label = nccl.agreed(control)
         self._stream = stream
-        self._aborted = threading.Event()
         identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
         self.comm = nccl.Communicator(
             control.size, control.rank, identity, cta_policy=cta_policy, peers=peers
         )
         self._nccl, self._handle = self.comm.nccl, self.comm.handle
+        self._refused = self._nccl.NCCLError
         self._calls = Calls(self.comm, stream.ptr)
         self.bind, self.message, self.grouped = self._calls.bind, self._calls.message, self._calls.grouped
         self._buffers: list[NcclBuffer] = []
@@ -93,8 +83,16 @@ class NcclCollectives:
         return buffer
 
     def register(self, buffer: Buffer, how: int) -> None:
-        with nccl.failures("registering a buffer", self._handle):
-            if how == 2 and self.library >= SYMMETRIC_WINDOWS:
+        if how == 2 and self.library < SYMMETRIC_WINDOWS:
+            raise UserError(
+                "this NCCL has no symmetric registration (-R 2)",
+                got=f"NCCL {nccl.version()}",
+                expected=f"{nccl.dotted(SYMMETRIC_WINDOWS)} or later",
+                hint="-R 1",
+                everywhere=True,
+            )
+        with nccl.failures("registering a buffer"):
+            if how == 2:
                 window = self._nccl.comm_window_register(
                     self._handle, buffer.address, buffer.nbytes, nccl.SYMMETRIC
                 )
@@ -106,18 +104,24 @@ class NcclCollectives:
 
     def captured(self, calls: Sequence[Function]) -> Function:
         # Thread-local: NCCL may allocate while a first call is captured, which the global mode forbids.
-        self._stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
-        try:
+        # A failure leaves the stream as it is: it ends the run.
+        with cuda_failures("recording a graph"):
+            self._stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
             self.issue(calls)
-        finally:
             graph = self._stream.end_capture()
         launch: Function = functools.partial(graph.launch, self._stream)
         return launch
 
     def issue(self, calls: Sequence[Function]) -> None:
-        with nccl.failures("starting an operation", self._handle):
+        # Not `nccl.failures`: a try costs nothing here, where -z waits for each call.
+        try:
             for call in calls:
                 call()
+        except self._refused as reason:
+            self.comm.valid()
+            raise nccl.failure("starting an operation", reason) from reason
+        except cupy.cuda.runtime.CUDARuntimeError as reason:
+            raise cuda_failure("starting an operation", reason) from reason
 
     def marks(self, count: int) -> list[EventMark]:
         return [EventMark(self._stream) for _ in range(count)]
@@ -132,25 +136,25 @@ class NcclCollectives:
     def wait(self, poll: Function | None = None) -> None:
         query, stream = cupy.cuda.runtime.streamQuery, self._stream.ptr
         while True:
-            if self._aborted.is_set():  # by another thread, which is about to end the process
-                threading.Event().wait()
             for _ in range(LOOK):
                 status = query(stream)
                 if status == 0:
+                    self.comm.valid()
                     return
                 if status != NOT_READY:
-                    _cuda_failure(status)
+                    with cuda_failures("working on the GPU"):
+                        cupy.cuda.runtime.check_status(status)
             self.comm.check()
+            self.comm.valid()
             if poll is not None:
                 poll()
 
     def abort(self) -> None:
-        self._aborted.set()
         self.comm.abort()
 
     def close(self) -> None:
         self._stream.synchronize()
-        with nccl.failures("closing", self._handle):
+        with nccl.failures("closing"):
             self._calls.close()
             for undo in self._registered:
                 undo()
@@ -165,12 +169,18 @@ class CudaFailure(RunError):
     exit_code = 2
 
 
-def _cuda_failure(status: int) -> None:
+def cuda_failure(doing: str, reason: Exception) -> CudaFailure:
+    return CudaFailure(
+        f"CUDA failed while {doing}",
+        got=first_line(reason),
+        hint="nvidia-smi and the kernel's log (dmesg | grep -i xid) for the GPU's state",
+    )
+
+
+@contextmanager
+def cuda_failures(doing: str) -> Iterator[None]:
+    """Turn CuPy's error inside into CudaFailure."""
     try:
-        cupy.cuda.runtime.check_status(status)
+        yield
     except cupy.cuda.runtime.CUDARuntimeError as reason:
-        raise CudaFailure(
-            "CUDA failed while work was under way",
-            got=str(reason),
-            hint="nvidia-smi and the kernel's log (dmesg | grep -i xid) for the GPU's state",
-        ) from reason
+        raise cuda_failure(doing, reason) from reason

@@ -79,7 +79,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "lonely.py").write_text("import no_such_module_anywhere\n")
     (folder / "odd.py").write_text("class Odd(Exception): ...\nraise Odd('very')\n")
     (folder / "leaver.py").write_text("import sys\nsys.exit(0)\n")
-    (folder / "folder.npy").mkdir()
+    for name in ("folder.npy", "folder.svg"):
+        (folder / name).mkdir()
     return folder
 
 
@@ -218,6 +219,148 @@ def test_whatever_a_function_raises_is_a_failure(run: Run, error: str, says: lis
     ended = run(["run", f"{OURS}:fails", "in.npy", "out.npy", "--error", error])
     assert (ended.returncode, ended.stdout) == (1, "")
     one_sentence(ended.stderr, *says, "Try: ")
+
+
+BENCH = "bench all_reduce -b 64 -e 64 -n 2 --device cpu"
+HOST_ONLY = "--device cpu"
+BAD_USAGE = 6  # nccl-tests' testInvalidUsage
+# Nothing is measured: not a line is on stdout.
+BENCH_CASES: list[tuple[str, ...]] = [
+    # Sizes.
+    ("bench all_reduce -b foo", "'-b'", "does not parse", "got 'foo'", "K, M or G", "Try:"),
+    ("bench all_reduce -b 1T", "'-b'", "does not parse", "got '1T'"),
+    ("bench all_reduce -b -5", "'-b'", "does not parse", "got '-5'"),
+    ("bench all_reduce -e 1.5.2G", "'-e'", "does not parse", "got '1.5.2G'"),
+    ("bench all_reduce -e nan", "'-e'", "does not parse", "got 'nan'"),
+    ("bench all_reduce -e 1e999", "'-e'", "does not parse", "got '1e999'"),
+    ("bench all_reduce -e 1e305G", "'-e'", "does not parse", "got '1e305G'"),
+    ("bench all_reduce -i 1Mi", "'-i'", "does not parse", "got '1Mi'"),
+    ("bench all_reduce -b 100T", "'-b'", "does not parse", "got '100T'"),
+    ("bench all_reduce -b 2M -e 1M", "-b is over -e", "2097152 > 1048576", "Try:"),
+    ("bench all_reduce -b 64M", "-b is over -e", "67108864 > 33554432"),
+    ("bench all_reduce -b 0", "-b 0", "smallest size is 1 byte", "Try:"),
+    ("bench all_reduce -b 0.5", "-b 0", "smallest size is 1 byte"),
+    ("bench all_reduce -b 8 -i 0", "-i 0 without -f", "never grow", "Try:"),
+    (f"bench all_reduce -b 102400G -e 102400G {HOST_ONLY}", "does not fit the memory",
+     "got -b 109951162777600 bytes", "expected at most", "GiB) for each of its buffers", "Try: -b"),
+    # Words that are none of those known.
+    ("bench", "Missing command", "Try: meshrun bench --help"),
+    ("bench all_shrink", "No such command 'all_shrink'", "Try: meshrun bench --help"),
+    ("bench all_reduce -d float12", "'-d'", "'float12' is none of int8, uint8", "f8e5m2, all", "Try:"),
+    ("bench all_reduce -o xor", "'-o'", "'xor' is none of sum, prod", "mulsum, all", "Try:"),
+    ("bench all_reduce -n many", "'-n'", "'many' is not a valid integer", "Try:"),
+    ("bench all_reduce -n 0", "'-n'", "0 is not in the range", "Try:"),
+    ("bench all_reduce -m 0", "'-m'", "0 is not in the range"),
+    ("bench all_reduce -w -1", "'-w'", "-1 is not in the range"),
+    ("bench all_reduce -N -1", "'-N'", "-1 is not in the range"),
+    ("bench all_reduce -f 0", "'-f'", "0 is not in the range"),
+    ("bench all_reduce -f 1.5", "'-f'", "'1.5' is not a valid integer"),
+    ("bench all_reduce -a 4", "'-a'", "4 is not in the range"),
+    ("bench all_reduce -z 4", "'-z'", "4 is not in the range"),
+    ("bench all_reduce -T soon", "'-T'", "'soon' is not a valid integer"),
+    ("bench all_reduce --nosuch", "No such option '--nosuch'", "Try:"),
+    ("bench all_reduce extra", "unexpected extra argument (extra)", "Try:"),
+    ("bench all_reduce --device tpu", "'--device'", "'tpu' is not one of", "Try:"),
+    ("bench all_reduce --min-busbw nan", "--min-busbw nan", "a bandwidth is 0 GB/s or more"),
+    ("bench all_reduce --min-busbw fast", "'--min-busbw'", "'fast' is not a valid float"),
+    # What nccl-tests has and this has not.
+    ("bench all_reduce -g 8", "'-g'", "one process drives one GPU", "meshrun -n 8 bench", "mpirun -np 8",
+     "srun --ntasks-per-node=8", "Try:"),
+    ("bench all_reduce -t 2", "'-t'", "one process drives one GPU", "meshrun -n 8 bench", "Try:"),
+    ("bench all_reduce -D 1 -R 2", "'-D'", "without a compiler", "Try:"),
+    ("bench all_reduce -V 8", "'-V'", "without a compiler", "Try:"),
+    # What does not go together.
+    (f"{BENCH} -z 3 -G 1", "-z", "a graph (-G)", "Try:"),
+    (f"{BENCH} -I 1 -G 1", "-I", "a graph (-G)", "Try:"),
+    (f"{BENCH} -I 1 -K 2", "-K 2 leaves none of -n 2", "Try:"),
+    (f"{BENCH} -K 1", "-K", "give -I 1 too", "Try:"),
+    # What does not go with these ranks.
+    (f"bench broadcast {HOST_ONLY} -r 1", "no such root", "got -r 1", "expected at most 0"),
+    (f"bench all {HOST_ONLY} -r 1", "no such root", "got -r 1", "expected at most 0"),
+    ("bench broadcast -r -2", "'-r'", "-2 is not in the range", "Try:"),
+    (f"{BENCH} -G 2", "-G", "NCCL and GPUs", "got ranks that measure host memory", "Try: without -G"),
+    (f"{BENCH} -M 1", "-M", "NCCL and GPUs", "Try: without -M"),
+    (f"{BENCH} -R 1", "-R", "NCCL and GPUs", "Try: without -R"),
+    (f"{BENCH} -x 0", "-x", "NCCL and GPUs", "Try: without -x"),
+    (f"{BENCH} -y 1 -R 2", "-R, -y", "NCCL and GPUs", "Try: without -R, -y, or with --device cuda"),
+    (f"{BENCH} --split MOD0", "the split does not parse", "got 'MOD0'", "such as MOD8"),
+    (f"{BENCH} --split FOO", "the split does not parse", "got 'FOO'", "expected AND, OR, MOD or DIV"),
+    (f"{BENCH} --split-mask zz", "no hexadecimal number", "got 'zz'"),
+    (f"bench alltoallv -b 64 -e 64 {HOST_ONLY} --matrix gone", "traffic matrix gone cannot be read"),
+    (f"bench alltoallv -b 64 -e 64 {HOST_ONLY} --matrix words.npy", "traffic matrix words.npy"),
+    (f"bench pingpong {HOST_ONLY}", "pingpong needs two ranks", "Try: meshrun -n 2 bench pingpong"),
+    ("bench scale", "Missing argument 'OPERATION'", "Try:"),
+    ("bench scale all_shrink", "'all_shrink' is not one of", "Try:"),
+    ("bench scale all_reduce --split MOD2", "scale splits the ranks itself", "Try:"),
+    (f"bench scale broadcast -b 64 -e 64 {HOST_ONLY} -r 1", "no such root"),
+    # Files.
+    (f"{BENCH} -J out.txt", "not JSON", "got out.txt", "expected a name ending in .json"),
+    (f"{BENCH} -J gone/out.json", "cannot write gone/out.json", "got No such file or directory"),
+    (f"{BENCH} --plot out.xyz", "no known suffix", "got out.xyz", "expected .html"),
+    (f"{BENCH} --plot gone/out.svg", "cannot write gone/out.svg", "got No such file or directory"),
+    (f"{BENCH} --plot folder.svg", "cannot write folder.svg", "got Is a directory"),
+    (f"{BENCH} --json-lines gone/out", "cannot write gone/out", "got No such file or directory"),
+    (f"{BENCH} --json-lines .", "cannot write .", "got Is a directory"),
+    (f"bench broadcast {HOST_ONLY} -r 1 --plot out.svg --json-lines words.npy", "no such root"),
+    # Records.
+    ("bench compare gone.txt in.npy", "cannot read gone.txt", "got No such file or directory"),
+    ("bench compare words.npy words.npy", "words.npy holds no measurements", "expected the output of"),
+    ("bench compare in.npy in.npy", "in.npy holds no measurements"),
+    ("bench compare words.npy", "Missing argument 'B'", "Try:"),
+    ("bench compare a b --tolerance -1", "'--tolerance'", "-1.0 is not in the range", "Try:"),
+    ("bench compare a b --metric speed", "'--metric'", "'speed' is not one of", "Try:"),
+    ("bench plot --to out.svg", "Missing argument 'RECORD...'", "Try:"),
+    ("bench plot words.npy", "Missing option '--to'", "Try:"),
+    ("bench plot gone.txt --to out.svg", "cannot read gone.txt"),
+    ("bench plot words.npy --to out.svg", "words.npy holds no measurements"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BENCH_CASES, ids=lambda case: case[0][:60])
+def test_a_mistake_in_what_to_measure(run: Run, case: tuple[str, ...]) -> None:
+    words, *says = case
+    ended = run(words.split())
+    assert (ended.returncode, ended.stdout) == (BAD_USAGE, ""), ended.stderr
+    one_sentence(ended.stderr, *says)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("NCCL_TESTS_SPLIT", "nope", "the split does not parse: got 'nope'"),
+        ("NCCL_TESTS_SPLIT_MASK", "0xg", "the split mask is no hexadecimal number: got '0xg'"),
+        ("NCCL_TESTS_MIN_BW", "fast", "'fast' is not a valid float"),
+        ("NCCL_TESTS_ALLTOALLV_SPREAD", "wide", "'wide' is not a valid float"),
+    ],
+)
+def test_a_mistake_in_the_environment(run: Run, name: str, value: str, says: str) -> None:
+    ended = run(
+        ["bench", "alltoallv", "-b", "64", "-e", "64", "--device", "cpu"], env={**os.environ, name: value}
+    )
+    assert (ended.returncode, ended.stdout) == (BAD_USAGE, "")
+    one_sentence(ended.stderr, says)
+
+
+@pytest.mark.parametrize("option", ["-J closed/out.json", "--plot closed/out.svg", "--json-lines closed/out"])
+def test_a_measurement_that_may_not_be_kept(run: Run, tmp_path: Path, option: str) -> None:
+    (tmp_path / "work" / "closed").mkdir(mode=0o555)
+    ended = run([*BENCH.split(), *option.split()], preexec_fn=powerless)
+    assert (ended.returncode, ended.stdout) == (BAD_USAGE, "")
+    one_sentence(ended.stderr, f"cannot write {option.split()[1]}", "got Permission denied")
+
+
+def test_measuring_gpus_where_there_are_none(run: Run) -> None:
+    words = ["bench", "all_reduce", "-b", "64", "-e", "64", "--device", "cuda"]
+    ended = run(words, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert (ended.returncode, ended.stdout) == (BAD_USAGE, "")
+    one_sentence(ended.stderr, "[rank 0, host ", "cuda")
+
+
+@pytest.mark.parametrize("words", ["jobs", "bench compare a b", "bench plot a --to b.svg"])
+def test_ranks_for_what_no_rank_does(run: Run, words: str) -> None:
+    ended = run(["-n", "2", *words.split()])
+    assert (ended.returncode, ended.stdout) == (2, "")
+    one_sentence(ended.stderr, "has nothing for -n to start", "Try: ")
 
 
 def one_sentence(errors: str, *says: str) -> None:

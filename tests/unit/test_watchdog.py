@@ -225,6 +225,13 @@ def test_patience_ends_when_one_state_has_lasted() -> None:
     assert found == [False] * 8 + [True] * 2
 
 
+def test_grace_is_time_on_top() -> None:
+    patience, state = Patience(2.0), (1,)
+    assert not any(looks(patience, state, 0, 4.0, tick=0.5)[:3])
+    assert not patience.over(state, 4.5, grace=5.0)
+    assert patience.over(state, 4.75)
+
+
 def test_any_new_state_is_progress_even_an_equal_one() -> None:
     patience, progress = Patience(1.0), Progress()
     for turn in range(20):
