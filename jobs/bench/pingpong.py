@@ -25,7 +25,6 @@ from jobs.bench.screen import Screen
 from jobs.bench.state import Bench
 from runner import DATATYPES, Call, Datatype, Place, World
 
-ANSWER = 16  # bytes
 TITLES = (
     ("size", "count", "type", "from", "to", "latency", "one-way", "two-way", "#wrong"),
     ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
@@ -145,7 +144,9 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
 def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, float, float]:
     """Seconds of a round trip, of one message in a stream of them, and of an exchange."""
     group, iterations = bench.group, bench.settings.iters
-    answer = Call("sendrecv", call.send, call.recv, max(1, ANSWER // call.datatype.itemsize), call.datatype)
+    answer = Call(
+        "sendrecv", call.send, call.recv, session.SHORTEST_MESSAGE // call.datatype.itemsize, call.datatype
+    )
     send, receive = group.message(call, send_to=peer), group.message(call, receive_from=peer)
     both = group.message(call, send_to=peer, receive_from=peer)
     told, heard = group.message(answer, send_to=peer), group.message(answer, receive_from=peer)

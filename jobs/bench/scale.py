@@ -6,6 +6,7 @@ and to the host.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -18,11 +19,12 @@ import numpy as np
 import runner
 from jobs.bench import plot, session, table
 from jobs.bench.asked import Asked
+from jobs.bench.operations import OPERATIONS
 from jobs.bench.result import Row
 from jobs.bench.run import WrongResults, check_files, opened_json, watching
 from jobs.bench.screen import Screen
 from jobs.bench.sweep import sweep
-from runner import World
+from runner import Control, World
 
 REPEATS = 7
 COLUMNS = (  # title, unit, width
@@ -43,10 +45,12 @@ COLUMNS = (  # title, unit, width
 
 @dataclass(frozen=True)
 class Rung:
-    """One number of ranks, out of place. efficiency: busbw over that of the fewest ranks, 2 or more."""
+    """One number of ranks and one size, out of place. asked: that size in bytes, before the ranks' parts were
+    rounded. efficiency: busbw over that of the fewest ranks, 2 or more; None where that is 0."""
 
     ranks: int
     hosts: int
+    asked: int
     row: Row
     efficiency: float | None
 
@@ -65,39 +69,66 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     """Every number of ranks; the completion record."""
     asked = world.control.broadcast(asked)
     screen = Screen(world.rank == 0, asked, door.colour, door.columns)
+    counts = rank_counts(world.size)
+    for ranks in counts:
+        session.check_ranks(OPERATIONS[asked.operations[0]], asked.settings, [0] * ranks)
     world.once(lambda: check_files(asked))
     file = opened_json(world, asked.output_file, screen) if asked.output_file else None
     order = near_first(world)
     rungs: list[Rung] = []
     wrong: list[str] = []
-    for ranks in rank_counts(world.size):
+    for ranks in counts:
         members = order[:ranks]
         everyone = world.control.split(int(world.rank not in members))
-        if world.rank in members:
-            with (
-                watching(world, ending, asked.settings, everyone) as trail,
-                session.opened(world, everyone, asked, asked.operations[0], trail, [0] * ranks) as opened,
-            ):
-                rows = list(sweep(opened.bench))
-            found = sum(everyone.allgather(opened.bench.failures))
-            if ranks == 1:
-                screen.line(
-                    _header(asked, opened.header.backend, measure_alone(world, asked.settings.maxbytes))
-                )
-            hosts = len({world.ranks[rank].host_id for rank in members})
-            for row in rows:
-                first = next((r.row for r in rungs if r.ranks > 1 and r.row.size == row.size), row)
-                base = first.out_of_place.busbw
-                efficiency = row.out_of_place.busbw / base if ranks > 1 and base else None
-                rungs.append(Rung(ranks, hosts, row, efficiency))
-                screen.line(_row(rungs[-1]))
-            wrong += [f"wrong data with {ranks} ranks"] if found else []
-        wrong = world.control.allgather(wrong)[order[0]]
+        failure: runner.MeshrunError | None = None
+        try:
+            if world.rank in members:
+                opened, rows, right = _measured(world, ending, asked, everyone)
+                if ranks == 1:
+                    alone = measure_alone(world, opened.bench.settings.maxbytes)
+                    screen.line(_header(asked, opened.header.backend, alone))
+                hosts = len({world.ranks[rank].host_id for rank in members})
+                sizes = itertools.cycle(opened.bench.settings.sizes())
+                for row, size in zip(rows, sizes, strict=False):
+                    rungs.append(Rung(ranks, hosts, size, row, efficiency(rungs, ranks, size, row)))
+                    screen.line(_row(rungs[-1]))
+                wrong = wrong if right else [*wrong, f"wrong data with {ranks} ranks"]
+        except runner.MeshrunError as met:
+            if not met.everywhere:
+                raise
+            failure = met  # of all members; the other ranks have to hear of it
+        wrong, failure = world.control.allgather((wrong, failure))[order[0]]
+        if failure is not None:
+            raise failure
         everyone.close()
     _keep(world, asked, rungs, file)
     if wrong:
         raise WrongResults("; ".join(wrong), everywhere=True)
     return {"command": "bench scale", "operations": list(asked.operations), "ranks": world.size}
+
+
+def _measured(
+    world: World, ending: runner.Ending, asked: Asked, everyone: Control
+) -> tuple[session.Session, list[Row], bool]:
+    """All rows of the ranks of `everyone`, and whether every result was right; collective over them."""
+    with (
+        watching(world, ending, asked.settings, everyone) as trail,
+        session.opened(world, everyone, asked, asked.operations[0], trail, [0] * everyone.size) as opened,
+    ):
+        rows = list(sweep(opened.bench))
+    return opened, rows, not sum(everyone.allgather(opened.bench.failures))
+
+
+def efficiency(rungs: Sequence[Rung], ranks: int, asked: int, row: Row) -> float | None:
+    """A row's busbw over that of the fewest ranks, 2 or more, with its size, type and reduction."""
+    alike = (
+        rung.row
+        for rung in rungs
+        if rung.ranks > 1
+        and (rung.asked, rung.row.datatype, rung.row.reduction) == (asked, row.datatype, row.reduction)
+    )
+    base = next(alike, row).out_of_place.busbw
+    return row.out_of_place.busbw / base if ranks > 1 and base else None
 
 
 def rank_counts(size: int) -> list[int]:
@@ -147,13 +178,18 @@ def _keep(world: World, asked: Asked, rungs: list[Rung], file: Any) -> None:
             json.dump({"program": "scale", "operation": asked.operations[0],
                        "rungs": [asdict(rung) for rung in rungs]}, file)  # fmt: skip
     if asked.plot:
-        largest = max(rung.row.size for rung in rungs)
+        largest = max(rung.asked for rung in rungs)
+        # One line: with several types, reductions or roots, of the first.
+        firsts: dict[int, Rung] = {}
+        for rung in rungs:
+            if rung.asked == largest and rung.ranks > 1:
+                firsts.setdefault(rung.ranks, rung)
         points = [
-            plot.Scaled(r.ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
-            for r in rungs
-            if r.row.size == largest and r.ranks > 1
+            plot.Scaled(ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
+            for ranks, r in firsts.items()
         ]
-        plot.plot_scaling(points, asked.plot, title=f"{asked.operations[0]}, {plot.size_name(largest)}")
+        title = f"{asked.operations[0]} {rungs[0].row.datatype}, {plot.size_name(largest)}"
+        plot.plot_scaling(points, asked.plot, title)
 
 
 def _header(asked: Asked, backend: str, alone: Alone) -> str:

@@ -21,6 +21,7 @@ GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
 CONNECTING = 60.0  # seconds more than -T says that the ranks may take to connect, which many do slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
+SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
 
 
 @dataclass
@@ -65,7 +66,8 @@ def opened(
     connected = world.backend.free_memory() if settings.memory else 0
     try:
         traffic = traffic_of(asked, ranks, name, settings)
-        nbytes = settings.maxbytes + 8 * settings.unalign  # 8: the largest element, for -d all
+        # 8: the largest element, for -d all
+        nbytes = max(settings.maxbytes, SHORTEST_MESSAGE) + 8 * settings.unalign
         send, recv = group.allocate(nbytes), group.allocate(nbytes)
         if settings.local_register:
             for buffer in (send, recv):
@@ -125,7 +127,7 @@ def within_memory(world: World, everyone: Control, settings: Settings) -> tuple[
     else:
         local = sum(rank.host_id == world.here.host_id for rank in world.ranks)
         fits = world.backend.free_memory() // 2 // local // 2
-    fits = min(everyone.allgather(fits))
+    fits = max(min(everyone.allgather(fits)), 0)
     if settings.maxbytes <= fits:
         return settings, None
     if settings.minbytes > fits:
@@ -133,7 +135,7 @@ def within_memory(world: World, everyone: Control, settings: Settings) -> tuple[
             "the smallest size does not fit the memory",
             got=f"-b {settings.minbytes} bytes",
             expected=f"at most {fits} ({fits / GIB:.4g} GiB) for each of its buffers",
-            hint=f"-b {max(fits // 2, 1)} -e {fits}",
+            hint=f"-b {max(fits // 2, 1)} -e {fits}" if fits else None,
             everywhere=True,
         )
     return replace(settings, maxbytes=fits), fits

@@ -123,7 +123,9 @@ def _clock_blocking(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
     """Every call waited for: -z 1 with a barrier after it, -z 2 without, -z 3 with one that is not timed."""
     settings, group, everyone = bench.settings, bench.group, bench.everyone
     count = len(steps) * settings.agg_iters
-    marks = group.marks(2 * len(steps)) if settings.per_iter_timing else []
+    # An iteration lasts until the next begins, but with -z 3 has an end of its own.
+    apart = 2 if settings.blocking == 3 else 1
+    marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
     begun: list[float] = []
     spent = 0.0
     start = time.perf_counter()
@@ -132,21 +134,21 @@ def _clock_blocking(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
         entered = time.perf_counter()
         begun.append(entered)
         if marks:
-            marks[2 * number].record()
+            marks[apart * number].record()
         group.issue(step)
-        if settings.blocking != 3 and marks:
-            marks[2 * number + 1].record()
         group.wait()
         if settings.blocking == 3 and marks:
-            marks[2 * number + 1].record()
+            marks[apart * number + 1].record()
         spent += time.perf_counter() - entered
         if settings.blocking in (1, 3):
             everyone.barrier()
     seconds = spent if settings.blocking == 3 else time.perf_counter() - start
     singles: tuple[float, ...] = ()
     if marks:
+        if settings.blocking != 3:
+            marks[-1].record()
         group.wait()
-        pairs = zip(marks[::2], marks[1::2], strict=True)
+        pairs = [(marks[apart * number], marks[apart * number + 1]) for number in range(len(steps))]
         singles = tuple(group.elapsed(before, after) / settings.agg_iters for before, after in pairs)
     stamps = tuple(at - bench.offset for at in begun) if bench.detail else ()
     return Timed(seconds / count, seconds / count, singles, stamps)

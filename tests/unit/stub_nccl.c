@@ -2,7 +2,7 @@
  *
  *     cc -shared -fPIC -O2 -Wl,-soname,libnccl.so.2 stub_nccl.c -o libnccl.so.2
  *
- * Its settings are environment variables, read when it is loaded and by each stub_configure():
+ * Its settings are environment variables, read when it is loaded:
  *
  *     STUB_NCCL_LOG      file that gets a line for each call: the function, and its arguments as numbers
  *     STUB_NCCL_VERSION  what ncclGetVersion tells (22809)
@@ -11,8 +11,7 @@
  *     STUB_NCCL_ASYNC    what ncclCommGetAsyncError tells (0)
  *     STUB_NCCL_WORDS    what ncclGetLastError tells (nothing)
  *
- * Pointers are numbers here: no memory belongs to the addresses handed out.
- */
+ * Pointers are numbers here: no memory belongs to the addresses handed out. */
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -44,9 +43,8 @@ static const char *setting(const char *name, const char *otherwise) {
   return strdup(value ? value : otherwise);
 }
 
-__attribute__((constructor)) void stub_configure(void) {
+__attribute__((constructor)) static void configure(void) {
   const char *path = setting("STUB_NCCL_LOG", "");
-  if (notes >= 0) close(notes);
   notes = *path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
   version = atoi(setting("STUB_NCCL_VERSION", "22809"));
   result = atoi(setting("STUB_NCCL_RESULT", "3"));
@@ -80,17 +78,17 @@ static int note(const char *name, int count, ...) {
 #define NOTE(count, ...) note(__func__, count, __VA_ARGS__)
 
 /* The functions that only get numbers, by the types of those. */
-#define REDUCES(function)                                                                   \
+#define REDUCES(function)                                                                    \
   int function(word send, word recv, word count, int type, int op, word comm, word stream) { \
     return NOTE(7, send, recv, count, (word)type, (word)op, comm, stream);                   \
   }
-#define MOVES(function)                                                             \
+#define MOVES(function)                                                              \
   int function(word send, word recv, word count, int type, word comm, word stream) { \
     return NOTE(6, send, recv, count, (word)type, comm, stream);                     \
   }
-#define MESSAGE(function)                                                          \
+#define MESSAGE(function)                                                              \
   int function(word address, word count, int type, int peer, word comm, word stream) { \
-    return NOTE(6, address, count, (word)type, (word)peer, comm, stream);            \
+    return NOTE(6, address, count, (word)type, (word)peer, comm, stream);              \
   }
 #define ONE(function) \
   int function(word a) { return NOTE(1, a); }

@@ -31,8 +31,9 @@ LAYERS = (
     ("world",),
     ("device",),
     ("clock", "timing", "watchdog"),
-    ("comm.mpi_collectives", "comm.simulated_collectives"),
-    ("comm.mpi", "comm.nccl", "comm.simulated", "comm.staged", "comm.host"),
+    ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),
+    ("comm.host", "comm.mpi", "comm.nccl_calls", "comm.simulated", "comm.staged"),
+    ("comm.nccl",),
     ("backend.cpu", "backend.cuda"),
     ("backend",),  # the protocols
     ("comm",),
@@ -113,6 +114,11 @@ def cupy_has_two_homes(source: Source) -> Iterator[str]:
 def mpi_has_one_home(source: Source) -> Iterator[str]:
     if not source.is_one_of(*MPI4PY):
         yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("mpi4py"))
+
+
+def nccl_has_one_home(source: Source) -> Iterator[str]:
+    if source.path != "runner/comm/nccl.py":
+        yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("nccl"))
 
 
 def the_runner_knows_neither_jobs_nor_the_door(source: Source) -> Iterator[str]:
@@ -209,6 +215,10 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("runner/backend/__init__.py", "import importlib\nimportlib.import_module('cupy')"),
     ],
     mpi_has_one_home: [("runner/execute.py", "def f():\n    from mpi4py import MPI")],
+    nccl_has_one_home: [
+        ("runner/comm/nccl_calls.py", "def f():\n    from nccl.bindings import nccl"),
+        ("jobs/a.py", "import nccl.core"),
+    ],
     the_runner_knows_neither_jobs_nor_the_door: [
         ("runner/find.py", "import jobs.laplacian"),
         ("runner/report/summary.py", "def f():\n    from launch import cli"),

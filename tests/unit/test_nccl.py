@@ -156,11 +156,10 @@ def bound(operation, rank, in_place=False):
     call = Call(operation, given, recv, {COUNT}, double, "max", {CHOSEN}, in_place, {TRAFFIC})
     return noted(calls(rank).bind(call))
 
-places = {{"out": False, "in": True}}
-tell({{
-    operation: {{place: [bound(operation, rank, where) for rank in range(4)] for place, where in places.items()}}
-    for operation in OPERATIONS
-}})
+def both(operation):
+    return {{place: [bound(operation, rank, place == "in") for rank in range(4)] for place in ("out", "in")}}
+
+tell({{operation: both(operation) for operation in OPERATIONS}})
 """
 
 
@@ -467,10 +466,9 @@ def test_abort_from_another_thread(stub: Stub, block: str) -> None:
     body = f"""{ALONE}
 import time
 queries, outcome = [], []
-running = [600]
-def query(stream):
+def query(stream):  # an aborted kernel ends like another
     queries.append(1)
-    return running[0]
+    return 0 if "ncclCommAbort" in open(log).read() else 600
 runtime.streamQuery = query
 
 def work():
@@ -482,11 +480,8 @@ worker = threading.Thread(target=work, daemon=True)
 worker.start()
 while {block!r} not in open(log).read() if {block!r} else not queries:
     time.sleep(0.001)
-running[0] = 0  # an aborted kernel ends like another
 opened.abort()
-while not queries:
-    time.sleep(0.001)
-worker.join(0.2)
+worker.join(0.5)
 opened.abort()
 tell([outcome, worker.is_alive(), open(log).read().split().count("ncclCommAbort")])
 """

@@ -88,7 +88,13 @@ def test_operations_on_the_whole_size(operation: str, size: int) -> None:
     ],
 )
 def test_operations_on_parts(
-    operation: str, sends: str, receives: str, send_moves: bool, recv_moves: bool, size: int, datatype: Datatype
+    operation: str,
+    sends: str,
+    receives: str,
+    send_moves: bool,
+    recv_moves: bool,
+    size: int,
+    datatype: Datatype,
 ) -> None:
     for ranks, part, parts in zip(RANKS, PART[size], PARTS[size], strict=True):
         nbytes = {"part": part, "parts": parts}

@@ -1,0 +1,379 @@
+"""`meshrun -n N bench` with faults: stuck ranks end in time and are named, and so is wrong data."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from launch import local, mpiexec, shm
+from runner.errors import MeshrunError
+
+DEADLOCK = 60  # seconds; nothing here takes half of it
+ALLOWED = 2  # seconds without progress: -T
+PROMISE = 25  # seconds from a fault to the end of the command; it says 10 more than -T, on an idle machine
+HOST = os.uname().nodename
+MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
+FOR_EVER = ("-b", "64", "-e", "64K", "-f", "4", "-N", "0", "--device", "cpu")
+SMALL = ("-b", "64", "-e", "16K", "-f", "4", "-n", "3", "--device", "cpu")
+PLACE = r"all_reduce float sum, \d+ B, (out-of-place|in-place)(, iteration \d+)?"
+STUCK = rf"stuck: {PLACE}: no progress for {ALLOWED} s"
+
+# The command, with what a test plants in it; run instead of it as every rank.
+PLANTED = f"""
+import os, sys, time
+sys.path.append({str(Path(local.__file__).parent.parent)!r})
+from pathlib import Path
+from jobs.bench import measure, timing
+notes = Path(os.environ[{MARK!r}])
+told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+"""
+MAIN = """
+from launch.cli import main
+sys.exit(main())
+"""
+BIT = """
+verify = measure.verify
+def disturbed(memory, datatype, segments):
+    if told == 1:
+        memory[7 * datatype.itemsize] ^= 1
+    return verify(memory, datatype, segments)
+measure.verify = disturbed
+"""
+# Where rank 1 falls asleep: before the timed calls of a size, and before the call that is checked.
+SLEEP = """
+{name}, calls = measure.{name}, 0
+def sleepy(*arguments):
+    global calls
+    calls += 1
+    if told == 1 and calls == 5:
+        (notes / "failing-1").touch()
+        time.sleep(600)
+    return {name}(*arguments)
+measure.{name} = sleepy
+"""
+RAISE = """
+bound_call, calls = measure.bound_call, 0
+def failing(bench, point, iteration):
+    global calls
+    calls += 1
+    if told == 1 and calls == 5:
+        raise ValueError("planted")
+    return bound_call(bench, point, iteration)
+measure.bound_call = failing
+"""
+
+
+def launcher_problem() -> str | None:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "no mpi4py"
+    try:
+        mpiexec.find()
+    except MeshrunError as reason:
+        return str(reason)
+    return None
+
+
+pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
+
+
+@dataclass
+class Site:
+    """Where a test runs; `notes` is what ranks leave, `temporary` all that the command writes elsewhere."""
+
+    work: Path
+    notes: Path
+    temporary: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def begin(self, *words: str, ranks: int = 3, planted: str = "") -> subprocess.Popen[str]:
+        """The command, its standard output a file; planted: Python lines run first in every rank."""
+        arguments = ["bench", *words]
+        command = [*local.PROGRAM, "-n", str(ranks), *arguments]
+        if planted:
+            script = self.notes / "planted.py"
+            script.write_text(PLANTED + planted + MAIN)
+            starter = (
+                f"import sys; sys.path.append({str(Path(local.__file__).parent.parent)!r}); "
+                "from launch.local import start; "
+                f"sys.exit(start({ranks}, {arguments!r}, program=(sys.executable, {str(script)!r})))"
+            )
+            command = [sys.executable, "-c", starter]
+        with self.out.open("w") as out:
+            process = subprocess.Popen(
+                command,
+                cwd=self.work,
+                env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        self.started.append(process)
+        return process
+
+    @property
+    def out(self) -> Path:
+        return self.notes / "out.txt"
+
+    def rows(self) -> list[list[str]]:
+        text = self.out.read_text()
+        return [line.split() for line in text.splitlines(keepends=True) if line[:1] == " " and "\n" in line]
+
+    def in_full_swing(self, process: subprocess.Popen[str], rows: int = 8) -> dict[int, int]:
+        """Wait until so many rows have been printed; each rank's process, as the header tells."""
+        wait_for(lambda: process.poll() is not None or len(self.rows()) >= rows)
+        assert process.poll() is None, process.communicate()[1]
+        seats = re.findall(r"^#  Rank +(\d+) Group +\d+ Pid +(\d+) on ", self.out.read_text(), re.M)
+        return {int(rank): int(pid) for rank, pid in seats}
+
+    def end(self, process: subprocess.Popen[str], promise: float = PROMISE) -> str:
+        """Its stderr, when it ends within `promise` seconds and leaves no process and no file behind."""
+        _, errors = process.communicate(timeout=promise)
+        assert left_running(self.notes) == []
+        assert list(self.temporary.iterdir()) == []
+        assert "Traceback" not in errors
+        return "\n".join(line for line in errors.splitlines() if line.strip() and "[hwloc" not in line)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    work, notes = tmp_path / "work", tmp_path / "notes"
+    work.mkdir()
+    notes.mkdir()
+    segments = shm.segments()
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
+        made = Site(work, notes, Path(temporary))
+        yield made
+        for process in made.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        for pid in left_running(notes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shm.remove_orphans(segments)
+
+
+def left_running(notes: Path) -> list[int]:
+    """Processes, launchers and ranks, with the test's mark in their environment."""
+    wanted, found = f"{MARK}={notes}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLOCK
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+# Stuck.
+
+
+def test_a_stopped_rank_is_named(site: Site) -> None:
+    process = site.begin("all_reduce", *FOR_EVER, "-T", str(ALLOWED), "-J", "out.json")
+    pids = site.in_full_swing(process)
+    os.kill(pids[1], signal.SIGSTOP)
+    errors = site.end(process)
+    assert process.returncode == 4
+    assert re.match(rf"meshrun: {STUCK}\n", errors)
+    assert f"  no answer: rank 1, host {HOST}, CPU (frozen, or its host gone)" in errors
+    assert errors.count("meshrun: ") == 1
+    record = json.loads((site.work / "out.json").read_text())
+    assert len(record["results"]) == len(site.rows())
+    assert record["errors"] == ["ended before all was measured"]
+
+
+def test_rank_0_stopped(site: Site) -> None:
+    process = site.begin("all_reduce", *FOR_EVER, "-T", str(ALLOWED))
+    os.kill(site.in_full_swing(process)[0], signal.SIGSTOP)
+    errors = site.end(process)
+    assert process.returncode == 4
+    assert re.match(
+        rf"meshrun: {STUCK}; \[rank [12], host {HOST}, CPU\] .*; rank 0 does not answer: frozen or gone$",
+        errors,
+    )
+    assert errors.count("meshrun: ") == 1
+
+
+@pytest.mark.parametrize(("step", "heading"), [("clock", "not entered"), ("check", "finished")])
+def test_a_rank_that_sleeps_in_python_is_named(site: Site, step: str, heading: str) -> None:
+    planted = SLEEP.format(name=step)
+    process = site.begin("all_reduce", *SMALL, "-T", str(ALLOWED), "-J", "out.json", planted=planted)
+    wait_for(lambda: process.poll() is not None or (site.notes / "failing-1").exists())
+    errors = site.end(process)
+    assert process.returncode == 4
+    assert re.match(rf"meshrun: {STUCK}\n", errors)
+    # Rank 1 stands apart: the others are a step further.
+    assert re.search(rf"^  {heading}: rank 1, host {HOST}, CPU( \([^)]*\))?$", errors, re.M), errors
+    others = rf"^  .*: rank 0, host {HOST}, CPU; rank 2, host {HOST}, CPU( \([^)]*\))?$"
+    assert re.search(others, errors, re.M), errors
+    assert len(site.rows()) == 2
+    assert len(json.loads((site.work / "out.json").read_text())["results"]) == 2
+
+
+def test_a_run_that_goes_on_is_left_alone(site: Site) -> None:
+    """Longer than -T in all, and each measurement well within it."""
+    process = site.begin("all_reduce", *FOR_EVER, "-T", "1")
+    site.in_full_swing(process)
+    begun = time.monotonic()
+    wait_for(lambda: process.poll() is not None or time.monotonic() - begun > 4)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    site.end(process)
+
+
+# Other ends.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("timeout", [(), ("-T", "30")], ids=["unwatched", "watched"])
+def test_an_interrupted_run_ends_whole(site: Site, number: signal.Signals, timeout: tuple[str, ...]) -> None:
+    process = site.begin("all_reduce", *FOR_EVER, *timeout)
+    site.in_full_swing(process)
+    process.send_signal(number)
+    errors = site.end(process)
+    assert process.returncode == 128 + number
+    assert errors == f"meshrun: interrupted by {number.name}: every rank has ended"
+
+
+def test_an_interrupted_run_whose_rank_is_stopped_ends_whole(site: Site) -> None:
+    process = site.begin("all_reduce", *FOR_EVER)
+    os.kill(site.in_full_swing(process)[2], signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    assert "interrupted by SIGINT" in site.end(process)
+    assert process.returncode == 130
+
+
+def test_a_killed_rank_ends_all(site: Site) -> None:
+    process = site.begin("all_reduce", *FOR_EVER, "-T", "30")
+    os.kill(site.in_full_swing(process)[1], signal.SIGKILL)
+    errors = site.end(process)
+    assert process.returncode == 1
+    # Another rank's call may fail before MPICH's launcher speaks.
+    told = (
+        "killed by signal 9|an MPI call failed" if mpiexec.find().vendor == "MPICH" else "killed by signal 9"
+    )
+    assert re.search(told, errors)
+
+
+def test_a_rank_that_fails_ends_all(site: Site) -> None:
+    process = site.begin("all_reduce", *SMALL, planted=RAISE)
+    errors = site.end(process)
+    assert process.returncode == 1
+    assert f"meshrun: [rank 1, host {HOST}, CPU] ValueError: planted" in errors
+    assert errors.count("meshrun: ") == 1
+
+
+# Wrong.
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "sendrecv"])
+def test_wrong_data_is_named_and_status_7(site: Site, operation: str) -> None:
+    process = site.begin(operation, *SMALL, "--names", "-J", "out.json", planted=BIT)
+    errors = site.end(process)
+    assert process.returncode == 7
+    assert re.search(rf"meshrun: {operation}: wrong data, in \d+ checks on single ranks", errors)
+    text = site.out.read_text()
+    named = re.findall(r"^#   (wrong: .* out of place): (.*)$", text, re.M)
+    assert {who for who, _ in named} == {f"wrong: rank 1 (host {HOST}, CPU) out of place"}
+    assert all(what.startswith("1 element, first at 7: got ") for _, what in named)
+    assert all("1 bit flipped" in what for _, what in named)
+    assert len(named) == len(site.rows()) == 5
+    assert re.search(r"^# Out of bounds values : \d+ FAILED$", text, re.M)
+    findings = json.loads((site.work / "out.json").read_text())["results"][0]["meshrun"]["out_of_place"][
+        "findings"
+    ]
+    assert [(found["rank"], found["offset"], found["flipped_bits"]) for found in findings] == [(1, 7, 1)]
+
+
+def test_too_slow_is_status_7(site: Site) -> None:
+    process = site.begin("all_reduce", *SMALL, "--min-busbw", "1e6")
+    errors = site.end(process)
+    assert process.returncode == 7
+    assert re.fullmatch(
+        r"meshrun: all_reduce: average bus bandwidth \S+ GB/s, below 0\.9 of 1e\+06.*", errors
+    )
+
+
+# Bad usage, of ranks.
+
+REFUSED = [
+    (2, "all_reduce -b foo", "'foo'"),
+    (2, "all_reduce -g 8", "one process drives one GPU"),
+    (3, "hypercube", "got 3 ranks, expected a power of two. Try: -n 2"),
+    (2, "broadcast -r 2", "no such root: got -r 2, expected at most 1"),
+    (2, "all_reduce -G 1", "Try: without -G"),
+    (2, "all_reduce -J out.txt", "not JSON"),
+    (2, "all_reduce -J gone/out.json", "cannot write gone/out.json"),
+    (2, "all_reduce --split FOO", "the split does not parse"),
+    (2, "all_reduce -b 102400G -e 102400G", "does not fit the memory"),
+    (2, "pingpong --pairs 0-9", "--pairs does not parse"),
+    (2, "scale all_reduce --split MOD2", "scale splits the ranks itself"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "words", "says"), REFUSED, ids=lambda value: str(value)[:30])
+def test_a_mistake_is_told_once(site: Site, ranks: int, words: str, says: str) -> None:
+    process = site.begin(*words.split(), "--device", "cpu", ranks=ranks)
+    errors = site.end(process)
+    assert process.returncode == 6
+    assert errors.startswith("meshrun: ")
+    assert errors.count("\n") == 0, errors
+    assert says in errors
+    assert site.out.read_text() == ""
+    assert list(site.work.iterdir()) == []
+
+
+# On a terminal.
+
+
+def test_the_terminal_of_ranks(site: Site) -> None:
+    """Colour and progress reach it through the launcher; a file that standard output is stays plain."""
+    words = ("bench", "all_reduce", *SMALL)
+    status, said = on_terminal(site, None, "-n", "2", *words)
+    assert status == 0
+    assert "\x1b[32m" in said
+    assert re.findall(r"\[(\d)/5\] all_reduce", said) == ["0", "1", "2", "3", "4", "5"]
+    status, said = on_terminal(site, site.out, "-n", "2", *words)
+    assert status == 0
+    assert "] all_reduce" in said
+    assert "# nccl-tests" not in said
+    assert len(site.rows()) == 5
+    assert not {"\x1b", "\r"} & {*site.out.read_text()}
+
+
+def on_terminal(site: Site, stdout: Path | None, *words: str) -> tuple[int, str]:
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
+    with stdout.open("wb") if stdout else os.fdopen(os.dup(follower), "wb", 0) as target:
+        process = subprocess.Popen(
+            [*local.PROGRAM, *words], cwd=site.work, stdin=follower, stdout=target, stderr=follower
+        )
+    os.close(follower)
+    said = b""
+    with contextlib.suppress(OSError):  # Linux's way to say that nobody writes any more
+        while chunk := os.read(leader, 1 << 16):
+            said += chunk
+    os.close(leader)
+    return process.wait(DEADLOCK), said.decode()
