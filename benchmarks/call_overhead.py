@@ -1,6 +1,6 @@
-"""What Python adds to a call of NCCL: `meshrun bench`'s own loop over calls that end in a stub of the library.
+"""What Python adds to a call of NCCL: `meshrun bench`'s own loop over calls that end in a stub of NCCL.
 
-    python benchmarks/call_overhead.py [--ranks 8] [--calls 2000] [--rounds 51] [--json FILE]
+    python benchmarks/call_overhead.py [--ranks 8] [--calls 2000] [--rounds 51] [--nccl 22809] [--json FILE]
 
 The stub (tests/unit/stub_nccl.c) returns at once, so what is left is the loop, nccl4py and the calls' own
 arguments. "a call" is one operation as bench makes it; "a function" is that, divided by how many of

@@ -48,7 +48,7 @@ def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
 
 def clock(bench: Bench, point: Point) -> Timed:
     """All timed calls of one size and placement, on this rank's clock."""
-    settings, group, everyone = bench.settings, bench.group, bench.everyone
+    settings, group = bench.settings, bench.group
     inner = settings.agg_iters
     calls = [group.bind(bound_call(bench, point, i)) for i in range(settings.iters * inner)]
     bench.trail.before("in the call before the timed ones")
@@ -57,8 +57,6 @@ def clock(bench: Bench, point: Point) -> Timed:
     steps = [calls[i : i + inner] for i in range(0, len(calls), inner)]
     if inner > 1:
         steps = [[group.grouped(step)] for step in steps]
-    bench.trail.before("at the barrier before the timed calls")
-    everyone.barrier()
     collecting = gc.isenabled()
     gc.disable()  # a collection in the middle would be timed
     try:
@@ -71,6 +69,14 @@ def clock(bench: Bench, point: Point) -> Timed:
         if collecting:
             gc.enable()
         bench.trail.done()
+
+
+def _line_up(bench: Bench) -> None:
+    """All ranks here at once, and nothing left to do but the timed calls: what a rank still had to prepare,
+    the others would wait for in their first call."""
+    bench.trail.before("at the barrier before the timed calls")
+    bench.everyone.barrier()
+    bench.trail.enter(1)
 
 
 def _clock_queued(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
@@ -94,11 +100,12 @@ def _clock_queued(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
         plan += step
     if marks:
         plan.append(marks[-1].record)
-    bench.trail.enter(1)
+    issued, follower = group.flat(plan), _follower(bench, marks) if bench.watched else None
+    _line_up(bench)
     start = time.perf_counter()
-    group.issue(plan)
+    group.issue(issued)
     queued = time.perf_counter() - start
-    group.wait(_follower(bench, marks) if bench.watched else None)
+    group.wait(follower)
     seconds = time.perf_counter() - start
     singles: tuple[float, ...] = ()
     if settings.per_iter_timing:
@@ -128,6 +135,7 @@ def _clock_blocking(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
     marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
     begun: list[float] = []
     spent = 0.0
+    _line_up(bench)
     start = time.perf_counter()
     for number, step in enumerate(steps):
         bench.trail.enter(number + 1)
@@ -142,11 +150,11 @@ def _clock_blocking(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
         spent += time.perf_counter() - entered
         if settings.blocking in (1, 3):
             everyone.barrier()
+    if marks and settings.blocking != 3:
+        marks[-1].record()
     seconds = spent if settings.blocking == 3 else time.perf_counter() - start
     singles: tuple[float, ...] = ()
     if marks:
-        if settings.blocking != 3:
-            marks[-1].record()
         group.wait()
         pairs = [(marks[apart * number], marks[apart * number + 1]) for number in range(len(steps))]
         singles = tuple(group.elapsed(before, after) / settings.agg_iters for before, after in pairs)
@@ -159,12 +167,10 @@ def _clock_graph(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
     settings, group = bench.settings, bench.group
     launches = settings.cudagraph
     count = len(steps) * settings.agg_iters * launches
-    launch = group.captured([call for step in steps for call in step])
-    bench.trail.before("at the barrier before the graph")
-    bench.everyone.barrier()
-    bench.trail.enter(1)
+    plan = [group.captured([call for step in steps for call in step])] * launches
+    _line_up(bench)
     start = time.perf_counter()
-    group.issue([launch] * launches)
+    group.issue(plan)
     queued = time.perf_counter() - start
     group.wait()
     seconds = time.perf_counter() - start

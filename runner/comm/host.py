@@ -178,6 +178,9 @@ class HostMemory:
     def grouped(self, calls: Sequence[Function]) -> Function:
         return in_turn(calls)
 
+    def flat(self, calls: Sequence[Function]) -> Sequence[Function]:
+        return calls
+
     def captured(self, calls: Sequence[Function]) -> Function:
         raise UserError(
             "calls in host memory cannot be captured: graphs need a GPU",

@@ -21,6 +21,19 @@ FLOAT8 = 22400
 DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
+class Series:
+    """Several calls of the library, one after another."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Function]) -> None:
+        self.parts = tuple(parts)
+
+    def __call__(self) -> None:
+        for part in self.parts:
+            part()
+
+
 class Calls:
     """Binds calls of one communicator, on one stream (a cudaStream_t)."""
 
@@ -139,7 +152,7 @@ class Calls:
             coming = self._message("recv", recv + (mine ^ bit) * step, count, call.datatype, peer)
             steps.append(self.grouped([going, coming]))
             bit <<= 1
-        return _in_turn(steps)
+        return Series(self.flat(steps))
 
     def _message(self, name: str, address: int, count: int, datatype: Datatype, peer: int) -> Function:
         return self._one(name, address, count, datatype.code, peer)
@@ -166,15 +179,10 @@ class Calls:
         return self._premultipliers[known.name]
 
     def grouped(self, calls: Sequence[Function]) -> Function:
-        start, end = self._nccl.group_start, self._nccl.group_end
+        return Series((self._nccl.group_start, *self.flat(calls), self._nccl.group_end))
 
-        def group() -> None:
-            start()
-            for call in calls:
-                call()
-            end()
-
-        return group
+    def flat(self, calls: Sequence[Function]) -> list[Function]:
+        return [part for call in calls for part in (call.parts if isinstance(call, Series) else (call,))]
 
     def close(self) -> None:
         for operator in self._premultipliers.values():
@@ -183,14 +191,6 @@ class Calls:
 
 def _nothing() -> None:
     pass
-
-
-def _in_turn(steps: Sequence[Function]) -> Function:
-    def run() -> None:
-        for step in steps:
-            step()
-
-    return run
 
 
 def _scalar(datatype: Datatype, value: int) -> bytes:

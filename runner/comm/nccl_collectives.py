@@ -73,7 +73,8 @@ class NcclCollectives:
         self._nccl, self._handle = self.comm.nccl, self.comm.handle
         self._refused = self._nccl.NCCLError
         self._calls = Calls(self.comm, stream.ptr)
-        self.bind, self.message, self.grouped = self._calls.bind, self._calls.message, self._calls.grouped
+        self.bind, self.message = self._calls.bind, self._calls.message
+        self.grouped, self.flat = self._calls.grouped, self._calls.flat
         self._buffers: list[NcclBuffer] = []
         self._registered: list[Callable[[], object]] = []
 

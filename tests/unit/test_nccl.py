@@ -540,7 +540,10 @@ AMONG_THREE = """
 me = threading.local()
 def rank_main(control):
     me.rank = control.rank
-    return refused(nccl.agreed, control)
+    try:
+        nccl.agreed(control)
+    except nccl.UserError as error:
+        return error.everywhere, str(error)
 """
 
 
@@ -549,8 +552,8 @@ def test_ranks_with_different_versions(stub: Stub) -> None:
 nccl.version = lambda: ["2.28.9", "2.28.9", "2.27.3"][me.rank]
 tell(run_ranks(3, rank_main))
 """
-    for kind, _, sentence in stub.run(body):
-        assert kind == "UserError"
+    for everywhere, sentence in stub.run(body):
+        assert everywhere
         assert "different versions of NCCL: got 2.28.9" in sentence
         assert "on rank 0, 2.27.3" in sentence
         assert "on rank 2" in sentence
@@ -565,7 +568,7 @@ def library_path():
 nccl.library_path = library_path
 tell(run_ranks(3, rank_main))
 """
-    assert stub.run(body) == [["UserError", 2, "[rank 1] two copies"]] * 3
+    assert stub.run(body) == [[True, "[rank 1] two copies"]] * 3
 
 
 def test_a_library_that_is_too_old(stub: Stub) -> None:

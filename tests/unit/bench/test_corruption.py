@@ -1,7 +1,7 @@
 """Data planted wrong is found and named: on which rank, where, what, and whose it should have been.
 
-Every operation, datatype, reduction, placement and number of ranks, on ranks as threads with the damage done by
-a wrapper round one rank's collectives, after or before each call.
+Every operation, datatype, reduction, placement and number of ranks, on ranks as threads; the damage is
+done by a wrapper round one rank's collectives, after or before each call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from runner import OPERATIONS as NAMES
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 GATHERING = ("all_gather", "hypercube", "gather")
-RANKS = {name: (2, 3, 4, 5) for name in NAMES} | {"hypercube": (2, 4)}
+RANKS = dict.fromkeys(NAMES, (2, 3, 4, 5)) | {"hypercube": (2, 4)}
 COUNTS = [pytest.param(name, ranks, id=f"{name}-{ranks}") for name in NAMES for ranks in RANKS[name]]
 
 
@@ -41,7 +42,7 @@ class Bit:
 
 
 class Flip:
-    """Flips one bit of what a rank has just received: a fraction of the way into it, of a bit of an element."""
+    """Flips one bit of what a rank has just received, in the element a fraction of the way into it."""
 
     def __init__(self, fraction: float = 0.0, bit: int = 0) -> None:
         self.fraction, self.bit = fraction, bit
@@ -137,7 +138,7 @@ def test_one_flipped_bit_is_named_exactly(operation: str, ranks: int, bench_on: 
     # Large enough for an element of 8 bytes from everyone to everyone, by distance too.
     size = 16 * ranks * ranks + 24
     found = bench_on(ranks, operation, body, minbytes=size, maxbytes=size)
-    assert sum(found, []) == []
+    assert [*itertools.chain(*found)] == []
 
 
 @pytest.mark.parametrize(("operation", "ranks"), COUNTS)
@@ -181,7 +182,7 @@ def test_any_bit_of_any_size_is_named(
         return misnamed(measured, flip.last, point, operation, ranks, victim)
 
     found = bench_on(ranks, operation, body, minbytes=size, maxbytes=size, unalign=unalign)
-    assert sum(found, []) == []
+    assert [*itertools.chain(*found)] == []
 
 
 # What goes wrong with more than a bit. Four ranks, elements of 8 bytes, so that nothing is right by chance.
@@ -194,7 +195,7 @@ def harmed(
     operation: str, hooks: Callable[[Bench, Point], dict[str, Callable[[Call], None]]], bench_on: Any,
     disturbed: Any, at_root: bool = False,
 ) -> list[tuple[Point, Measured]]:  # fmt: skip
-    """Every checked point with its result, when rank 2's calls are disturbed; at_root: only where it is root."""
+    """Every checked point with its result, when rank 2's calls are disturbed; at_root: where it is root."""
 
     def body(bench: Bench) -> list[tuple[Point, Measured]]:
         undisturbed, results = bench.group, []
@@ -329,6 +330,26 @@ def test_the_result_of_an_earlier_size_is_found(operation: str, bench_on: Any, d
     assert smaller.shape.recv * 0.9 < wrong.count <= smaller.shape.recv
     if operation not in REDUCING:
         assert wrong.count == smaller.shape.recv
+
+
+def test_what_is_written_beyond_a_ranks_share_is_found(bench_on: Any, disturbed: Any, tmp_path: Path) -> None:
+    """By a matrix, rank 1 receives 64 bytes in all, and the busiest rank 160."""
+    matrix = tmp_path / "matrix.txt"
+    matrix.write_text("16 32 64\n48 16 96\n0 16 0\n")
+
+    def body(bench: Bench) -> tuple[Measured, Measured]:
+        point = next(points(bench, ["float"]))
+        right = measure(bench, point)
+        flip = Flip(0.5, 3)
+        if bench.group.rank == 1:
+            disturb(bench, disturbed, after=lambda call: flip(call, point.shape.recv))
+        return right, measure(bench, point)
+
+    right, measured = bench_on(3, "alltoallv", body, matrix=matrix, minbytes=160, maxbytes=160)[0]
+    assert right.findings == ()
+    [wrong] = measured.findings
+    assert (wrong.rank, wrong.count, wrong.offset, wrong.source) == (1, 1, 20, None)
+    assert wrong.expected.endswith("(0xa5a5a5a5)")
 
 
 def test_several_ranks_that_are_wrong_are_each_named(bench_on: Any, disturbed: Any) -> None:

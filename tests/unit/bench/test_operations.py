@@ -245,13 +245,26 @@ def test_no_operation_needs_more_memory_than_its_size(case: tuple[str, int, Data
         assert not step or step * ranks * datatype.itemsize == size_column(found, datatype)
 
 
-@given(SHAPES, st.data(), st.booleans())
+@st.composite
+def traffics(draw: st.DrawFn, ranks: int) -> Traffic:
+    """A pattern by distance, or any matrix of multiples of 16 bytes."""
+    cells = st.integers(0, 20).map(lambda units: 16 * units)
+    rows = st.tuples(*ranks * [cells])
+    return draw(st.builds(Traffic, st.floats(0, 1), st.none() | st.tuples(*ranks * [rows])))
+
+
+@given(
+    st.sampled_from(NAMES), st.integers(0, 5000), st.sampled_from([*DATATYPES.values()]),
+    st.integers(1, 9), st.booleans(), st.data(),
+)  # fmt: skip
 def test_the_check_looks_at_every_element_of_a_result_once(
-    case: tuple[str, int, Datatype, int, float], draw: st.DataObject, in_place: bool
+    operation: str, size: int, datatype: Datatype, ranks: int, in_place: bool, data: st.DataObject
 ) -> None:
-    operation, size, datatype, ranks, spread = case
-    known, found = OPERATIONS[operation], shape(operation, size, datatype, ranks, spread)
-    rank, root = (draw.draw(st.integers(0, ranks - 1)) for _ in range(2))
+    """Also where others receive more than this rank: nothing may be written there."""
+    traffic = data.draw(traffics(ranks))
+    rank, root = (data.draw(st.integers(0, ranks - 1)) for _ in range(2))
+    known = OPERATIONS[operation]
+    found = known.shape(size // datatype.itemsize, datatype, ranks, traffic)
     plan = layout(known, found, ranks, rank, root, "sum", 1, in_place)
     end = 0
     for segment in plan.expected:

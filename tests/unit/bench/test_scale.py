@@ -170,7 +170,7 @@ def test_wrong_data_are_told_with_the_number_of_ranks(
     def wrap(group: Any) -> Any:
         return disturbed(group, after=spoil) if (group.size, group.rank) == (2, 1) else group
 
-    with pytest.raises(scale.WrongResults, match="^wrong data with 2 ranks$") as raised:
+    with pytest.raises(scale.WrongResults, match=r"^wrong data with 2 ranks$") as raised:
         scaled(4, "all_gather", hosts=["a", "b", "a", "b"], wrap=wrap)
     assert (raised.value.everywhere, raised.value.exit_code) == (True, 7)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]

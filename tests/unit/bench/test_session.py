@@ -175,7 +175,7 @@ def test_all_types_are_those_that_every_gpu_has(types: Any) -> None:
 
 
 def test_a_type_asked_for_by_name_is_refused_where_it_is_not(types: Any) -> None:
-    with pytest.raises(runner.UserError, match="f8e4m3 on compute capability 8.9, expected 9.0 or later"):
+    with pytest.raises(runner.UserError, match=r"f8e4m3 on compute capability 8\.9, expected 9\.0 or later"):
         types([90, 89], ("f8e4m3",))
 
 

@@ -52,7 +52,7 @@ def test_cells_are_scaled_before_they_are_rounded(
 def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, told: str, scale: float) -> None:
     path = tmp_path / "matrix.txt"
     path.write_text(text)
-    with pytest.raises(runner.UserError, match="the traffic matrix .*matrix.txt") as refused:
+    with pytest.raises(runner.UserError, match=r"the traffic matrix .*matrix\.txt") as refused:
         read_matrix(path, scale, 3)
     assert told in str(refused.value)
 
