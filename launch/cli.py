@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from runner.world import DeviceChoice
 
 COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
+# Of the project's own further commands, whose import would cost more than the rest of the help.
+SUMMARIES = {"jobs.bench.command:bench": "Measure collectives: the NCCL tests."}
 DEVICES = ("auto", "cpu", "cuda")
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 HELP = ("--help", "-h")
@@ -66,7 +68,9 @@ class Commands(click.Group):
         rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
         further = _further_commands()
         rows += [
-            (name, f"from {entry.value}") for name, entry in further.items() if name not in self.commands
+            (name, SUMMARIES.get(entry.value, f"from {entry.value}"))
+            for name, entry in further.items()
+            if name not in self.commands
         ]
         with formatter.section("Commands"):
             formatter.write_dl(sorted(rows))

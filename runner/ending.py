@@ -29,13 +29,15 @@ class Ending:
     """What this process has to clean up and how it tells a failure.
 
     directory: shared with whoever started the ranks; None when nobody waits for a verdict.
-    usage_status: the exit status of a UserError. world: set once it is open.
+    usage_status: the exit status of a UserError. farewell: what an interrupted run says. world: set
+    once it is open.
     """
 
     directory: RunDirectory | None = None
     debug: bool = False
     partial: Path | None = None
     usage_status: int = UserError.exit_code
+    farewell: str = "interrupted; nothing was written"
     world: World | None = None
 
     def unfinished(self, partial: Path | None) -> None:
@@ -52,7 +54,7 @@ class Ending:
         """For `on_termination`: this process is told to end."""
         self.clean()
         if self.directory is None:  # else whoever started the ranks tells
-            tell("interrupted; nothing was written")
+            tell(self.farewell)
 
     def fail_together(self, failure: MeshrunError, rank: int) -> int:
         """The end of a rank when every rank has met `failure`; its exit status."""

@@ -94,14 +94,22 @@ def _nvlink(device: Any, nvml: Any) -> tuple[int, Reading]:
             return 0, Reading(None, f"NVML: state of NVLink {link}: {first_line(reason)}")
     if not active:
         return 0, Reading(None, "NVML: no active NVLink")
-    (speed,) = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
-    if speed.nvmlReturn != nvml.NVML_SUCCESS:
-        return active, Reading(None, f"NVML: no NVLink speed (status {speed.nvmlReturn})")
-    raw = speed.value.uiVal
+    raw = _nvlink_speed(device, nvml)
+    if raw is None:
+        return active, Reading(None, "NVML: no NVLink speed")
     if raw not in NVLINK_RATES:
         return active, Reading(None, f"NVML: {raw} MB/s a link is no NVLink generation known here")
     rate = active * NVLINK_RATES[raw]
     return active, Reading(rate, f"NVML: {active} active NVLinks of {NVLINK_RATES[raw]:g} GB/s")
+
+
+def _nvlink_speed(device: Any, nvml: Any) -> int | None:
+    """MB/s of one link, as NVML has it: of all links at once, or, from Hopper on, of a link by its number."""
+    for field in (nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, (nvml.NVML_FI_DEV_NVLINK_GET_SPEED, 0)):
+        (speed,) = nvml.nvmlDeviceGetFieldValues(device, [field])
+        if speed.nvmlReturn == nvml.NVML_SUCCESS and speed.value.uiVal:
+            return int(speed.value.uiVal)
+    return None
 
 
 def _pcie(device: Any, nvml: Any) -> tuple[int | None, int | None, Reading]:

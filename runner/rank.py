@@ -26,15 +26,16 @@ def as_rank(
     run_dir: str | None = None,
     debug: bool = False,
     usage_status: int = UserError.exit_code,
+    farewell: str = Ending.farewell,
 ) -> int:
     """Run `body(world, ending)` as one rank; the exit status. Tells every error itself; collective.
 
     body: returns the completion record, plain values that JSON can hold. expected_ranks: what -n
     asked for. run_dir: of whoever started the ranks on this machine and waits for the verdict.
-    usage_status: the exit status of a UserError.
+    usage_status: the exit status of a UserError. farewell: what an interrupted run says.
     """
     directory = RunDirectory(Path(run_dir)) if run_dir else None
-    ending = Ending(directory, debug, usage_status=usage_status)
+    ending = Ending(directory, debug, usage_status=usage_status, farewell=farewell)
     on_termination(ending.interrupted)
     world = enter(ending, device, oversubscribe, expected_ranks)
     if isinstance(world, int):

@@ -12,6 +12,7 @@ from jobs.bench.options import (
     BAD_USAGE,
     LAST,
     LETTERS,
+    LINK_RATE,
     OURS,
     PLOT,
     SPLITS,
@@ -35,6 +36,7 @@ def as_ranks(body: Callable[..., dict[str, Any]], asked: Any, device: Any, debug
         run_dir=door.run_dir,
         debug=debug,
         usage_status=BAD_USAGE,
+        farewell="interrupted",
     )
 
 
@@ -92,7 +94,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
 
 @bench.command(cls=BenchCommand)
 @click.argument("operation", type=click.Choice(runner.OPERATIONS), metavar="OPERATION")
-@with_options([*LETTERS.values(), PLOT, *SPLITS, *LAST])
+@with_options([*LETTERS.values(), PLOT, LINK_RATE, *SPLITS, *LAST])
 def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""
     from jobs.bench.scale import run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -13,7 +14,7 @@ import click
 
 import runner
 from jobs.bench.asked import Asked
-from jobs.bench.settings import Settings, parse_size
+from jobs.bench.settings import Settings, parse_size, size_text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,7 +33,11 @@ class BadUsage(click.UsageError):
 
 
 class BenchCommand(click.Command):
-    """Mistakes in its words end with nccl-tests' exit status."""
+    """Mistakes in its words end with nccl-tests' exit status; options may have hyphens for underscores."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.context_settings["token_normalize_func"] = lambda word: word.replace("-", "_")
 
     def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
         with bad_usage():
@@ -41,6 +46,17 @@ class BenchCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         with bad_usage():
             return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        for title, lettered in (("Options of nccl-tests", True), ("Further options", False)):
+            chosen = [one for one in options if (re.match("-[a-gi-zA-Z]$", one.opts[0]) is not None) is lettered]
+            rows = [row for one in chosen if (row := one.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
 
 
 class BenchGroup(BenchCommand, click.Group):
@@ -92,11 +108,13 @@ class Choices(click.ParamType[tuple[str, ...]]):
 
 
 def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Command], Command]:
-    """nccl-tests' -x and --long_name, with a hyphen too."""
-    spellings = [letter, f"--{name}", name] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
+    """nccl-tests' -x and --long_name."""
     default = next((field.default for field in fields(Settings) if field.name == name), None)
-    keywords = {"default": default, "show_default": default is not None, "help": help, **keywords}
-    return click.option(*spellings, **keywords)
+    keywords = {"default": default, "help": help, "metavar": "N", **keywords}
+    if isinstance(keywords["type"], Size):
+        keywords |= {"metavar": "BYTES", "default": size_text(keywords["default"])}
+    keywords["show_default"] = keywords["default"] is not None
+    return click.option(letter, f"--{name}", name, **keywords)
 
 
 def only_one(ctx: click.Context, param: click.Parameter, value: int) -> int:
@@ -128,8 +146,8 @@ LETTERS = {
     "-a": option("-a", "average", "Time: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
     "-p": option("-p", "parallel_init", "No effect: a process has one GPU.", type=ZERO_OR_ONE, default=0),
     "-c": option("-c", "check", "Checks of each result; 0 for none.", type=NATURAL),
-    "-o": option("-o", "op", REDUCTIONS.listed, type=REDUCTIONS, default="sum"),
-    "-d": option("-d", "datatype", DATATYPES.listed, type=DATATYPES, default="float"),
+    "-o": option("-o", "op", REDUCTIONS.listed, type=REDUCTIONS, default="sum", metavar="WORD"),
+    "-d": option("-d", "datatype", DATATYPES.listed, type=DATATYPES, default="float", metavar="WORD"),
     "-r": option("-r", "root", "Root rank; -1 for all in turn.", type=click.IntRange(min=-1)),
     "-z": option(
         "-z", "blocking", "Wait for each call: 1 with a barrier, 2 without, 3 barrier not timed.",
@@ -154,6 +172,10 @@ LETTERS = {
 }  # fmt: skip
 
 PLOT = click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png.")
+LINK_RATE = click.option(
+    "--link-rate", type=click.FloatRange(min=0, min_open=True), metavar="GB/s",
+    help="The tight link's nominal rate, where the machine does not tell.",
+)  # fmt: skip
 SPLITS = (
     click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8", help="Split: rank AND, OR, MOD, DIV."),
     click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX", help="Split by rank AND it."),
@@ -163,6 +185,7 @@ OURS = (
     click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
     click.option("--json-lines", metavar="FILE", help="Write each row there as it is measured."),
     PLOT,
+    LINK_RATE,
     *SPLITS,
     click.option(
         "--min-busbw", envvar="NCCL_TESTS_MIN_BW", type=float, metavar="GB/s",

@@ -19,8 +19,9 @@ from jobs.bench import session, table
 from jobs.bench.asked import Asked
 from jobs.bench.check import fill, poison, text, verify
 from jobs.bench.data import Copied, Segment
+from jobs.bench.keep import opened_record
 from jobs.bench.result import Header
-from jobs.bench.run import WrongResults, opened_json, watching
+from jobs.bench.run import WrongResults, watching
 from jobs.bench.screen import Screen
 from jobs.bench.state import Bench
 from runner import DATATYPES, Call, Datatype, Place, World
@@ -62,7 +63,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         session.opened(world, world.control, asked, "sendrecv", trail, [0] * world.size) as opened,
     ):
         bench = opened.bench
-        file = opened_json(world, asked.output_file, screen) if asked.output_file else None
+        kept = opened_record(world, asked.output_file, screen)
         screen.line(_header(asked, opened.header))
         for source, target in pairs:
             for name in bench.settings.datatypes:
@@ -70,11 +71,13 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
                     exchange = _measure(bench, DATATYPES[name], size, source, target)
                     found.append(exchange)
                     screen.line(_row(exchange))
-        if file is not None:
-            with file:
-                json.dump({"program": "pingpong", "backend": opened.header.backend,
-                           "seats": [asdict(seat) for seat in opened.header.seats],
-                           "results": [asdict(one) for one in found]}, file)  # fmt: skip
+        document = {
+            "program": "pingpong",
+            "backend": opened.header.backend,
+            "seats": [asdict(seat) for seat in opened.header.seats],
+            "results": [asdict(one) for one in found],
+        }
+        kept.write(lambda: json.dumps(document) + "\n", last=True)
     wrong = [one for one in found if one.wrong]
     screen.line(f"# Out of bounds values : {len(wrong)} {'FAILED' if wrong else 'OK'}\n#\n")
     if wrong:

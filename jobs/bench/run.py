@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import runner
 from jobs.bench import plot, read
 from jobs.bench.asked import Asked
+from jobs.bench.keep import opened_record
 from jobs.bench.operations import OPERATIONS
-from jobs.bench.record import json_line, open_exclusively, record
+from jobs.bench.record import json_line, record
 from jobs.bench.result import Footer, Row
 from jobs.bench.screen import Screen
 from jobs.bench.session import Session, check_ranks, colors_of, fits_hypercube, opened
@@ -56,11 +57,10 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
         screen.line("# hypercube: skipped, the ranks of a group are no power of two\n")
     for name in operations:
         with (
-            ExitStack() as kept,
-            watching(world, ending, asked.settings, on_stuck=kept.close) as trail,
+            watching(world, ending, asked.settings) as trail,
             opened(world, world.control, asked, name, trail, colors) as session,
         ):
-            lines, footer = _one(world, asked, session, screen, door.words, kept)
+            lines, footer = _one(world, asked, session, screen, door.words)
         wrong += _complaints(name, footer)
         if asked.plot and world.rank == 0:
             label = name if len(asked.operations) > 1 else session.header.backend.partition(" (")[0]
@@ -76,12 +76,12 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
 
 
 def _one(
-    world: World, asked: Asked, session: Session, screen: Screen, words: tuple[str, ...], kept: ExitStack
+    world: World, asked: Asked, session: Session, screen: Screen, words: tuple[str, ...]
 ) -> tuple[list[Row], Footer]:
-    """One operation from header to footer; its rows. kept: what to do however it ends."""
+    """One operation from header to footer; its rows."""
     settings, header, bench = session.bench.settings, session.header, session.bench
     started, rows = time.time(), list[Row]()
-    file = opened_json(world, asked.output_file, screen) if asked.output_file else None
+    kept = opened_record(world, asked.output_file, screen)
     if session.reduced:
         screen.line(f"#\n# Reducing maxBytes to {session.reduced} due to memory limitation\n")
     screen.header(settings, header)
@@ -89,14 +89,11 @@ def _one(
     rounds = sweep(bench)
     footer = Footer(0, 0.0, asked.min_busbw, errors=("ended before all was measured",))
 
-    def keep(file: TextIO) -> None:
-        environment, ended = runner.environment(), time.time()
-        with file:
-            file.write(record(settings, header, rows, footer, words, environment, started, ended))
+    def written() -> str:
+        return record(settings, header, rows, footer, words, runner.environment(), started, time.time())
 
-    if file is not None:  # what was measured before a failure is worth keeping
-        kept.callback(keep, file)
     while True:
+        kept.write(written)
         screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
         row = next(rounds, None)
         if row is None:
@@ -109,22 +106,9 @@ def _one(
     failures = sum(world.control.allgather(bench.failures))
     busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
     footer = Footer(failures, statistics.fmean(busbw), asked.min_busbw, session.memory())
+    kept.write(written, last=True)
     screen.footer(settings, footer, header.program)
-    kept.close()
     return rows, footer
-
-
-def opened_json(world: World, path: str, screen: Screen) -> TextIO | None:
-    """The file of -J, on rank 0; refused on every rank before anything is measured."""
-    files: list[TextIO] = []
-
-    def create() -> str:
-        file, name = open_exclusively(path)
-        files.append(file)
-        return name
-
-    screen.line(f"# Writing JSON output to {world.once(create)}\n")
-    return files[0] if files else None
 
 
 def check_files(asked: Asked) -> None:
@@ -147,12 +131,10 @@ def watching(
     ending: runner.Ending,
     settings: Settings,
     everyone: Control | None = None,
-    on_stuck: Callable[[], None] = lambda: None,
 ) -> Iterator[runner.Progress]:
     """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck.
 
-    everyone: the ranks that measure; None for all. Collective over them. on_stuck: called then, on the
-    rank that tells.
+    everyone: the ranks that measure; None for all. Collective over them.
     """
     if not settings.timeout:
         yield runner.Progress()
@@ -160,7 +142,6 @@ def watching(
 
     def report(text: str) -> None:
         ending.fail_alone(Stuck(text), "", world.rank, world.nonce)
-        on_stuck()
 
     watched = everyone or world.control
     dog = runner.Watchdog(
@@ -201,12 +182,12 @@ def _complaints(name: str, footer: Footer) -> list[str]:
 
 
 def _total(settings: Settings, reduces: bool, rooted: bool, ranks: int) -> int:
-    """How many rows there will be in one cycle."""
+    """How many rows there will be; 0 where they go on for ever."""
     roots = ranks if rooted and settings.root == -1 else 1
     return (
         len(settings.sizes())
         * len(settings.datatypes)
         * (len(settings.reductions) if reduces else 1)
         * roots
-        * max(settings.run_cycles, 1)
+        * settings.run_cycles
     )

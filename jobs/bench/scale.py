@@ -19,9 +19,10 @@ import numpy as np
 import runner
 from jobs.bench import plot, session, table
 from jobs.bench.asked import Asked
+from jobs.bench.keep import Kept, opened_record
 from jobs.bench.operations import OPERATIONS
 from jobs.bench.result import Row
-from jobs.bench.run import WrongResults, check_files, opened_json, watching
+from jobs.bench.run import WrongResults, check_files, watching
 from jobs.bench.screen import Screen
 from jobs.bench.sweep import sweep
 from runner import Control, World
@@ -73,7 +74,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     for ranks in counts:
         session.check_ranks(OPERATIONS[asked.operations[0]], asked.settings, [0] * ranks)
     world.once(lambda: check_files(asked))
-    file = opened_json(world, asked.output_file, screen) if asked.output_file else None
+    kept = opened_record(world, asked.output_file, screen)
     order = near_first(world)
     rungs: list[Rung] = []
     wrong: list[str] = []
@@ -101,7 +102,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         if failure is not None:
             raise failure
         everyone.close()
-    _keep(world, asked, rungs, file)
+    _keep(world, asked, rungs, kept)
     if wrong:
         raise WrongResults("; ".join(wrong), everywhere=True)
     return {"command": "bench scale", "operations": list(asked.operations), "ranks": world.size}
@@ -170,13 +171,15 @@ def measure_alone(world: World, nbytes: int) -> Alone:
     )
 
 
-def _keep(world: World, asked: Asked, rungs: list[Rung], file: Any) -> None:
+def _keep(world: World, asked: Asked, rungs: list[Rung], kept: Kept) -> None:
     if world.rank:
         return
-    if file is not None:
-        with file:
-            json.dump({"program": "scale", "operation": asked.operations[0],
-                       "rungs": [asdict(rung) for rung in rungs]}, file)  # fmt: skip
+    document = {
+        "program": "scale",
+        "operation": asked.operations[0],
+        "rungs": [asdict(rung) for rung in rungs],
+    }
+    kept.write(lambda: json.dumps(document) + "\n", last=True)
     if asked.plot:
         largest = max(rung.asked for rung in rungs)
         # One line: with several types, reductions or roots, of the first.

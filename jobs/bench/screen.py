@@ -52,7 +52,8 @@ class Screen:
     def progress(self, doing: str, done: int, total: int) -> None:
         """A line that the next output replaces; nothing where there is no terminal."""
         if self.shows and self.columns:
-            text = f"[{done}/{total}] {doing}"[: self.columns - 1]
+            of = f"/{total}" if total else ""
+            text = f"[{done}{of}] {doing}"[: self.columns - 1]
             self._status.write(f"{CLEAR}{text}")
             self._status.flush()
 

@@ -19,6 +19,7 @@ from runner import Control, World, clock_offsets
 
 GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
+FLOAT8_LIBRARY = 22400
 CONNECTING = 60.0  # seconds more than -T says that the ranks may take to connect, which many do slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
 SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
@@ -51,7 +52,6 @@ def opened(
     check_device(world, asked.settings)
     check_ranks(operation, asked.settings, colors)
     settings, reduced = within_memory(world, everyone, asked.settings)
-    settings = offered(everyone, world, settings)
     ranks = colors.count(colors[everyone.rank])
     trail.begin(f"opening {name}", "connecting the ranks")
     trail.grace = CONNECTING
@@ -63,6 +63,7 @@ def opened(
         null_stream=settings.stream_null,
     )
     trail.abort = group.abort
+    settings = offered(everyone, world, settings, group.library)
     connected = world.backend.free_memory() if settings.memory else 0
     try:
         traffic = traffic_of(asked, ranks, name, settings)
@@ -141,21 +142,23 @@ def within_memory(world: World, everyone: Control, settings: Settings) -> tuple[
     return replace(settings, maxbytes=fits), fits
 
 
-def offered(everyone: Control, world: World, settings: Settings) -> Settings:
-    """The settings without the types that these GPUs lack (-d all), as nccl-tests filters them.
+def offered(everyone: Control, world: World, settings: Settings, library: int) -> Settings:
+    """The settings without the types that these GPUs or this NCCL lack (-d all), as nccl-tests filters them.
 
-    Raises UserError where one was asked for by name.
+    library: NCCL's version, such as 22809; 0 without. Raises UserError where one was asked for by name.
     """
     device = world.here.device
-    capability = min(everyone.allgather(device.compute_capability if device.kind == "cuda" else 999))
-    if capability >= FLOAT8_CAPABILITY or not any(name.startswith("f8") for name in settings.datatypes):
+    if device.kind != "cuda" or not any(name.startswith("f8") for name in settings.datatypes):
+        return settings
+    capability = min(everyone.allgather(device.compute_capability))
+    if capability >= FLOAT8_CAPABILITY and library >= FLOAT8_LIBRARY:
         return settings
     rest = tuple(name for name in settings.datatypes if not name.startswith("f8"))
     if not rest:
         raise runner.UserError(
-            "these GPUs have no 8-bit floats",
-            got=f"{settings.datatypes[0]} on compute capability {capability / 10:g}",
-            expected="9.0 or later",
+            "there are no 8-bit floats here",
+            got=f"compute capability {capability / 10:g}, NCCL {library // 10000}.{library // 100 % 100}",
+            expected="9.0 or later, NCCL 2.24 or later",
             everywhere=True,
         )
     return replace(settings, datatypes=rest)

@@ -64,6 +64,12 @@ class Settings:
         return sizes
 
 
+def size_text(size: int) -> str:
+    """Bytes as people write them, where that is exact: "32M"."""
+    unit = next((unit for unit in reversed(UNITS) if size % UNITS[unit] == 0 and size), "")
+    return f"{size // UNITS[unit]}{unit.upper()}"
+
+
 def parse_size(text: str) -> int:
     """Bytes of "8", "32M", "1.5g", "1e6": K, M, G are powers of 1024. Raises UserError."""
     match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmgKMG]?)\s*", text)

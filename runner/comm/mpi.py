@@ -82,6 +82,11 @@ class MpiComm:
             wide = array.astype(np.float32)
             self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
             array[...] = wide
+        elif array.dtype.itemsize == 1 and operation == "sum":
+            # Open MPI's AVX code saturates sums of bytes; NumPy's and NCCL's wrap round.
+            wide = array.astype(np.int64)
+            self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
+            array[...] = wide.astype(array.dtype)
         else:
             self._comm.Allreduce(self._mpi.IN_PLACE, array, mpi_operation)
 

@@ -230,6 +230,8 @@ class MpiCollectives(HostMemory):
         All of them together have to be countable, because MPI libraries add counts up in their own type.
         """
         size, native = call.datatype.itemsize, NATIVE.get(call.datatype.name)
+        if reduced and size == 1 and OPERATORS[call.reduction] == "SUM":
+            native = None  # Open MPI's AVX code saturates sums of bytes; NCCL's and NumPy's wrap round
         width = size if native or reduced else 1
         total = sum(counts) * size
         if total // width > self._largest_count:

@@ -109,6 +109,14 @@ def test_all_reduce(comm: MpiComm, dtype: str, operation: Operation) -> None:
     np.testing.assert_array_equal(array, getattr(inputs, operation)(axis=0))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_sums_of_bytes_wrap_round(comm: MpiComm, dtype: str) -> None:
+    inputs = np.random.default_rng(7).integers(0, 256, (comm.size, 1000)).astype(np.uint8).view(dtype)
+    array = inputs[comm.rank].copy()
+    comm.all_reduce(array, "sum")
+    np.testing.assert_array_equal(array, inputs.sum(axis=0, dtype=dtype))
+
+
 def test_half_precision_is_added_in_single_and_rounded_once(comm: MpiComm) -> None:
     array = np.full(2, 2048 if comm.rank == 0 else 1, np.float16)
     comm.all_reduce(array, "sum")

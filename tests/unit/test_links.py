@@ -34,11 +34,12 @@ class Nvml:
     NVML_NVLINK_MAX_LINKS = 36
     NVML_FEATURE_ENABLED = 1
     NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
+    NVML_FI_DEV_NVLINK_GET_SPEED = 164
     NVML_SUCCESS = 0
 
     def __init__(self, links: list[int], speed: int = 26562, pcie: tuple[int, int] = (5, 16)) -> None:
         self.links, self.speed, self.pcie = links, speed, pcie
-        self.speed_status = 0
+        self.told: set[object] = {90}  # the fields that have the speed
         self.initialized = 0
         self.failing: dict[str, NVMLError] = {}
 
@@ -66,10 +67,9 @@ class Nvml:
             raise InvalidArgument("Invalid Argument")
         return self.links[link]
 
-    def nvmlDeviceGetFieldValues(self, device: str, fields: list[int]) -> list[SimpleNamespace]:
-        assert fields == [90]
+    def nvmlDeviceGetFieldValues(self, device: str, fields: list[object]) -> list[SimpleNamespace]:
         value = SimpleNamespace(uiVal=self.speed)
-        return [SimpleNamespace(nvmlReturn=self.speed_status, value=value)]
+        return [SimpleNamespace(nvmlReturn=0 if field in self.told else 3, value=value) for field in fields]
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, device: str) -> int:
         self._answer("pcie")
@@ -141,8 +141,14 @@ def test_what_fails_is_told(call: str, error: NVMLError, nvlink: str, pcie: str)
 
 def test_no_speed() -> None:
     nvml = Nvml([1] * 18)
-    nvml.speed_status = 3
-    assert read_gpu_links(UUID, nvml).nvlink == Reading(None, "NVML: no NVLink speed (status 3)")
+    nvml.told = set()
+    assert read_gpu_links(UUID, nvml).nvlink == Reading(None, "NVML: no NVLink speed")
+
+
+def test_the_speed_of_a_link_by_its_number_where_the_common_one_is_not_supported() -> None:
+    nvml = Nvml([1] * 18)
+    nvml.told = {(164, 0)}
+    assert read_gpu_links(UUID, nvml).nvlink.rate == 450.0
 
 
 def test_a_gpu_that_nvml_does_not_know() -> None:
@@ -165,7 +171,8 @@ def test_the_names_are_those_of_the_module() -> None:
     ]
     assert len(ours) > 10
     assert [name for name in ours if not hasattr(pynvml, name)] == []
-    for name in ("NVML_FEATURE_ENABLED", "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", "NVML_SUCCESS"):
+    fields = ("NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", "NVML_FI_DEV_NVLINK_GET_SPEED")
+    for name in ("NVML_FEATURE_ENABLED", *fields, "NVML_SUCCESS"):
         assert getattr(pynvml, name) == getattr(Nvml, name)
 
 

@@ -153,12 +153,14 @@ FLOAT8 = ("f8e4m3", "f8e5m2")
 
 @pytest.fixture
 def types(on_ranks: Any) -> Any:
-    """Which of some types are measured on GPUs of these compute capabilities."""
+    """Which of some types are measured on GPUs of these compute capabilities, with this version of NCCL."""
 
-    def run(capabilities: Sequence[int], datatypes: tuple[str, ...]) -> tuple[str, ...]:
+    def run(
+        capabilities: Sequence[int], datatypes: tuple[str, ...], library: int = 22809
+    ) -> tuple[str, ...]:
         def body(world: World) -> tuple[str, ...]:
             world = with_devices(world, [gpu(compute_capability=one) for one in capabilities])
-            return offered(world.control, world, Settings(datatypes=datatypes)).datatypes
+            return offered(world.control, world, Settings(datatypes=datatypes), library).datatypes
 
         found = on_ranks(len(capabilities), body)
         assert len({*found}) == 1
@@ -172,16 +174,20 @@ def test_all_types_are_those_that_every_gpu_has(types: Any) -> None:
     assert types([90, 100], everything) == everything
     assert types([90, 80], everything) == everything[:10]
     assert types([80, 80], ("float",)) == ("float",)
+    assert types([90, 90], everything, 22304) == everything[:10]
+    assert types([90, 90], everything, 22403) == everything
 
 
 def test_a_type_asked_for_by_name_is_refused_where_it_is_not(types: Any) -> None:
-    with pytest.raises(runner.UserError, match=r"f8e4m3 on compute capability 8\.9, expected 9\.0 or later"):
+    with pytest.raises(runner.UserError, match=r"capability 8\.9, NCCL 2\.28, expected 9\.0 or later"):
         types([90, 89], ("f8e4m3",))
+    with pytest.raises(runner.UserError, match=r"capability 9, NCCL 2\.23, expected .*NCCL 2\.24 or later"):
+        types([90, 90], ("f8e5m2",), 22304)
 
 
 def test_cpus_have_all_types(on_ranks: Any) -> None:
     wanted = Settings(datatypes=FLOAT8)
-    assert on_ranks(2, lambda world: offered(world.control, world, wanted).datatypes) == [FLOAT8, FLOAT8]
+    assert on_ranks(2, lambda world: offered(world.control, world, wanted, 0).datatypes) == [FLOAT8, FLOAT8]
 
 
 @pytest.mark.parametrize(

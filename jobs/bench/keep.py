@@ -1,0 +1,47 @@
+"""The file of -J while the run goes on: whole at every moment, whatever ends the run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs.bench.record import open_exclusively
+from jobs.bench.screen import Screen
+from runner import World
+
+SHARE = 0.05  # of the time, at most, for writing
+
+
+class Kept:
+    """A file that is replaced by a newer text in one step. path: None on ranks that write nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._due = path, 0.0
+
+    def write(self, text: Callable[[], str], last: bool = False) -> None:
+        """Write `text()`, or leave that for later where it was done just now; last: whatever it takes."""
+        if self._path is None or (not last and time.monotonic() < self._due):
+            return
+        begin = time.monotonic()
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        temporary.write_text(text(), encoding="utf-8")
+        temporary.replace(self._path)
+        end = time.monotonic()
+        self._due = end + (end - begin) / SHARE
+
+
+def opened_record(world: World, path: str | None, screen: Screen) -> Kept:
+    """The file of -J, on rank 0; refused on every rank alike, before anything is measured."""
+    if path is None:
+        return Kept(None)
+
+    def create() -> str:
+        file, name = open_exclusively(path)
+        file.close()
+        return name
+
+    name = world.once(create)
+    screen.line(f"# Writing JSON output to {name}\n")
+    return Kept(Path(name) if world.rank == 0 else None)
