@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -50,7 +49,7 @@ class BenchCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         for title, lettered in (("Options of nccl-tests", True), ("Further options", False)):
-            chosen = [one for one in options if (re.match("-[a-gi-zA-Z]$", one.opts[0]) is not None) is lettered]
+            chosen = [one for one in options if (one.name in NCCL_TESTS) is lettered]
             rows = [row for one in chosen if (row := one.get_help_record(ctx)) is not None]
             if rows:
                 with formatter.section(title):
@@ -171,6 +170,7 @@ LETTERS = {
     "-V": option("-V", "device_cta_count", "No.", type=int, callback=no_device_api, hidden=True),
 }  # fmt: skip
 
+NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {field.name for field in fields(Settings)}
 PLOT = click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png.")
 LINK_RATE = click.option(
     "--link-rate", type=click.FloatRange(min=0, min_open=True), metavar="GB/s",

@@ -167,6 +167,7 @@ def _clock_graph(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
     settings, group = bench.settings, bench.group
     launches = settings.cudagraph
     count = len(steps) * settings.agg_iters * launches
+    bench.everyone.barrier()
     plan = [group.captured([call for step in steps for call in step])] * launches
     _line_up(bench)
     start = time.perf_counter()
