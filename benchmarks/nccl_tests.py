@@ -45,7 +45,7 @@ from runner.report.record import write
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
 THEIRS = "nccl-tests"
-LAUNCHER = "mpirun -np {ranks} --bind-to none --allow-run-as-root"
+LAUNCHER = "mpirun -np {ranks} --map-by slot:PE=4 --bind-to core --allow-run-as-root"  # cores of its own for each
 MIB = 1 << 20
 DAY = 86400.0
 
@@ -67,7 +67,8 @@ def main() -> None:
     options, rest = arguments()
     environment = library_first(os.environ, options.libnccl)
     sizes = ["-b", options.minbytes, "-e", options.maxbytes, "-f", options.factor]
-    common = [*sizes, *(["-G", "1"] if options.graph else []), *rest]
+    cycles = ["-N", str(options.cycles)] if options.cycles > 1 else []
+    common = [*sizes, *cycles, *(["-G", "1"] if options.graph else []), *rest]
     launcher = shlex.split(options.launcher.format(ranks=options.ranks))
     turns = {
         operation: Turns(
@@ -79,7 +80,7 @@ def main() -> None:
         for operation in options.ops
     }
     about = facts(options.ranks, environment)
-    for _ in take_turns(turns, options.rounds, options.budget_seconds, environment):
+    for _ in take_turns(turns, options.rounds, options.cycles, options.budget_seconds, environment):
         if options.json:
             write({**about, **record(turns)}, options.json)
     for operation, turn in turns.items():
@@ -103,6 +104,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--ops", nargs="+", default=OPERATIONS, metavar="OP")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cycles", type=int, default=1, help="times through all sizes in a round (-N)")
     parser.add_argument("-b", dest="minbytes", default="8", metavar="BYTES")
     parser.add_argument("-e", dest="maxbytes", default="8G", metavar="BYTES")
     parser.add_argument("-f", dest="factor", default="2", metavar="FACTOR")
@@ -123,7 +125,7 @@ def library_first(environment: Mapping[str, str], folder: Path | None) -> dict[s
 
 
 def take_turns(
-    turns: Mapping[str, Turns], rounds: int, budget: float, environment: Mapping[str, str]
+    turns: Mapping[str, Turns], rounds: int, cycles: int, budget: float, environment: Mapping[str, str]
 ) -> Iterator[None]:
     """Round after round over all operations, one yield after each; an operation that failed is left out.
 
@@ -140,7 +142,7 @@ def take_turns(
                 print(f"out of time before round {number + 1} of {operation}", file=sys.stderr)
                 return
             try:
-                take_turn(turn, number, environment, end)
+                take_turn(turn, number, cycles, environment, end)
             except Failed as reason:
                 turn.failure = str(reason)
             turn.seconds = max(turn.seconds, time.monotonic() - started)
@@ -149,8 +151,11 @@ def take_turns(
             yield
 
 
-def take_turn(turn: Turns, number: int, environment: Mapping[str, str], end: float) -> None:
-    """Both programs once; all or nothing is kept. end: on the monotonic clock, when time is up."""
+def take_turn(turn: Turns, number: int, cycles: int, environment: Mapping[str, str], end: float) -> None:
+    """Both programs once; all or nothing is kept. end: on the monotonic clock, when time is up.
+
+    Each of the cycles through all sizes that a program makes counts as a round.
+    """
     found: dict[str, list[Row]] = {}
     for name in in_turn((OURS, THEIRS), number):
         text = output_of(name, turn.commands[name], environment, end - time.monotonic())
@@ -158,12 +163,15 @@ def take_turn(turn: Turns, number: int, environment: Mapping[str, str], end: flo
         turn.headers.setdefault(name, header_of(text))
     require_same(found, turn)
     for name, rows in found.items():
-        turn.rounds[name].append(rows)
+        length = len(rows) // cycles
+        turn.rounds[name] += [rows[i : i + length] for i in range(0, len(rows), length)]
 
 
 def require_same(found: Mapping[str, list[Row]], turn: Turns) -> None:
     """Failed unless both programs measured the same rows, the same as before, with the same libnccl."""
-    expected = (turn.rounds[THEIRS] or [found[THEIRS]])[0]
+    expected = found[THEIRS]
+    if turn.rounds[THEIRS] and expected[0].what != turn.rounds[THEIRS][0][0].what:
+        raise Failed(f"nccl-tests measured something else than before: {expected[0].what}")
     for name, rows in found.items():
         for got, other in zip_longest((row.what for row in rows), (row.what for row in expected)):
             if got != other:

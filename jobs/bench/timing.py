@@ -75,6 +75,7 @@ def _line_up(bench: Bench) -> None:
     """All ranks here at once, and nothing left to do but the timed calls: what a rank still had to prepare,
     the others would wait for in their first call."""
     bench.trail.before("at the barrier before the timed calls")
+    bench.group.rehearse()
     bench.everyone.barrier()
     bench.trail.enter(1)
 

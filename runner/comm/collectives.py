@@ -189,6 +189,9 @@ class Collectives(Protocol):
     def issue(self, calls: Sequence[Function]) -> None:
         """Make the calls; RunError when the library refuses one."""
 
+    def rehearse(self) -> None:
+        """Go through `issue` and `wait` with nothing to do, so that what they run is in the caches."""
+
     def marks(self, count: int) -> Sequence[Mark]:
         """That many marks, not recorded yet."""
 

@@ -167,6 +167,13 @@ class Calls:
 
     def _operator(self, call: Call) -> int:
         """ncclRedOp_t. mulsum is an operator of this communicator, made once for a datatype."""
+        if self.size == 1 and call.datatype.name.startswith("f8") and call.reduction in ("avg", "mulsum"):
+            raise UserError(
+                "NCCL on a single rank does not scale 8-bit floats",
+                got=f"-d {call.datatype.name} -o {call.reduction}",
+                expected="two ranks or more, or another reduction",
+                everywhere=True,
+            )
         if call.reduction != "mulsum":
             return REDUCTIONS.index(call.reduction)
         known = call.datatype

@@ -124,6 +124,10 @@ class NcclCollectives:
         except cupy.cuda.runtime.CUDARuntimeError as reason:
             raise cuda_failure("starting an operation", reason) from reason
 
+    def rehearse(self) -> None:
+        self.issue(())
+        self.wait()
+
     def marks(self, count: int) -> list[EventMark]:
         return [EventMark(self._stream) for _ in range(count)]
 
