@@ -45,7 +45,8 @@ from runner.report.record import write
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
 THEIRS = "nccl-tests"
-LAUNCHER = "mpirun -np {ranks} --map-by slot:PE=4 --bind-to core --allow-run-as-root"  # cores of its own for each
+# Cores of its own for each rank: two that share one take turns.
+LAUNCHER = "mpirun -np {ranks} --map-by slot:PE=4 --bind-to core --allow-run-as-root"
 MIB = 1 << 20
 DAY = 86400.0
 

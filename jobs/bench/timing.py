@@ -51,9 +51,6 @@ def clock(bench: Bench, point: Point) -> Timed:
     settings, group = bench.settings, bench.group
     inner = settings.agg_iters
     calls = [group.bind(bound_call(bench, point, i)) for i in range(settings.iters * inner)]
-    bench.trail.before("in the call before the timed ones")
-    group.issue([calls[0]])
-    group.wait()
     steps = [calls[i : i + inner] for i in range(0, len(calls), inner)]
     if inner > 1:
         steps = [[group.grouped(step)] for step in steps]
@@ -61,26 +58,31 @@ def clock(bench: Bench, point: Point) -> Timed:
     gc.disable()  # a collection in the middle would be timed
     try:
         if settings.cudagraph:
-            return _clock_graph(bench, steps)
+            return _clock_graph(bench, calls[:1], steps)
         if settings.blocking:
-            return _clock_blocking(bench, steps)
-        return _clock_queued(bench, steps)
+            return _clock_blocking(bench, calls[:1], steps)
+        return _clock_queued(bench, calls[:1], steps)
     finally:
         if collecting:
             gc.enable()
         bench.trail.done()
 
 
-def _line_up(bench: Bench) -> None:
-    """All ranks here at once, and nothing left to do but the timed calls: what a rank still had to prepare,
-    the others would wait for in their first call."""
+def _line_up(bench: Bench, first: Sequence[Any]) -> None:
+    """The call that is not timed, and all ranks here at once, with nothing left to do but the timed calls.
+
+    What a rank still had to prepare, the others would wait for in their first call; and what lies between
+    the two calls lets caches and the device go cold.
+    """
+    bench.trail.before("in the call before the timed ones")
+    bench.group.issue(first)
+    bench.group.wait()
     bench.trail.before("at the barrier before the timed calls")
-    bench.group.rehearse()
     bench.everyone.barrier()
     bench.trail.enter(1)
 
 
-def _clock_queued(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
+def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> Timed:
     """All calls issued, then waited for (-z 0)."""
     settings, group = bench.settings, bench.group
     count = len(steps) * settings.agg_iters
@@ -102,7 +104,7 @@ def _clock_queued(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
     if marks:
         plan.append(marks[-1].record)
     issued, follower = group.flat(plan), _follower(bench, marks) if bench.watched else None
-    _line_up(bench)
+    _line_up(bench, first)
     start = time.perf_counter()
     group.issue(issued)
     queued = time.perf_counter() - start
@@ -118,16 +120,19 @@ def _clock_queued(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
 def _follower(bench: Bench, marks: Sequence[Any]) -> Any:
     """Tells the watchdog which iteration the device is in, while the host waits."""
 
-    def follow() -> None:
-        done = sum(1 for _ in itertools.takewhile(bench.group.passed, marks))
-        bench.trail.enter(max(1, done)) if done != reached[0] else None
-        reached[0] = done
+    reached = 0
 
-    reached = [-1]
+    def follow() -> None:
+        nonlocal reached
+        done = sum(1 for _ in itertools.takewhile(bench.group.passed, marks))
+        if done > reached:
+            reached = done
+            bench.trail.enter(done)
+
     return follow
 
 
-def _clock_blocking(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
+def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> Timed:
     """Every call waited for: -z 1 with a barrier after it, -z 2 without, -z 3 with one that is not timed."""
     settings, group, everyone = bench.settings, bench.group, bench.everyone
     count = len(steps) * settings.agg_iters
@@ -136,7 +141,7 @@ def _clock_blocking(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
     marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
     begun: list[float] = []
     spent = 0.0
-    _line_up(bench)
+    _line_up(bench, first)
     start = time.perf_counter()
     for number, step in enumerate(steps):
         bench.trail.enter(number + 1)
@@ -163,14 +168,17 @@ def _clock_blocking(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
     return Timed(seconds / count, seconds / count, singles, stamps)
 
 
-def _clock_graph(bench: Bench, steps: Sequence[Sequence[Any]]) -> Timed:
+def _clock_graph(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> Timed:
     """All calls captured into one graph, which is launched -G times."""
     settings, group = bench.settings, bench.group
     launches = settings.cudagraph
     count = len(steps) * settings.agg_iters * launches
-    bench.everyone.barrier()
+    _line_up(bench, first)
     plan = [group.captured([call for step in steps for call in step])] * launches
-    _line_up(bench)
+    bench.trail.before("at the barrier before the graph")
+    group.rehearse()  # recording has made caches cold
+    bench.everyone.barrier()
+    bench.trail.enter(1)
     start = time.perf_counter()
     group.issue(plan)
     queued = time.perf_counter() - start
