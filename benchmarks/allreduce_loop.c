@@ -27,7 +27,8 @@ static size_t bytes(const char *text) {
 }
 
 static float *filled(size_t size) {
-  float *buffer = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+  size_t page = 2 << 20; /* of huge pages */
+  float *buffer = aligned_alloc(page, (size + page - 1) / page * page);
   if (buffer == NULL) {
     fprintf(stderr, "no memory for %zu bytes\n", size);
     MPI_Abort(MPI_COMM_WORLD, 3);
@@ -68,6 +69,8 @@ int main(int argc, char **argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   float *send = filled(most), *recv = filled(most);
+  for (size_t size = least; size >= sizeof(float) && size <= most; size *= 2) /* warm-up, as nccl-tests does */
+    MPI_Allreduce(send, recv, (int)(size / sizeof(float)), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   for (size_t size = least; size >= sizeof(float) && size <= most; size *= 2) {
     double sum, mine = timed(send, recv, size / sizeof(float), most / sizeof(float), (int)calls);
     MPI_Reduce(&mine, &sum, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);

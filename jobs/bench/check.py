@@ -86,17 +86,8 @@ def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) 
 
 def text(bits: int, datatype: runner.Datatype) -> str:
     """An element for people, such as "1.5 (0x3fc00000)"."""
-    value = np.array([bits], f"u{datatype.itemsize}").view(_dtype(datatype))[0]
+    value = np.array([bits], f"u{datatype.itemsize}").view(datatype.dtype)[0]
     return f"{value!s} (0x{bits:0{2 * datatype.itemsize}x})"
-
-
-def _dtype(datatype: runner.Datatype) -> np.dtype[Any]:
-    if hasattr(np, datatype.numpy):
-        return np.dtype(datatype.numpy)
-    import ml_dtypes
-
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, datatype.numpy))
-    return dtype
 
 
 def _on_host(memory: Any) -> bool:

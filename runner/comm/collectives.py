@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from runner.comm import Array, Control
 
 Function = Callable[[], object]
@@ -45,6 +47,16 @@ class Datatype:
     numpy: str
     mantissa: int = 0
     exponent: int = 0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's dtype, or ml_dtypes' where NumPy has none."""
+        module: Any = np
+        if not hasattr(np, self.numpy):
+            import ml_dtypes
+
+            module = ml_dtypes
+        return np.dtype(getattr(module, self.numpy))
 
     @property
     def floating(self) -> bool:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -57,20 +56,9 @@ def allocate(nbytes: int) -> HostBuffer:
     return HostBuffer(raw[begin : begin + nbytes])
 
 
-def numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
-    """NumPy's dtype for an element type; of ml_dtypes for those that NumPy lacks."""
-    module: Any = np
-    if not hasattr(np, datatype.numpy):
-        import ml_dtypes
-
-        module = ml_dtypes
-    dtype: np.dtype[Any] = np.dtype(getattr(module, datatype.numpy))
-    return dtype
-
-
 def elements(place: Place, count: int, datatype: Datatype) -> Array:
     """`count` elements from a place on, as a flat array of their own dtype."""
-    return place.bytes(count * datatype.itemsize).view(numpy_dtype(datatype))
+    return place.bytes(count * datatype.itemsize).view(datatype.dtype)
 
 
 @_unheeded

@@ -33,7 +33,6 @@ from runner.comm.host import (
     copied,
     hypercube,
     in_turn,
-    numpy_dtype,
     premultiplied,
 )
 from runner.comm.mpi import MpiComm
@@ -254,7 +253,7 @@ class MpiCollectives(HostMemory):
         key = (datatype.name, nbytes)
         if key not in self._types:
             made = self._types[key] = self._mpi.BYTE.Create_contiguous(nbytes).Commit()
-            self._dtypes[made.handle] = numpy_dtype(datatype)
+            self._dtypes[made.handle] = datatype.dtype
         return self._types[key]
 
     def _operator(self, call: Call, unit: Unit) -> Any:

@@ -21,7 +21,6 @@ from runner.comm.host import (
     copied,
     hypercube,
     in_turn,
-    numpy_dtype,
     premultiplied,
 )
 from runner.comm.simulated import SimulatedComm
@@ -142,7 +141,7 @@ class SimulatedCollectives(HostMemory):
         if not receives:
             return steps
         [(_, own)] = self._own(outgoing)
-        dtype, ufunc = numpy_dtype(call.datatype), COMBINE[call.reduction]
+        dtype, ufunc = call.datatype.dtype, COMBINE[call.reduction]
         result = call.recv.bytes(own.nbytes)
         # In place, the result would overwrite this rank's part before its turn comes.
         total = allocate(own.nbytes).array if call.in_place and self.rank else result

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS, Call, Collectives, Datatype, Place
-from runner.comm.host import HostBuffer, average, combine, hypercube, numpy_dtype
+from runner.comm.host import HostBuffer, average, combine, hypercube
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.simulated_collectives import SimulatedCollectives
 from runner.errors import RunError, UserError
@@ -52,7 +52,7 @@ class Case:
         if self.operation not in REDUCING:
             low, high = 0, 9
         drawn = np.random.default_rng([rank, length]).integers(low, high, length)
-        return drawn.astype(numpy_dtype(self.datatype))
+        return drawn.astype(self.datatype.dtype)
 
     def reduced(self, size: int) -> np.ndarray:
         parts = np.array([self.data(rank, size).astype(np.float64) for rank in range(size)])
@@ -65,7 +65,7 @@ class Case:
             "avg": lambda: parts.sum(0) / size if self.datatype.floating else parts.sum(0) // size,
             "mulsum": lambda: (parts * factors).sum(0),
         }
-        return rule[self.reduction]().astype(numpy_dtype(self.datatype))
+        return rule[self.reduction]().astype(self.datatype.dtype)
 
     def result(self, rank: int, size: int) -> np.ndarray | None:
         """What a rank has received in the end; None where it receives nothing."""

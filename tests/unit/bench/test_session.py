@@ -155,9 +155,7 @@ FLOAT8 = ("f8e4m3", "f8e5m2")
 def types(on_ranks: Any) -> Any:
     """Which of some types are measured on GPUs of these compute capabilities, with this version of NCCL."""
 
-    def run(
-        capabilities: Sequence[int], datatypes: tuple[str, ...], library: int = 22809
-    ) -> tuple[str, ...]:
+    def run(capabilities: Sequence[int], datatypes: tuple[str, ...], library: int = 22809) -> tuple[str, ...]:
         def body(world: World) -> tuple[str, ...]:
             world = with_devices(world, [gpu(compute_capability=one) for one in capabilities])
             return offered(world.control, world, Settings(datatypes=datatypes), library).datatypes
