@@ -56,7 +56,8 @@ class Datatype:
             import ml_dtypes
 
             module = ml_dtypes
-        return np.dtype(getattr(module, self.numpy))
+        dtype: np.dtype[Any] = np.dtype(getattr(module, self.numpy))
+        return dtype
 
     @property
     def floating(self) -> bool:

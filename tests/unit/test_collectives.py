@@ -141,7 +141,7 @@ def faults(group: Collectives, case: Case) -> list[str]:
     if not case.in_place and not np.array_equal(send.buffer.array, before_send):
         found.append(f"rank {group.rank} {case}: the send buffer has changed")
     if wanted is None:
-        wanted = np.empty(0, numpy_dtype(case.datatype))
+        wanted = np.empty(0, case.datatype.dtype)
     got = recv.bytes(wanted.nbytes).view(wanted.dtype)
     if got.tobytes() != wanted.tobytes():
         found.append(f"rank {group.rank} {case}: got {got}, expected {wanted}")
@@ -272,7 +272,7 @@ def test_integers_wrap_around() -> None:
 def test_overflow_is_silent() -> None:
     """A timed loop adds its own results up; a warning on the first infinity would only worry."""
     for name in ("half", "float", "bfloat16", "f8e4m3", "f8e5m2"):
-        array = np.full(3, 8, numpy_dtype(DATATYPES[name]))
+        array = np.full(3, 8, DATATYPES[name].dtype)
         for _ in range(200):
             combine(np.add, array, array.copy())
         average(array, 3)
@@ -291,7 +291,7 @@ def nearest(dtype: np.dtype, value: Fraction) -> np.ndarray:
 @pytest.mark.parametrize("name", ["half", "bfloat16", "f8e4m3", "f8e5m2", "float", "double"])
 @pytest.mark.parametrize("ranks", [1, 3, 5, 7, 9, 11, 1000, 4099])
 def test_averages_are_the_nearest_values(name: str, ranks: int) -> None:
-    dtype = numpy_dtype(DATATYPES[name])
+    dtype = DATATYPES[name].dtype
     values = np.array([1, 1.5, 2, 3, 5, 7, 10, 12, 96, 224], dtype)
     got = values.copy()
     average(got, ranks)
@@ -301,7 +301,7 @@ def test_averages_are_the_nearest_values(name: str, ranks: int) -> None:
 
 def test_integer_averages_round_down() -> None:
     for name in ("int8", "uint8", "int32", "int64", "uint64"):
-        dtype = numpy_dtype(DATATYPES[name])
+        dtype = DATATYPES[name].dtype
         values = np.array([0, 1, 2, 3, 99, 100, np.iinfo(dtype).max], dtype)
         for ranks in (1, 3, 200):  # 200 is no int8
             got = values.copy()
@@ -310,10 +310,10 @@ def test_integer_averages_round_down() -> None:
 
 
 def test_numpys_dtypes() -> None:
-    assert numpy_dtype(DATATYPES["half"]) == np.float16
-    assert numpy_dtype(DATATYPES["bfloat16"]) == ml_dtypes.bfloat16
+    assert DATATYPES["half"].dtype == np.float16
+    assert DATATYPES["bfloat16"].dtype == ml_dtypes.bfloat16
     for datatype in DATATYPES.values():
-        dtype = numpy_dtype(datatype)
+        dtype = datatype.dtype
         assert (dtype.name, dtype.itemsize) == (datatype.numpy, datatype.itemsize)
 
 
