@@ -7,6 +7,7 @@ failure, speaks, and aborts the run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -30,7 +31,7 @@ class Ending:
 
     directory: shared with whoever started the ranks; None when nobody waits for a verdict.
     usage_status: the exit status of a UserError. farewell: what an interrupted run says. world: set
-    once it is open.
+    once it is open. keep: saves what is worth it before this process ends; OSError is its own affair.
     """
 
     directory: RunDirectory | None = None
@@ -39,6 +40,7 @@ class Ending:
     usage_status: int = UserError.exit_code
     farewell: str = "interrupted; nothing was written"
     world: World | None = None
+    keep: Callable[[], None] | None = None
 
     def unfinished(self, partial: Path | None) -> None:
         """Name the file to remove if the run fails; None once it has its final name."""
@@ -47,6 +49,9 @@ class Ending:
             self.directory.keep_partial(partial)
 
     def clean(self) -> None:
+        if self.keep is not None:
+            with contextlib.suppress(OSError):
+                self.keep()
         if self.partial is not None:
             self.partial.unlink(missing_ok=True)
 

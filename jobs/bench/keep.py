@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +25,9 @@ class Kept:
         if self._path is None or (not last and time.monotonic() < self._due):
             return
         begin = time.monotonic()
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        temporary.write_text(text(), encoding="utf-8")
+        content = text().encode("utf-8")
+        temporary = self._path.with_name(f"{self._path.name}.{threading.get_native_id()}")
+        temporary.write_bytes(content)
         temporary.replace(self._path)
         end = time.monotonic()
         self._due = end + (end - begin) / SHARE

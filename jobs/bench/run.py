@@ -60,7 +60,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
             watching(world, ending, asked.settings) as trail,
             opened(world, world.control, asked, name, trail, colors) as session,
         ):
-            lines, footer = _one(world, asked, session, screen, door.words)
+            lines, footer = _one(world, ending, asked, session, screen, door.words)
         wrong += _complaints(name, footer)
         if asked.plot and world.rank == 0:
             label = name if len(asked.operations) > 1 else session.header.backend.partition(" (")[0]
@@ -76,7 +76,12 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
 
 
 def _one(
-    world: World, asked: Asked, session: Session, screen: Screen, words: tuple[str, ...]
+    world: World,
+    ending: runner.Ending,
+    asked: Asked,
+    session: Session,
+    screen: Screen,
+    words: tuple[str, ...],
 ) -> tuple[list[Row], Footer]:
     """One operation from header to footer; its rows."""
     settings, header, bench = session.bench.settings, session.header, session.bench
@@ -92,6 +97,7 @@ def _one(
     def written() -> str:
         return record(settings, header, rows, footer, words, runner.environment(), started, time.time())
 
+    ending.keep = lambda: kept.write(written, last=True)
     while True:
         kept.write(written)
         screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
@@ -107,6 +113,7 @@ def _one(
     busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
     footer = Footer(failures, statistics.fmean(busbw), asked.min_busbw, session.memory())
     kept.write(written, last=True)
+    ending.keep = None
     screen.footer(settings, footer, header.program)
     return rows, footer
 

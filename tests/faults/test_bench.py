@@ -249,12 +249,15 @@ def test_a_run_that_goes_on_is_left_alone(site: Site) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("timeout", [(), ("-T", "30")], ids=["unwatched", "watched"])
 def test_an_interrupted_run_ends_whole(site: Site, number: signal.Signals, timeout: tuple[str, ...]) -> None:
-    process = site.begin("all_reduce", *FOR_EVER, *timeout)
+    process = site.begin("all_reduce", *FOR_EVER, "-J", "out.json", *timeout)
     site.in_full_swing(process)
     process.send_signal(number)
     errors = site.end(process)
     assert process.returncode == 128 + number
     assert errors == f"meshrun: interrupted by {number.name}: every rank has ended"
+    record = json.loads((site.work / "out.json").read_text())
+    assert len(record["results"]) > 0
+    assert record["errors"] == ["ended before all was measured"]
 
 
 def test_an_interrupted_run_whose_rank_is_stopped_ends_whole(site: Site) -> None:
