@@ -118,8 +118,8 @@ def within_memory(world: World, everyone: Control, settings: Settings) -> tuple[
     """The settings with maxbytes as large as memory holds, and that size where it is less than asked.
 
     On GPUs nccl-tests' rule: 1 GiB for each 16 installed (at most 4) and one more stay free, the rest holds
-    three buffers, two without checks. On CPUs: half of what is available, shared by the
-    host's ranks, holds two. Raises UserError where not even the smallest size fits.
+    three buffers, two without checks. On CPUs: what is available, shared by the host's ranks, holds five: two
+    buffers, two for scratch, and one stays free. Raises UserError where not even the smallest size fits.
     """
     device = world.here.device
     if device.kind == "cuda":
@@ -127,7 +127,7 @@ def within_memory(world: World, everyone: Control, settings: Settings) -> tuple[
         fits = (device.memory - reserve) // (3 if settings.check else 2)
     else:
         local = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-        fits = world.backend.free_memory() // 2 // local // 2
+        fits = world.backend.free_memory() // 5 // local
     fits = max(min(everyone.allgather(fits)), 0)
     if settings.maxbytes <= fits:
         return settings, None

@@ -84,14 +84,28 @@ def average(total: Array, ranks: int) -> None:
         np.divide(total, wide.type(ranks), out=total, dtype=wide, casting="unsafe")
 
 
-def premultiplied(call: Call, rank: int, count: int) -> tuple[list[Function], Call]:
+class Scratch:
+    """Memory that a call needs beside its buffers. Calls of a rank come one after another and share it."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, HostBuffer] = {}
+
+    def place(self, use: str, nbytes: int) -> Place:
+        """At least that many bytes; the same for every call with this `use`."""
+        known = self._buffers.get(use)
+        if known is None or known.nbytes < nbytes:
+            known = self._buffers[use] = allocate(nbytes)
+        return Place(known)
+
+
+def premultiplied(call: Call, rank: int, count: int, scratch: Scratch) -> tuple[list[Function], Call]:
     """For mulsum of `count` elements: the step that fills a scratch buffer, and the call that sends it."""
     if call.reduction != "mulsum":
         return [], call
-    scratch = Place(allocate(count * call.datatype.itemsize))
-    source, target = (elements(place, count, call.datatype) for place in (call.send, scratch))
+    product = scratch.place("product", count * call.datatype.itemsize)
+    source, target = (elements(place, count, call.datatype) for place in (call.send, product))
     fill = partial(_multiply, source, premultiplier(rank), target)
-    return [fill], dataclasses.replace(call, send=scratch, in_place=False)
+    return [fill], dataclasses.replace(call, send=product, in_place=False)
 
 
 def averaged(call: Call, ranks: int) -> list[Function]:
@@ -151,6 +165,9 @@ class HostMemory:
 
     asynchronous = False
     library = 0
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
 
     def allocate(self, nbytes: int) -> HostBuffer:
         return allocate(nbytes)

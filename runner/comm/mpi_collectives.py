@@ -1,7 +1,7 @@
 """Collectives in host memory through MPI: `runner.comm.collectives` for CPUs.
 
 A bound call is a method of mpi4py with its arguments, so that a timed loop measures MPI. What MPI has no
-form for takes more steps, from and to scratch memory that is allocated when the call is bound:
+form for takes more steps, from and to scratch memory that all calls share:
 
 - half, bfloat16 and the 8-bit floats are no MPI types: they move as bytes, and are reduced by an
   operator of our own (NumPy, rounding to their own type after each step);
@@ -27,7 +27,6 @@ from runner.comm.collectives import Call, Datatype, Function, Place
 from runner.comm.host import (
     COMBINE,
     HostMemory,
-    allocate,
     averaged,
     combine,
     copied,
@@ -71,6 +70,7 @@ class MpiCollectives(HostMemory):
     def __init__(self, control: Control, largest_count: int | None = None) -> None:
         if not isinstance(control, MpiComm):
             raise TypeError(f"the ranks of {type(control).__name__} are not MPI's")
+        super().__init__()
         self.control, self.rank, self.size = control, control.rank, control.size
         self._mpi, self._comm = control._mpi, control._comm.Dup()
         library, version = self._mpi.get_vendor()
@@ -110,7 +110,7 @@ class MpiCollectives(HostMemory):
     # Each of these returns the steps of an operation.
 
     def _all_reduce(self, call: Call) -> list[Function]:
-        before, call = premultiplied(call, self.rank, call.count)
+        before, call = premultiplied(call, self.rank, call.count, self.scratch)
         unit, nbytes = self._unit(call, [call.count], reduced=True), call.count * call.datatype.itemsize
         send = self._mpi.IN_PLACE if call.in_place else self._part(unit, call.send, nbytes)
         recv = self._part(unit, call.recv, nbytes)
@@ -118,7 +118,7 @@ class MpiCollectives(HostMemory):
         return [*before, reduce, *averaged(call, self.size)]
 
     def _reduce(self, call: Call) -> list[Function]:
-        before, call = premultiplied(call, self.rank, call.count)
+        before, call = premultiplied(call, self.rank, call.count, self.scratch)
         unit, nbytes = self._unit(call, [call.count], reduced=True), call.count * call.datatype.itemsize
         send, operator = self._part(unit, call.send, nbytes), self._operator(call, unit)
         if self.rank != call.root:
@@ -130,10 +130,10 @@ class MpiCollectives(HostMemory):
         return [*before, reduce, *averaged(call, self.size)]
 
     def _reduce_scatter(self, call: Call) -> list[Function]:
-        before, call = premultiplied(call, self.rank, call.count * self.size)
+        before, call = premultiplied(call, self.rank, call.count * self.size, self.scratch)
         unit = self._unit(call, [call.count] * self.size, reduced=True)
         nbytes = call.count * call.datatype.itemsize
-        result = Place(allocate(nbytes)) if call.in_place else call.recv
+        result = self.scratch.place("result", nbytes) if call.in_place else call.recv
         reduce = partial(
             self._comm.Reduce_scatter_block,
             self._part(unit, call.send, nbytes, self.size),
@@ -161,7 +161,7 @@ class MpiCollectives(HostMemory):
         send = call.send
         if call.in_place:
             nbytes = sum(going) * call.datatype.itemsize
-            send = Place(allocate(nbytes))
+            send = self.scratch.place("input", nbytes)
             before = copied(send.bytes(nbytes), call.send.bytes(nbytes))
         parts = [
             self._parts(unit, place, [count * call.datatype.itemsize for count in counts])

@@ -10,12 +10,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from runner.comm import Message
+from runner.comm import Array, Message
 from runner.comm.collectives import Call, Function, Place
 from runner.comm.host import (
     COMBINE,
     HostMemory,
-    allocate,
     averaged,
     combine,
     copied,
@@ -32,6 +31,7 @@ class SimulatedCollectives(HostMemory):
     """One rank of a group. control: the group's ranks."""
 
     def __init__(self, control: SimulatedComm) -> None:
+        super().__init__()
         self.control, self.rank, self.size = control, control.rank, control.size
         self._everyone = range(control.size)
 
@@ -134,7 +134,7 @@ class SimulatedCollectives(HostMemory):
 
     def _reduced(self, call: Call, sends: list[Part], count: int, receives: bool) -> list[Function]:
         """count: elements in this rank's send buffer. receives: whether this rank gets a result."""
-        steps, call = premultiplied(call, self.rank, count)
+        steps, call = premultiplied(call, self.rank, count, self.scratch)
         outgoing = _messages(call, call.send, sends)
         if others := self._others(outgoing):
             steps.append(partial(self.control.exchange, others, []))
@@ -144,8 +144,8 @@ class SimulatedCollectives(HostMemory):
         dtype, ufunc = call.datatype.dtype, COMBINE[call.reduction]
         result = call.recv.bytes(own.nbytes)
         # In place, the result would overwrite this rank's part before its turn comes.
-        total = allocate(own.nbytes).array if call.in_place and self.rank else result
-        inbox = allocate(own.nbytes).array
+        total = self._scratch_bytes("total", own.nbytes) if call.in_place and self.rank else result
+        inbox = self._scratch_bytes("inbox", own.nbytes)
         for peer in self._everyone:
             part = own if peer == self.rank else inbox
             if peer != self.rank:
@@ -155,6 +155,9 @@ class SimulatedCollectives(HostMemory):
             else:
                 steps.append(partial(combine, ufunc, total.view(dtype), part.view(dtype)))
         return [*steps, *copied(result, total), *averaged(call, self.size)]
+
+    def _scratch_bytes(self, use: str, nbytes: int) -> Array:
+        return self.scratch.place(use, nbytes).bytes(nbytes)
 
     def _own(self, messages: list[Message]) -> list[Message]:
         return [message for message in messages if message[0] == self.rank]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS, Call, Collectives, Datatype, Place
-from runner.comm.host import HostBuffer, average, combine, hypercube
+from runner.comm.host import HostBuffer, Scratch, average, combine, hypercube
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.simulated_collectives import SimulatedCollectives
 from runner.errors import RunError, UserError
@@ -297,6 +297,14 @@ def test_averages_are_the_nearest_values(name: str, ranks: int) -> None:
     average(got, ranks)
     for value, quotient in zip(values, got, strict=True):
         assert float(quotient) in nearest(dtype, Fraction(float(value)) / ranks), (value, ranks)
+
+
+def test_calls_share_their_scratch() -> None:
+    """Twenty calls of a loop must not take twenty buffers beside their own."""
+    scratch = Scratch()
+    small, large = scratch.place("input", 10), scratch.place("input", 1000)
+    assert scratch.place("input", 500).address == large.address
+    assert scratch.place("result", 500).address not in (small.address, large.address)
 
 
 def test_integer_averages_round_down() -> None:

@@ -83,18 +83,18 @@ def test_the_smallest_gpu_decides_for_all(fitted: Any) -> None:
 @pytest.mark.parametrize(
     ("ranks", "hosts", "fits"),
     [
-        # Half of what is available, for the host's ranks, two buffers each.
+        # What is available, for the host's ranks: two buffers each, as much scratch, and as much again free.
         (1, None, 16 * GIB),
         (4, None, 4 * GIB),
         (4, ["a", "a", "b", "b"], 8 * GIB),
-        (4, ["a", "a", "a", "b"], 64 * GIB // 12),  # the fullest host decides
+        (4, ["a", "a", "a", "b"], 80 * GIB // 15),  # the fullest host decides
     ],
 )
 def test_memory_of_hosts_is_shared_by_their_ranks(
     fitted: Any, ranks: int, hosts: list[str] | None, fits: int
 ) -> None:
-    assert fitted(ranks, up_to(fits), free=64 * GIB, hosts=hosts) == (fits, None)
-    assert fitted(ranks, up_to(fits + 1), free=64 * GIB, hosts=hosts) == (fits, fits)
+    assert fitted(ranks, up_to(fits), free=80 * GIB, hosts=hosts) == (fits, None)
+    assert fitted(ranks, up_to(fits + 1), free=80 * GIB, hosts=hosts) == (fits, fits)
 
 
 def test_where_nothing_fits_the_refusal_says_what_would(on_ranks: Any) -> None:
@@ -127,7 +127,7 @@ def test_memory_on_which_nothing_fits_at_all(on_ranks: Any) -> None:
 
 def test_what_fits_is_what_is_measured(bench_on: Any, on_ranks: Any) -> None:
     def body(world: World) -> tuple[list[int], int | None, int]:
-        world.backend.free_memory = lambda: 4000
+        world.backend.free_memory = lambda: 5000
         asked = Asked(("all_reduce",), Settings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
         with session.opened(world, world.control, asked, "all_reduce", runner.Progress(), [0]) as opened:
             return opened.bench.settings.sizes(), opened.reduced, opened.bench.send.nbytes
