@@ -30,25 +30,31 @@ def test_python_examples_define_what_they_show(page: Path) -> None:
         exec(compiled, {"runner": runner})
 
 
-def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
+def run_commands(page: Path, folder: Path) -> list[str]:
+    """Run what a page's console blocks show, in a folder; each command has to succeed."""
     if shutil.which("mpiexec") is None and not Path(sys.executable).with_name("mpiexec").exists():
-        pytest.skip("no mpiexec: the README's commands start several ranks")
-    (example,) = blocks(ROOT / "README.md", "python")
-    (tmp_path / "edges.py").write_text(example)
-    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
-    commands = [
-        line.removeprefix("$ ")
-        for block in blocks(ROOT / "README.md", "console")
-        for line in block.splitlines()
-        if line.startswith("$ ")
-    ]
-    assert len(commands) > 3
+        pytest.skip("no mpiexec: the commands start several ranks")
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
     for command in commands:
         words = shlex.split(command)
         assert words[0] == "meshrun"
         words[0] = str(Path(sys.executable).with_name("meshrun"))
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
+    return commands
+
+
+def test_the_bench_pages_commands_succeed(tmp_path: Path) -> None:
+    assert len(run_commands(ROOT / "docs" / "bench.md", tmp_path)) > 3
+
+
+def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
+    (example,) = blocks(ROOT / "README.md", "python")
+    (tmp_path / "edges.py").write_text(example)
+    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    commands = run_commands(ROOT / "README.md", tmp_path)
+    assert len(commands) > 3
     assert {path.name for path in tmp_path.iterdir()} >= {"edges.npy", "blurred.png", "log.npy"}
 
 
