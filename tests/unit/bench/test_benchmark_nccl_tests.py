@@ -251,6 +251,22 @@ def test_the_record_holds_every_time_and_no_trace_of_the_machine(machine: Path) 
     }
 
 
+def test_each_cycle_of_a_program_counts_as_a_round(machine: Path) -> None:
+    """A stand-in's -N: it prints its sizes once more, 2 us slower."""
+    again = "if '-N' in sys.argv:\n    sizes, slower = (0, 8, 1 << 20) * 2, [0] * 3 + [2] * 3\n"
+    rows = (
+        "for size, more in zip(sizes, slower):\n    print(ROW.format(size, size // 4, 10.0 + more, 10.0))\n"
+    )
+    for program in ("meshrun", "all_reduce_perf"):
+        stand_in(machine / program, program, body=f'print(HEADER, end="")\n{again}{rows}sys.exit()')
+    done = run(machine, "--rounds", "2", "--cycles", "2")
+    assert done.returncode == 0, done.stderr
+    assert log(machine)[0].endswith("-b 8 -e 8G -f 2 -N 2")
+    found = json.loads((machine / "out").read_text())["operations"]["all_reduce"]
+    assert found["rounds"] == 4
+    assert found["microseconds"]["meshrun"]["out-of-place"] == [[10] * 3, [12] * 3] * 2
+
+
 def test_the_summary_is_printed_last(machine: Path) -> None:
     done = run(machine, "--rounds", "1", ops=("all_reduce", "sendrecv"))
     assert done.returncode == 0, done.stderr
