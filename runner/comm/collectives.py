@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner.comm import Array, Control
+from runner.errors import UserError
 
 Function = Callable[[], object]
 
@@ -145,6 +146,24 @@ class Call:
 def premultiplier(rank: int) -> int:
     """What mulsum multiplies a rank's elements by (nccl-tests' rule)."""
     return 2 if rank % 2 else 1
+
+
+def hypercube(rank: int, size: int) -> list[tuple[int, int, int, int]]:
+    """The exchanges of an all_gather on a hypercube, in order.
+
+    Each: the peer, the first block that this rank has, the first that the peer has, how many blocks.
+    Raises UserError when the number of ranks is no power of two.
+    """
+    if size & (size - 1):
+        raise UserError(
+            "a hypercube needs a number of ranks that is a power of two",
+            got=size,
+            hint="other ranks, or all_gather",
+            everywhere=True,
+        )
+    masks = [1 << bit for bit in range(size.bit_length() - 1)]
+    firsts = [(mask, rank & ~(mask - 1)) for mask in masks]
+    return [(rank ^ mask, first, first ^ mask, mask) for mask, first in firsts]
 
 
 class Mark(Protocol):

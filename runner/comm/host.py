@@ -120,24 +120,6 @@ def copied(target: Array, source: Array) -> list[Function]:
     return [] if target.ctypes.data == source.ctypes.data else [partial(np.copyto, target, source)]
 
 
-def hypercube(rank: int, size: int) -> list[tuple[int, int, int, int]]:
-    """The exchanges of an all_gather on a hypercube, in order.
-
-    Each: the peer, the first block that this rank has, the first that the peer has, how many blocks.
-    Raises UserError when the number of ranks is no power of two.
-    """
-    if size & (size - 1):
-        raise UserError(
-            "a hypercube needs a number of ranks that is a power of two",
-            got=size,
-            hint="other ranks, or all_gather",
-            everywhere=True,
-        )
-    masks = [1 << bit for bit in range(size.bit_length() - 1)]
-    firsts = [(mask, rank & ~(mask - 1)) for mask in masks]
-    return [(rank ^ mask, first, first ^ mask, mask) for mask, first in firsts]
-
-
 def in_turn(steps: Sequence[Function]) -> Function:
     """All steps as one function; a single one stays what it is."""
     if len(steps) == 1:

@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 
 from runner.comm import Control
-from runner.comm.collectives import Call, Datatype, Function, Place
+from runner.comm.collectives import Call, Datatype, Function, Place, hypercube
 from runner.comm.host import (
     COMBINE,
     HostMemory,
     averaged,
     combine,
     copied,
-    hypercube,
     in_turn,
     premultiplied,
 )

@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 
 from runner.comm import nccl
-from runner.comm.collectives import REDUCTIONS, Call, Datatype, Function, premultiplier
+from runner.comm.collectives import REDUCTIONS, Call, Datatype, Function, hypercube, premultiplier
 from runner.errors import UserError
 
 NATIVE_ALLTOALL = 22800  # alltoall, gather, scatter came with NCCL 2.28
@@ -54,37 +54,33 @@ class Calls:
 
     # Each of these returns the function that makes the call.
 
-    def _one(self, name: str, *arguments: Any) -> Function:
+    def _bound(self, name: str, *arguments: Any) -> Function:
         return functools.partial(getattr(self._nccl, name), *arguments, self._handle, self._stream)
 
+    def _whole(self, name: str, call: Call, *more: int) -> Function:
+        """A collective of NCCL's own: from where, to where, how much of what, and what else it takes."""
+        where = call.send.address, call.recv.address
+        return self._bound(name, *where, call.count, call.datatype.code, *more)
+
     def _all_reduce(self, call: Call) -> Function:
-        operator = self._operator(call)
-        return self._one(
-            "all_reduce", call.send.address, call.recv.address, call.count, call.datatype.code, operator
-        )
+        return self._whole("all_reduce", call, self._operator(call))
 
     def _reduce_scatter(self, call: Call) -> Function:
-        operator = self._operator(call)
-        return self._one(
-            "reduce_scatter", call.send.address, call.recv.address, call.count, call.datatype.code, operator
-        )
+        return self._whole("reduce_scatter", call, self._operator(call))
 
     def _reduce(self, call: Call) -> Function:
-        where = (call.send.address, call.recv.address, call.count)
-        return self._one("reduce", *where, call.datatype.code, self._operator(call), call.root)
+        return self._whole("reduce", call, self._operator(call), call.root)
 
     def _broadcast(self, call: Call) -> Function:
-        where = (call.send.address, call.recv.address, call.count)
-        return self._one("broadcast", *where, call.datatype.code, call.root)
+        return self._whole("broadcast", call, call.root)
 
     def _all_gather(self, call: Call) -> Function:
-        where = (call.send.address, call.recv.address, call.count)
-        return self._one("all_gather", *where, call.datatype.code)
+        return self._whole("all_gather", call)
 
     def _alltoall(self, call: Call) -> Function:
-        send, recv, count = call.send.address, call.recv.address, call.count
         if self.version >= NATIVE_ALLTOALL:
-            return self._one("allto_all", send, recv, count, call.datatype.code)
+            return self._whole("allto_all", call)
+        send, recv, count = call.send.address, call.recv.address, call.count
         step = count * call.datatype.itemsize
         messages = []
         for peer in range(self.size):
@@ -106,11 +102,11 @@ class Calls:
         return self.grouped(messages)
 
     def _gather(self, call: Call) -> Function:
-        send, recv, count = call.send.address, call.recv.address, call.count
-        if not count:
+        if not call.count:
             return _nothing
         if self.version >= NATIVE_ALLTOALL:
-            return self._one("gather", send, recv, count, call.datatype.code, call.root)
+            return self._whole("gather", call, call.root)
+        send, recv, count = call.send.address, call.recv.address, call.count
         step = count * call.datatype.itemsize
         sources = range(self.size) if self.rank == call.root else ()
         messages = [self._message("send", send, count, call.datatype, call.root)]
@@ -118,11 +114,11 @@ class Calls:
         return self.grouped(messages)
 
     def _scatter(self, call: Call) -> Function:
-        send, recv, count = call.send.address, call.recv.address, call.count
-        if not count:
+        if not call.count:
             return _nothing
         if self.version >= NATIVE_ALLTOALL:
-            return self._one("scatter", send, recv, count, call.datatype.code, call.root)
+            return self._whole("scatter", call, call.root)
+        send, recv, count = call.send.address, call.recv.address, call.count
         step = count * call.datatype.itemsize
         targets = range(self.size) if self.rank == call.root else ()
         messages = [self._message("send", send + r * step, count, call.datatype, r) for r in targets]
@@ -131,12 +127,7 @@ class Calls:
 
     def _sendrecv(self, call: Call) -> Function:
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        return self.grouped(
-            [
-                self._message("send", call.send.address, call.count, call.datatype, after),
-                self._message("recv", call.recv.address, call.count, call.datatype, before),
-            ]
-        )
+        return self.message(call, send_to=after, receive_from=before)
 
     def _hypercube(self, call: Call) -> Function:
         send, recv, step = call.send.address, call.recv.address, call.count * call.datatype.itemsize
@@ -144,18 +135,15 @@ class Calls:
         if recv + self.rank * step != send:
             arguments = (recv + self.rank * step, send, step, DEVICE_TO_DEVICE, self._stream)
             steps.append(functools.partial(cupy.cuda.runtime.memcpyAsync, *arguments))
-        bit = 1
-        while bit < self.size:
-            mine = self.rank & ~(bit - 1)
-            peer, count = self.rank ^ bit, call.count * bit
+        for peer, mine, theirs, blocks in hypercube(self.rank, self.size):
+            count = call.count * blocks
             going = self._message("send", recv + mine * step, count, call.datatype, peer)
-            coming = self._message("recv", recv + (mine ^ bit) * step, count, call.datatype, peer)
+            coming = self._message("recv", recv + theirs * step, count, call.datatype, peer)
             steps.append(self.grouped([going, coming]))
-            bit <<= 1
         return Series(self.flat(steps))
 
     def _message(self, name: str, address: int, count: int, datatype: Datatype, peer: int) -> Function:
-        return self._one(name, address, count, datatype.code, peer)
+        return self._bound(name, address, count, datatype.code, peer)
 
     def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
         messages = []

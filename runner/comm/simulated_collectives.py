@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from runner.comm import Array, Message
-from runner.comm.collectives import Call, Function, Place
+from runner.comm.collectives import Call, Function, Place, hypercube
 from runner.comm.host import (
     COMBINE,
     HostMemory,
     averaged,
     combine,
     copied,
-    hypercube,
     in_turn,
     premultiplied,
 )

@@ -16,8 +16,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS, Call, Collectives, Datatype, Place
-from runner.comm.host import HostBuffer, Scratch, average, combine, hypercube
+from runner.comm.collectives import (
+    DATATYPES,
+    OPERATIONS,
+    REDUCTIONS,
+    Call,
+    Collectives,
+    Datatype,
+    Place,
+    hypercube,
+)
+from runner.comm.host import HostBuffer, Scratch, average, combine
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.simulated_collectives import SimulatedCollectives
 from runner.errors import RunError, UserError
