@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench import plot, read
 from jobs.bench.asked import Asked
 from jobs.bench.keep import opened_record
 from jobs.bench.operations import OPERATIONS
 from jobs.bench.record import json_line, record
-from jobs.bench.result import Footer, Row
+from jobs.bench.result import Footer, Header, Row
 from jobs.bench.screen import Screen
 from jobs.bench.session import Session, check_ranks, colors_of, fits_hypercube, opened
 from jobs.bench.settings import Settings
@@ -50,8 +50,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
     world.once(lambda: check_files(asked))
     if asked.json_lines and world.rank == 0:
         Path(asked.json_lines).write_text("", encoding="utf-8")
-    drawn: list[plot.Series] = []
-    limits: list[plot.Limit] = []
+    curves: list[Curve] = []
     wrong: list[str] = []
     if len(operations) < len(asked.operations):
         screen.line("# hypercube: skipped, the ranks of a group are no power of two\n")
@@ -62,14 +61,9 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
         ):
             lines, footer = _one(world, ending, asked, session, screen, door.words)
         wrong += _complaints(name, footer)
-        if asked.plot and world.rank == 0:
-            label = name if len(asked.operations) > 1 else session.header.backend.partition(" (")[0]
-            known = read.of_rows(label, session.bench.settings, session.header, lines)
-            drawn += plot.series(known, label)
-            limits += limit(session.bench)
+        curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
     if asked.plot and world.rank == 0:
-        title = f"{', '.join(asked.operations)} on {world.size} ranks"
-        plot.plot(drawn, asked.plot, title, limits)
+        draw(asked.plot, f"{', '.join(asked.operations)} on {world.size} ranks", curves)
     if wrong:
         raise WrongResults("; ".join(wrong), everywhere=True)
     return {"command": "bench", "operations": list(asked.operations), "ranks": world.size}
@@ -121,6 +115,8 @@ def _one(
 def check_files(asked: Asked) -> None:
     """Refuse what cannot be written, before anything is measured; nothing is left or changed."""
     if asked.plot:
+        from jobs.bench import plot
+
         plot.check(asked.plot)
     for path in (Path(name) for name in (asked.plot, asked.json_lines) if name):
         existed = path.exists()
@@ -166,15 +162,37 @@ def watching(
         dog.stop()
 
 
-def limit(bench: Bench) -> list[plot.Limit]:
-    """The bus bandwidth at which the tight link would carry its nominal rate."""
-    ranks = bench.colors.count(bench.colors[0])
-    factor = bench.operation.factor(ranks)
+@dataclass(frozen=True)
+class Curve:
+    """What a plot shows of one operation; its buffers are gone by then. full: of `full_link`."""
+
+    operation: str
+    settings: Settings
+    header: Header
+    rows: Sequence[Row]
+    full: tuple[float, float] | None
+
+
+def draw(target: str, title: str, curves: Sequence[Curve]) -> None:
+    """Every operation's rows over each other, and where each one's tight link would be full."""
+    from jobs.bench import plot, read
+
+    lines: list[plot.Series] = []
+    limits: list[plot.Limit] = []
+    for curve in curves:
+        label = curve.operation if len(curves) > 1 else curve.header.backend.partition(" (")[0]
+        lines += plot.series(read.of_rows(label, curve.settings, curve.header, curve.rows), label)
+        if curve.full is not None:
+            nominal, busbw = curve.full
+            limits.append(plot.Limit(f"{curve.operation}: link at its nominal {nominal:g} GB/s", busbw))
+    plot.plot(lines, target, title, limits)
+
+
+def full_link(bench: Bench) -> tuple[float, float] | None:
+    """The tight link's nominal rate, and the bus bandwidth that would fill it, GB/s; None where not known."""
+    factor = bench.operation.factor(bench.colors.count(bench.colors[0]))
     carried, _ = bench.wire(1.0, factor)
-    if not carried or bench.nominal is None:
-        return []
-    label = f"{bench.operation.name}: link at its nominal {bench.nominal:g} GB/s"
-    return [plot.Limit(label, bench.nominal * factor / carried)]
+    return (bench.nominal, bench.nominal * factor / carried) if carried and bench.nominal else None
 
 
 def _complaints(name: str, footer: Footer) -> list[str]:

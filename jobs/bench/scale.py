@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench import plot, session, table
+from jobs.bench import session, table
 from jobs.bench.asked import Asked
 from jobs.bench.keep import Kept, opened_record
 from jobs.bench.operations import OPERATIONS
@@ -181,6 +181,8 @@ def _keep(world: World, asked: Asked, rungs: list[Rung], kept: Kept) -> None:
     }
     kept.write(lambda: json.dumps(document) + "\n", last=True)
     if asked.plot:
+        from jobs.bench import plot
+
         largest = max(rung.asked for rung in rungs)
         # One line: with several types, reductions or roots, of the first.
         firsts: dict[int, Rung] = {}
