@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
 import pty
@@ -16,20 +15,18 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from processes import DEADLOCK, MARK, launcher_problem, left_running, wait_for
 
 from launch import local, mpiexec, shm
-from runner.errors import MeshrunError
 
-DEADLOCK = 60  # seconds; nothing here takes half of it
 ALLOWED = 2  # seconds without progress: -T
 PROMISE = 25  # seconds from a fault to the end of the command; it says 10 more than -T, on an idle machine
 HOST = os.uname().nodename
-MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
 FOR_EVER = ("-b", "64", "-e", "64K", "-f", "4", "-N", "0", "--device", "cpu")
 SMALL = ("-b", "64", "-e", "16K", "-f", "4", "-n", "3", "--device", "cpu")
 PLACE = r"all_reduce float sum, \d+ B, (out-of-place|in-place)(, iteration \d+)?"
@@ -78,16 +75,6 @@ def failing(bench, point, iteration):
     return bound_call(bench, point, iteration)
 measure.bound_call = failing
 """
-
-
-def launcher_problem() -> str | None:
-    if importlib.util.find_spec("mpi4py") is None:
-        return "no mpi4py"
-    try:
-        mpiexec.find()
-    except MeshrunError as reason:
-        return str(reason)
-    return None
 
 
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
@@ -168,23 +155,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shm.remove_orphans(segments)
-
-
-def left_running(notes: Path) -> list[int]:
-    """Processes, launchers and ranks, with the test's mark in their environment."""
-    wanted, found = f"{MARK}={notes}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLOCK
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 # Stuck.

@@ -6,7 +6,6 @@ starting, watching and judging alone. They run under whichever MPI this environm
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -18,12 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import DEADLOCK, alive, launcher_problem, own_lines, wait_for
 
 from launch import local, mpiexec
-from runner.errors import MeshrunError
 
 ROOT = Path(local.__file__).parent.parent
-DEADLOCK = 60  # seconds; nothing here takes a tenth of it
 
 RANK = f"""
 import os, signal, socket, sys, time
@@ -47,16 +45,6 @@ world.barrier()
 if world.rank == 0:
     run.complete({"job": "test"})
 """
-
-
-def launcher_problem() -> str | None:
-    if importlib.util.find_spec("mpi4py") is None:
-        return "no mpi4py"
-    try:
-        mpiexec.find()
-    except MeshrunError as reason:
-        return str(reason)
-    return None
 
 
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
@@ -110,25 +98,6 @@ def pids(folder: Path) -> list[int]:
 def segments(folder: Path) -> list[Path]:
     """Shared memory that any rank had mapped."""
     return [Path(line) for path in folder.glob("segments-*") for line in path.read_text().splitlines()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLOCK
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def own_lines(text: str) -> list[str]:
-    """stderr without what this machine's MPI has to say of the machine."""
-    return [line for line in text.splitlines() if line.strip() and not line.startswith("[hwloc")]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, mpiexec.cores() + 1])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import resource
@@ -14,22 +13,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
 
 from launch import local, mpiexec, shm
-from runner.errors import MeshrunError
 
 ROOT = Path(__file__).parents[2]
-DEADLOCK = 60  # seconds; nothing here takes a tenth of it
 PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command
 HOST = os.uname().nodename
-MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
 
 JOB = """
 import os, signal, sys, time
@@ -77,16 +73,6 @@ def total(block, *, how: str):
         fail(how)
     return float(block.sum())
 """
-
-
-def launcher_problem() -> str | None:
-    if importlib.util.find_spec("mpi4py") is None:
-        return "no mpi4py"
-    try:
-        mpiexec.find()
-    except MeshrunError as reason:
-        return str(reason)
-    return None
 
 
 needs_mpi = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
@@ -162,28 +148,6 @@ def content(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
-
-
-def left_running(notes: Path) -> list[int]:
-    """Processes, launchers and ranks, with the test's mark in their environment."""
-    wanted, found = f"{MARK}={notes}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLOCK
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def own_lines(errors: str) -> list[str]:
-    """stderr without what this machine's MPI has to say of the machine."""
-    return [line for line in errors.splitlines() if line.strip() and not line.startswith("[hwloc")]
 
 
 def words(job: str = "edges", *more: str, ranks: int = 3) -> list[str]:

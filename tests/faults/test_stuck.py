@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -14,12 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import DEADLOCK, alive, launcher_problem
 
 from launch import mpiexec
-from runner.errors import MeshrunError
 
 ROOT = Path(mpiexec.__file__).parent.parent
-DEADLOCK = 60  # seconds; nothing here takes a third of it
 ALLOWED = 2  # seconds without progress
 PROMISE = ALLOWED + 10
 
@@ -60,16 +58,6 @@ while True:
     comm.barrier()
     time.sleep(0.01)
 """
-
-
-def launcher_problem() -> str | None:
-    if importlib.util.find_spec("mpi4py") is None:
-        return "no mpi4py"
-    try:
-        mpiexec.find()
-    except MeshrunError as reason:
-        return str(reason)
-    return None
 
 
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
@@ -134,24 +122,17 @@ class Run:
         return out, re.findall(r"REPORT (.*)", errors)
 
     def living(self) -> list[int]:
-        return [rank for rank in range(self.ranks) if _alive(self.pid(rank))]
+        return [rank for rank in range(self.ranks) if alive(self.pid(rank))]
 
     def kill(self) -> None:
         """What a failed test has left."""
         for rank in range(self.ranks):
             path = self.folder / f"rank-{rank}"
-            if path.exists() and _alive(int(path.read_text())):
+            if path.exists() and alive(int(path.read_text())):
                 os.kill(int(path.read_text()), signal.SIGKILL)
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 @pytest.fixture

@@ -1,0 +1,54 @@
+"""What the tests of faults share: whether ranks can be started here, and what became of their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launch import mpiexec
+from runner.errors import MeshrunError
+
+DEADLOCK = 60  # seconds; nothing that is waited for takes half of it
+MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
+
+
+def launcher_problem() -> str | None:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "no mpi4py"
+    try:
+        mpiexec.find()
+    except MeshrunError as reason:
+        return str(reason)
+    return None
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def left_running(notes: Path) -> list[int]:
+    """Processes, launchers and ranks, with the test's mark in their environment."""
+    wanted, found = f"{MARK}={notes}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLOCK
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def own_lines(errors: str) -> list[str]:
+    """stderr without what this machine's MPI has to say of the machine."""
+    return [line for line in errors.splitlines() if line.strip() and not line.startswith("[hwloc")]
