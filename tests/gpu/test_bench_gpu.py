@@ -135,6 +135,8 @@ def misnamed(world: World, operation: str) -> list[str]:
     with opened(world, operation, minbytes=SIZES[0], maxbytes=SIZES[0]) as made:
         bench, group = made.bench, made.bench.group
         for point in same.points(bench, KEEPING_TYPES, ["sum", "mulsum"]):
+            if world.size == 1 and unscaled(point.datatype.name, point.reduction):
+                continue
             turn += 1
             flipped = Flipped(group, point, turn)
             bench.group = flipped if world.rank == culprit else group
@@ -167,7 +169,11 @@ def bits(element: str) -> int:
     return int(element.rpartition("(")[2].rstrip(")"), 16)
 
 
-# NCCL on a single rank neither averages nor pre-multiplies 8-bit floats.
+def unscaled(datatype: str, reduction: str) -> bool:
+    """Whether NCCL on a single rank refuses it: there it neither averages nor pre-multiplies 8-bit floats."""
+    return datatype.startswith("f8") and reduction in ("avg", "mulsum")
+
+
 UNSCALED = {"reductions": REDUCTIONS[4:], "datatypes": tuple(DATATYPES)[:10]}
 
 
@@ -233,7 +239,8 @@ def on_ranks(ranks: int, program: Sequence[str], **environment: str) -> subproce
     launcher = mpiexec.find()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         place = Path(folder)
-        base = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        base = {**os.environ, "PYTHONPATH": os.pathsep.join(found), **environment}
         around = launcher.environment(ranks, place, place, base)
         return run([*launcher.command(ranks), sys.executable, *program], **around)
 
@@ -281,7 +288,7 @@ def test_every_type_and_reduction_is_right(found: Json, operation: str) -> None:
     named = {tuple(row["what"].split()[:2]) for row in measured}
     every = set(itertools.product(DATATYPES, REDUCTIONS))
     if found["ranks"] == 1:
-        every -= set(itertools.product(("f8e4m3", "f8e5m2"), REDUCTIONS[4:]))
+        every = {pair for pair in every if not unscaled(*pair)}
     assert named == every
     assert wrong(measured, in_place=True) == []
 
