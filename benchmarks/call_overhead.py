@@ -1,11 +1,12 @@
-"""What Python adds to a call of NCCL: `meshrun bench`'s own loop over calls that end in a stub of NCCL.
+"""What meshrun adds to a call of NCCL: `meshrun bench`'s own loops over calls that end in a stub of NCCL.
 
     python benchmarks/call_overhead.py [--ranks 8] [--calls 2000] [--rounds 51] [--nccl 22809] [--json FILE]
 
 The stub (tests/unit/stub_nccl.c) returns at once, so what is left is the loop, nccl4py and the calls' own
 arguments. "a call" is one operation as bench makes it; "a function" is that, divided by how many of
 NCCL's functions the operation takes: an operation made of messages makes two a peer, and two more round
-them. Needs nccl4py and a C compiler, no GPU and no CuPy.
+them. "from C": the same calls packed, as bench makes them where its helper was compiled. Needs nccl4py and a C
+compiler, no GPU and no CuPy.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ def main() -> None:
         stand_in(compiled(Path(folder)))
         rows = [measured(options, operation) for operation in OPERATIONS]
     print(f"{options.ranks} ranks; nanoseconds, median (min .. max) of {options.rounds} rounds")
-    print(f"{'operation':<15}{'functions':>10}{'a call':>32}{'a function':>12}")
+    print(f"{'operation':<15}{'functions':>10}{'a call':>32}{'a function':>12}{'a call from C':>32}")
     for row in rows:
         each = row["nanoseconds"]["median"] / row["functions"]
-        print(f"{row['operation']:<15}{row['functions']:>10}{shown(row['nanoseconds']):>32}{each:>12.0f}")
+        told = f"{shown(row['nanoseconds']):>32}{each:>12.0f}{shown(row['nanoseconds_c']):>32}"
+        print(f"{row['operation']:<15}{row['functions']:>10}{told}")
     if options.json:
         record = {
             "benchmark": "call_overhead",
@@ -114,11 +116,18 @@ def measured(options: argparse.Namespace, operation: str) -> dict[str, Any]:
 
     group = NcclCollectives(Apart(options.ranks), SimpleNamespace(ptr=77))
     calls = [group.bind(call(operation, options.ranks, turn)) for turn in range(options.calls)]
+    packed = group.packed(calls)
     group.issue(calls)
+    group.issue(packed)
+    rounds = [
+        (nanoseconds(group, calls, options.calls), nanoseconds(group, packed, options.calls))
+        for _ in range(options.rounds)
+    ]
     return {
         "operation": operation,
         "functions": functions(group, operation, options.ranks),
-        "nanoseconds": spread(nanoseconds(group, calls) for _ in range(options.rounds)),
+        "nanoseconds": spread(python for python, _ in rounds),
+        "nanoseconds_c": spread(c for _, c in rounds),
     }
 
 
@@ -145,14 +154,14 @@ def functions(group: Any, operation: str, ranks: int) -> int:
     return 1 if operation in native else pieces.get(operation, 1)
 
 
-def nanoseconds(group: Any, calls: Sequence[Function]) -> float:
-    """A call's share of one issue of them all."""
+def nanoseconds(group: Any, calls: Sequence[Function], count: int) -> float:
+    """A call's share of one issue of them all, which are `count`."""
     gc.disable()  # as while bench measures
     start = time.perf_counter_ns()
     group.issue(calls)
     spent = time.perf_counter_ns() - start
     gc.enable()
-    return spent / len(calls)
+    return spent / count
 
 
 def shown(times: dict[str, float]) -> str:

@@ -103,7 +103,7 @@ def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[A
         plan += step
     if marks:
         plan.append(marks[-1].record)
-    issued, follower = group.flat(plan), _follower(bench, marks) if bench.watched else None
+    issued, follower = group.packed(plan), _follower(bench, marks) if bench.watched else None
     _line_up(bench, first)
     start = time.perf_counter()
     group.issue(issued)

@@ -212,8 +212,8 @@ class Collectives(Protocol):
     def grouped(self, calls: Sequence[Function]) -> Function:
         """All of them as one launch, where the library has such a thing; else one after another."""
 
-    def flat(self, calls: Sequence[Function]) -> Sequence[Function]:
-        """The same, without Python functions that do nothing but make several calls of the library."""
+    def packed(self, calls: Sequence[Function]) -> Sequence[Function]:
+        """The same, with as little between the library's calls as can be."""
 
     def captured(self, calls: Sequence[Function]) -> Function:
         """All of them recorded into a graph, which the result launches; UserError without graphs."""

@@ -168,7 +168,7 @@ class HostMemory:
     def rehearse(self) -> None:
         pass  # each call is long over before the next begins
 
-    def flat(self, calls: Sequence[Function]) -> Sequence[Function]:
+    def packed(self, calls: Sequence[Function]) -> Sequence[Function]:
         return calls
 
     def captured(self, calls: Sequence[Function]) -> Function:

@@ -8,9 +8,10 @@ pre-multiplied sum, configuration or last error; ctypes costs 0.8 us a call; ncc
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,35 @@ def mapped_libraries(maps: str) -> list[str]:
     """The libnccl.so files in the text of a /proc/PID/maps; one replaced on disk meanwhile says so."""
     paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
     return sorted(path for path in paths if path.rpartition("/")[2].startswith("libnccl.so"))
+
+
+# The functions that make collectives of, by the bindings' names.
+MAKING = {
+    "all_gather": "ncclAllGather",
+    "all_reduce": "ncclAllReduce",
+    "allto_all": "ncclAlltoAll",
+    "broadcast": "ncclBroadcast",
+    "gather": "ncclGather",
+    "group_end": "ncclGroupEnd",
+    "group_start": "ncclGroupStart",
+    "recv": "ncclRecv",
+    "reduce": "ncclReduce",
+    "reduce_scatter": "ncclReduceScatter",
+    "scatter": "ncclScatter",
+    "send": "ncclSend",
+}
+
+
+@functools.cache
+def addresses() -> dict[Callable[..., Any], int]:
+    """Of the functions that make collectives: the bindings' own, and where libnccl's are that they call."""
+    nccl = load()
+    library = ctypes.CDLL("libnccl.so.2")  # the one that is loaded
+    found = {}
+    for name, theirs in MAKING.items():
+        if hasattr(library, theirs):  # older libraries lack some
+            found[getattr(nccl, name)] = ctypes.cast(getattr(library, theirs), ctypes.c_void_p).value or 0
+    return found
 
 
 def agreed(control: Control) -> str:

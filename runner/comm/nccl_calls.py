@@ -1,18 +1,20 @@
 """Collective calls bound to raw pointers: one of nccl4py's functions with its arguments, or a few of them.
 
-Whatever can be computed before a call is made is computed here.
+Whatever can be computed before a call is made is computed here, and several can be made from C at once.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import cupy
 import numpy as np
 
 from runner.comm import nccl
+from runner.comm.batch import BUILT, Batch
 from runner.comm.collectives import REDUCTIONS, Call, Datatype, Function, hypercube, premultiplier
 from runner.errors import UserError
 
@@ -140,7 +142,7 @@ class Calls:
             going = self._message("send", recv + mine * step, count, call.datatype, peer)
             coming = self._message("recv", recv + theirs * step, count, call.datatype, peer)
             steps.append(self.grouped([going, coming]))
-        return Series(self.flat(steps))
+        return Series(_flat(steps))
 
     def _message(self, name: str, address: int, count: int, datatype: Datatype, peer: int) -> Function:
         return self._bound(name, address, count, datatype.code, peer)
@@ -174,14 +176,39 @@ class Calls:
         return self._premultipliers[known.name]
 
     def grouped(self, calls: Sequence[Function]) -> Function:
-        return Series((self._nccl.group_start, *self.flat(calls), self._nccl.group_end))
+        return Series((self._nccl.group_start, *_flat(calls), self._nccl.group_end))
 
-    def flat(self, calls: Sequence[Function]) -> list[Function]:
-        return [part for call in calls for part in (call.parts if isinstance(call, Series) else (call,))]
+    def packed(self, calls: Sequence[Function]) -> list[Function]:
+        """The same, with those that follow one another in the library made from C."""
+        parts = _flat(calls)
+        if not BUILT:
+            return parts
+        made: list[Function] = []
+        runs = itertools.groupby(parts, lambda part: _function(part) in nccl.addresses())
+        for in_library, several in runs:
+            made += [self._batch(several)] if in_library else several
+        return made
+
+    def _batch(self, parts: Iterable[Function]) -> Batch:
+        addresses = nccl.addresses()
+        calls = [(addresses[_function(part)], [int(word) for word in _arguments(part)]) for part in parts]
+        return Batch(calls, self._nccl.NCCLError)
 
     def close(self) -> None:
         for operator in self._premultipliers.values():
             self._nccl.red_op_destroy(operator, self._handle)
+
+
+def _flat(calls: Sequence[Function]) -> list[Function]:
+    return [part for call in calls for part in (call.parts if isinstance(call, Series) else (call,))]
+
+
+def _function(part: Function) -> Callable[..., Any]:
+    return part.func if isinstance(part, functools.partial) else part
+
+
+def _arguments(part: Function) -> Sequence[Any]:
+    return part.args if isinstance(part, functools.partial) else ()
 
 
 def _nothing() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import cupy
 
 from runner.comm import Array, Control, nccl
+from runner.comm.batch import BUILT
 from runner.comm.collectives import Buffer, Function
 from runner.comm.nccl_calls import Calls
 from runner.errors import RunError, UserError, first_line
@@ -64,7 +65,7 @@ class NcclCollectives:
     ) -> None:
         self.control, self.rank, self.size = control, control.rank, control.size
         self.library = nccl.version_number()
-        self.label = nccl.agreed(control)
+        self.label = nccl.agreed(control) + ("" if BUILT else ", called from Python")
         self._stream = stream
         identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
         self.comm = nccl.Communicator(
@@ -74,7 +75,7 @@ class NcclCollectives:
         self._refused = self._nccl.NCCLError
         self._calls = Calls(self.comm, stream.ptr)
         self.bind, self.message = self._calls.bind, self._calls.message
-        self.grouped, self.flat = self._calls.grouped, self._calls.flat
+        self.grouped, self.packed = self._calls.grouped, self._calls.packed
         self._buffers: list[NcclBuffer] = []
         self._registered: list[Callable[[], object]] = []
 

@@ -20,15 +20,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from runner.comm.batch import BUILT
 from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS
 
-ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 RANK = f"""
 import ctypes, json, os, sys, threading, types
 from types import SimpleNamespace as Some
-sys.path.insert(0, {str(ROOT)!r})
 ctypes.CDLL(sys.argv[1])  # nccl4py takes the libnccl.so.2 that is loaded already
 log = os.environ["STUB_NCCL_LOG"]
 
@@ -119,6 +118,7 @@ class Stub:
         names = {f"STUB_NCCL_{name}": value for name, value in settings.items()}
         done = subprocess.run(
             [sys.executable, "-c", RANK + body, str(self.library)],
+            cwd=self.folder,
             env={**os.environ, **names, "STUB_NCCL_VERSION": str(version), "STUB_NCCL_LOG": str(log)},
             capture_output=True,
             text=True,
@@ -154,7 +154,9 @@ def bound(operation, rank, in_place=False):
     given = Place(recv.buffer, recv.offset + rank * {STEP}) if in_place else send
     double = DATATYPES["double"]
     call = Call(operation, given, recv, {COUNT}, double, "max", {CHOSEN}, in_place, {TRAFFIC})
-    return noted(calls(rank).bind(call))
+    one = calls(rank)
+    made, packed = one.bind(call), one.packed([one.bind(call)] * 2)
+    return noted(made), noted(lambda: [part() for part in packed]), [type(part).__name__ for part in packed]
 
 def both(operation):
     return {{place: [bound(operation, rank, place == "in") for rank in range(4)] for place in ("out", "in")}}
@@ -229,12 +231,17 @@ def test_every_operation(every_operation: tuple[int, dict[str, Any]], operation:
     for rank in range(RANKS):
         for place, send in (("out", SEND), ("in", RECV + rank * STEP)):
             wanted = expected(operation, rank, send, version >= NATIVE)
-            assert found[operation][place][rank] == wanted, f"rank {rank}, {place} of place"
+            made, packed, parts = found[operation][place][rank]
+            assert made == wanted, f"rank {rank}, {place} of place"
+            assert packed == 2 * wanted, f"rank {rank}, {place} of place"
+            if BUILT:  # hypercube's copy is CUDA's
+                copied = ["partial", "Batch"] * 2 if wanted and wanted[0][0] == "memcpyAsync" else ["Batch"]
+                assert parts == (copied if wanted else [])
 
 
 def test_a_hypercube_by_hand(every_operation: tuple[int, dict[str, Any]]) -> None:
     """Rank 2 of 4: its own block to 3, then blocks 2 and 3 to 0."""
-    assert every_operation[1]["hypercube"]["in"][2] == [
+    assert every_operation[1]["hypercube"]["in"][2][0] == [
         *group(to(3, RECV + 2 * STEP, 6), of(3, RECV + 3 * STEP, 6)),
         *group(to(0, RECV + 2 * STEP, 12), of(0, RECV, 12)),
     ]
@@ -395,11 +402,13 @@ tell([recorded, noted(lambda: opened.issue(graph * 2))])
 # What fails
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_a_refused_call_ends_with_the_librarys_last_words(stub: Stub, captured: bool) -> None:
+@pytest.mark.parametrize("way", ["issue", "captured", "packed"])
+def test_a_refused_call_ends_with_the_librarys_last_words(stub: Stub, way: str) -> None:
     body = f"""{ALONE}
-call = opened.bind(here())
-tell(refused(opened.captured if {captured} else opened.issue, [call]))
+calls = [opened.bind(here())]
+if {way!r} == "packed":
+    calls = opened.packed([*calls, opened.bind(here(operation="sendrecv"))])
+tell(refused(opened.captured if {way!r} == "captured" else opened.issue, calls))
 """
     kind, status, sentence = stub.run(body, FAIL="ncclAllReduce", WORDS="Connect to 10.0.0.7 failed\n")
     assert (kind, status) == ("NcclFailure", 3)
@@ -460,8 +469,9 @@ tell(refused(opened.issue, [opened.bind(here(operation="hypercube"))]))
     assert "invalid argument" in sentence
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("block", ["ncclAllReduce", "ncclGroupEnd", ""])
-def test_abort_from_another_thread(stub: Stub, block: str) -> None:
+def test_abort_from_another_thread(stub: Stub, block: str, packed: bool) -> None:
     """Inside NCCL, or waiting for the stream; what is given up leaves no result behind."""
     body = f"""{ALONE}
 import time
@@ -472,7 +482,8 @@ def query(stream):  # an aborted kernel ends like another
 runtime.streamQuery = query
 
 def work():
-    opened.issue([opened.grouped([opened.bind(here())])])
+    calls = [opened.grouped([opened.bind(here())])]
+    opened.issue(opened.packed(calls) if {packed} else calls)
     opened.wait()
     outcome.append("a result")
 
