@@ -6,6 +6,7 @@ All work goes to one stream, in order.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,10 @@ from runner.comm.nccl_calls import Calls
 from runner.errors import RunError, UserError, first_line
 
 SYMMETRIC_WINDOWS = 22700
-LOOK = 256  # polls of the stream between two looks at NCCL's own state
+POLLS = 256  # of the stream between two looks at the clock
+# Seconds between two looks at NCCL's own state. Each lets go of Python's lock for a moment, and a thread that
+# waits for the lock asks for it only after 5 ms without that: looks more often than this starve the watchdog.
+LOOK = 0.02
 NOT_READY = 600  # cudaErrorNotReady
 
 
@@ -141,8 +145,9 @@ class NcclCollectives:
 
     def wait(self, poll: Function | None = None) -> None:
         query, stream = cupy.cuda.runtime.streamQuery, self._stream.ptr
+        looked = time.monotonic()
         while True:
-            for _ in range(LOOK):
+            for _ in range(POLLS):
                 status = query(stream)
                 if status == 0:
                     self.comm.valid()
@@ -150,8 +155,11 @@ class NcclCollectives:
                 if status != NOT_READY:
                     with cuda_failures("working on the GPU"):
                         cupy.cuda.runtime.check_status(status)
+            if time.monotonic() - looked < LOOK:
+                continue
             self.comm.check()
             self.comm.valid()
+            looked = time.monotonic()
             if poll is not None:
                 poll()
 

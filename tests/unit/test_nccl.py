@@ -437,9 +437,8 @@ def test_no_memory(stub: Stub, words: str, kind: str) -> None:
 def test_failures_in_the_background(stub: Stub, code: int, kind: str) -> None:
     """Asked for while the stream is busy, not only when it is done; 7 is ncclInProgress."""
     body = f"""{ALONE}
-busy = iter([600] * 1000)
-runtime.streamQuery = lambda stream: next(busy, 0)
 looks = []
+runtime.streamQuery = lambda stream: 0 if len(looks) == 3 else 600
 outcome = refused(opened.wait, lambda: looks.append(1))
 tell([outcome, len(looks)])
 """
@@ -447,6 +446,28 @@ tell([outcome, len(looks)])
     assert found == kind
     assert looks == (0 if code == 6 else 3)
     assert ("a rank is gone" in sentence) == (code == 6)
+
+
+def test_other_threads_go_on_while_one_waits(stub: Stub) -> None:
+    """The watchdog's must. A poll keeps Python's lock, as CuPy's does; a look lets go of it for a moment."""
+    body = f"""{ALONE}
+import select, time
+ended = []
+def others():
+    steps = 0
+    while steps < 200 and time.monotonic() - began < 20:
+        select.select([], [], [], 0.001)
+        steps += 1
+    ended.append(steps)
+keeps = ctypes.PyDLL(None).sched_yield
+runtime.streamQuery = lambda stream: keeps() or (0 if ended else 600)
+opened.comm.check = ctypes.CDLL(None).getpid
+began = time.monotonic()
+threading.Thread(target=others).start()
+opened.wait()
+tell(ended[0])
+"""
+    assert stub.run(body) == 200
 
 
 def test_cuda_fails_meanwhile(stub: Stub) -> None:
