@@ -5,8 +5,9 @@
 The stub (tests/unit/stub_nccl.c) returns at once, so what is left is the loop, nccl4py and the calls' own
 arguments. "a call" is one operation as bench makes it; "a function" is that, divided by how many of
 NCCL's functions the operation takes: an operation made of messages makes two a peer, and two more round
-them. "from C": the same calls packed, as bench makes them where its helper was compiled. Needs nccl4py and a C
-compiler, no GPU and no CuPy.
+them. "from C": the same calls packed, as bench makes them where its helper was compiled.
+
+Needs nccl4py and a C compiler, no GPU and no CuPy.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class NcclCollectives:
         self.control, self.rank, self.size = control, control.rank, control.size
         self.library = nccl.version_number()
         self.label = nccl.agreed(control) + ("" if BUILT else ", called from Python")
-        self._stream = stream
+        self.stream = stream
         identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
         self.comm = nccl.Communicator(
             control.size, control.rank, identity, cta_policy=cta_policy, peers=peers
@@ -112,10 +112,10 @@ class NcclCollectives:
         # Thread-local: NCCL may allocate while a first call is captured, which the global mode forbids.
         # A failure leaves the stream as it is: it ends the run.
         with cuda_failures("recording a graph"):
-            self._stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
+            self.stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
             self.issue(calls)
-            graph = self._stream.end_capture()
-        launch: Function = functools.partial(graph.launch, self._stream)
+            graph = self.stream.end_capture()
+        launch: Function = functools.partial(graph.launch, self.stream)
         return launch
 
     def issue(self, calls: Sequence[Function]) -> None:
@@ -134,7 +134,7 @@ class NcclCollectives:
         self.wait()
 
     def marks(self, count: int) -> list[EventMark]:
-        return [EventMark(self._stream) for _ in range(count)]
+        return [EventMark(self.stream) for _ in range(count)]
 
     def elapsed(self, begin: EventMark, end: EventMark) -> float:
         return float(cupy.cuda.get_elapsed_time(begin.event, end.event)) / 1e3
@@ -144,7 +144,7 @@ class NcclCollectives:
         return done
 
     def wait(self, poll: Function | None = None) -> None:
-        query, stream = cupy.cuda.runtime.streamQuery, self._stream.ptr
+        query, stream = cupy.cuda.runtime.streamQuery, self.stream.ptr
         looked = time.monotonic()
         while True:
             for _ in range(POLLS):
@@ -167,7 +167,7 @@ class NcclCollectives:
         self.comm.abort()
 
     def close(self) -> None:
-        self._stream.synchronize()
+        self.stream.synchronize()
         with nccl.failures("closing"):
             self._calls.close()
             for undo in self._registered:

@@ -341,9 +341,10 @@ def test_between_two(words: str, lines: int) -> None:
     assert len(table) >= lines, shown(done)
 
 
-def test_a_stopped_rank_ends_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("calls", [20, 3000])  # the more, the likelier the other rank waits for its GPU
+def test_a_stopped_rank_ends_the_run(tmp_path: Path, calls: int) -> None:
     require(2)
-    words = f"bench all_reduce -b 16M -e 16M -N 0 -T {ALLOWED} --device cuda".split()
+    words = f"bench all_reduce -b 16M -e 16M -n {calls} -N 0 -T {ALLOWED} --device cuda".split()
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(
             [*MESHRUN, "-n", "2", *words], stdout=subprocess.PIPE, stderr=errors, text=True
