@@ -3,8 +3,9 @@
     mpirun -n 2 python benchmarks/loop_in_c.py [--graph] [--rounds 41] [--json FILE]
 
 Both work in the same processes, on the same communicator, buffers and stream, and take turns size by size.
-Whole programs are compared by nccl_tests.py; below 1 MiB an operation takes as long as the processor needs to
-start it, which differs between two starts of either program by more than between the programs.
+"from Python" is meshrun's loop as it is where its helper in C was not compiled. Whole programs are compared
+by nccl_tests.py; below 1 MiB an operation takes as long as the processor needs to start it, which differs
+between two starts of either program by more than between the programs.
 
 Needs a C compiler, or what it makes: `--loop collective_loop.so`.
 """
@@ -36,10 +37,12 @@ from jobs.bench.state import Bench, Point
 from jobs.bench.sweep import at_size
 from jobs.bench.timing import bound_call, clock
 from runner import DATATYPES, World
-from runner.comm import nccl
+from runner.comm import nccl, nccl_calls
+from runner.comm.batch import BUILT
 from runner.report.record import write
 
-THEIRS = "C loop"
+THEIRS, PYTHON = "C loop", "from Python"
+LOOPS = (OURS, PYTHON, THEIRS)
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")  # C's order
 NCCL = (
     "ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll", "ncclBroadcast", "ncclSend",
@@ -66,6 +69,8 @@ class Measurement(ctypes.Structure):
 
 def main() -> None:
     options = arguments()
+    if not BUILT:
+        raise Failed("the helper in C was not compiled when meshrun was installed")
     with tempfile.TemporaryDirectory() as folder:
         library = ctypes.CDLL(str(options.loop or compiled(Path(folder))))
     library.timed.restype = ctypes.c_double
@@ -73,10 +78,10 @@ def main() -> None:
     rows = [row for name in options.ops for row in compare(world, library, name, options)]
     if world.rank == 0:
         print(f"{world.size} ranks; us, median (min .. max) of {options.rounds} rounds")
-        print(f"{'':16}{'size (B)':>9}  {OURS:>26}  {THEIRS:>26}  {'ratio':>6}")
+        print(f"{'':16}{'size (B)':>9}" + "".join(f"  {loop:>24}" for loop in LOOPS) + f"  {'ratio':>6}")
         for row in rows:
-            cells = f"{shown(row[OURS]):>26}  {shown(row[THEIRS]):>26}  {row['ratio']:6.3f}"
-            print(f"{row['operation']:16}{row['size']:9}  {cells}")
+            cells = "".join(f"  {shown(row[loop]):>24}" for loop in LOOPS)
+            print(f"{row['operation']:16}{row['size']:9}{cells}  {row['ratio']:6.3f}")
         if options.json:
             write({**facts(world, options), "sizes": rows}, options.json)
     world.close()
@@ -107,7 +112,7 @@ def compiled(folder: Path) -> Path:
 def compare(
     world: World, library: ctypes.CDLL, name: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Per size: both loops' microseconds over the rounds, and ours over theirs of medians."""
+    """Per size: each loop's microseconds over the rounds, and ours over C's of medians."""
     chosen = Settings(
         minbytes=32, maxbytes=512 << 10, stepfactor=4, iters=options.calls, cudagraph=int(options.graph)
     )
@@ -122,21 +127,22 @@ def compare(
             if not point.bytes:
                 continue
             measurement = as_in_c(bench, point, world, options)
-            times: dict[str, list[float]] = {OURS: [], THEIRS: []}
+            times: dict[str, list[float]] = {loop: [] for loop in LOOPS}
             for number in range(options.rounds):
-                for which in in_turn((OURS, THEIRS), number):
-                    if which == OURS:
-                        mine = clock(bench, point).seconds
-                    else:
+                for loop in in_turn(LOOPS, number):
+                    if loop == THEIRS:
                         mine = library.timed(functions, ctypes.byref(measurement))
+                    else:
+                        nccl_calls.BUILT = loop == OURS
+                        mine = clock(bench, point).seconds
                     everyone = world.control.allgather(mine)
                     if min(everyone) < 0:
                         raise Failed(f"{name}: the loop in C failed on rank {everyone.index(min(everyone))}")
-                    times[which].append(1e6 * sum(everyone) / world.size)
-            ours, theirs = spread(times[OURS]), spread(times[THEIRS])
+                    times[loop].append(1e6 * sum(everyone) / world.size)
+            spreads = {loop: spread(found) for loop, found in times.items()}
+            ratio = spreads[OURS]["median"] / spreads[THEIRS]["median"]
             yield {
-                "operation": name, "size": point.bytes, "ratio": ours["median"] / theirs["median"],
-                OURS: ours, THEIRS: theirs, "microseconds": times,
+                "operation": name, "size": point.bytes, "ratio": ratio, **spreads, "microseconds": times
             }  # fmt: skip
 
 

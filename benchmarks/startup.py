@@ -1,4 +1,5 @@
-"""How long the command takes before it works: `--help`, and a run on one rank against `import numpy`.
+"""How long the command takes before it works: `--help`, a run on one rank against `import numpy`, and bench's
+first line and first row on four ranks.
 
 python benchmarks/startup.py [--rounds 15] [--json FILE]
 """
@@ -20,6 +21,8 @@ import numpy as np
 from runner.backend.cpu import CpuBackend
 from runner.report.record import write
 
+BENCH = ("meshrun bench, 4 ranks: first line", "meshrun bench, 4 ranks: first row")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -35,18 +38,19 @@ def main() -> None:
             "import numpy": [sys.executable, "-c", "import numpy"],
             "meshrun run, one rank": [meshrun, "run", "laplacian", source, target, "--device", "cpu"],
         }
-        times: dict[str, list[float]] = {name: [] for name in commands}
+        bench = [meshrun, "-n", "4", "bench", "all_reduce", "--device", "cpu"]
+        times: dict[str, list[float]] = {name: [] for name in [*commands, *BENCH]}
         for _ in range(options.rounds + 1):
             for name, command in commands.items():
                 begin = time.perf_counter()
                 subprocess.run(command, check=True, capture_output=True)
                 times[name].append(time.perf_counter() - begin)
+            for name, taken in first_lines(bench).items():
+                times[name].append(taken)
     medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}
-    for name, median in medians.items():
-        print(f"{name:22} {1e3 * median:6.1f} ms")
-    print(
-        f"a run beyond numpy     {1e3 * (medians['meshrun run, one rank'] - medians['import numpy']):6.1f} ms"
-    )
+    beyond = medians["meshrun run, one rank"] - medians["import numpy"]
+    for name, median in {**medians, "a run beyond numpy": beyond}.items():
+        print(f"{name:36} {1e3 * median:6.1f} ms")
     if options.json:
         record = {
             "benchmark": "startup",
@@ -56,6 +60,21 @@ def main() -> None:
             "seconds_median": medians,
         }
         write(record, options.json)
+
+
+def first_lines(command: list[str]) -> dict[str, float]:
+    """Seconds until the command, here with the sizes that it has by default, prints; it is then ended."""
+    begin, found = time.perf_counter(), dict[str, float]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found.setdefault(BENCH[0], time.perf_counter() - begin)
+            if not line.startswith("#"):
+                found.setdefault(BENCH[1], time.perf_counter() - begin)
+                break
+        process.terminate()
+        process.stdout.read()
+    return found
 
 
 if __name__ == "__main__":

@@ -30,14 +30,15 @@ __all__ = ["Progress", "Watchdog"]
 
 STATUS = 4  # nccl-tests' exit status of a time-out
 
-# Seconds. The longest ways: TICK + ANSWERS + REPORT to rank 0's order, then ABORT + FLUSH + END + LAST; and
-# TICK + ALONE + 3/4 to a rank's giving up, then REPORT + FLUSH + END. Both are 9.75 at most.
+# Seconds. The longest ways: TICK + ANSWERS + REPORT to rank 0's order, then ABORT + FLUSH + HEARD + END +
+# LAST; and TICK + ALONE + 3/4 to a rank's giving up, then REPORT + FLUSH + HEARD + END. Both are 10 at most.
 TICK = 0.25  # between two looks
 ANSWERS = 2.5  # that rank 0 waits for the ranks to say where they are
 REPORT = 1.5  # to write the report
 ABORT = 2.0  # to abort communicators
 END = 2.0  # to end through the launcher
 FLUSH = 0.5  # to write out what Python still holds for stdout and stderr
+HEARD = 0.25  # for the launcher to pass on what is written: MPICH's drops it when a rank ends
 ALONE = 4.75  # until a rank gives up waiting for rank 0's order; up to 3/4 more, by rank
 LAST = 1.0  # for the launcher to end a rank that rank 0 has left behind
 
@@ -180,7 +181,7 @@ class Watchdog(Progress):
         A launcher that finds one rank gone kills the others: MPICH's then returns the signal's number
         rather than a status. So rank 0 speaks to it first.
         """
-        until = time.monotonic() + ABORT + FLUSH + END
+        until = time.monotonic() + ABORT + FLUSH + HEARD + END
         _within(ABORT, self.abort)
         _within(FLUSH, _flush)
         while self._line is not None and time.monotonic() < until:
@@ -220,6 +221,7 @@ class Watchdog(Progress):
 
     def _leave(self) -> None:
         _within(FLUSH, _flush)
+        time.sleep(HEARD)
         _within(END, lambda: self._end(STATUS))
         os._exit(STATUS)
 
