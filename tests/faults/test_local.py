@@ -210,7 +210,8 @@ def test_a_crash_after_the_record_is_a_warning(
 HANG = "\ntime.sleep(600)\n"
 STUBBORN = "\nfor number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)\ntime.sleep(600)\n"
 DOOR = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the command respects nohup, under which this may run
 sys.path.insert(0, {str(ROOT)!r})
 from launch import local
 sys.exit(local.start(2, ["case", sys.argv[1]], program=sys.argv[2:]))
