@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
 # Of the project's own further commands, whose import would cost more than the rest of the help.
-SUMMARIES = {"jobs.bench.command:bench": "Measure collectives: the NCCL tests."}
+SUMMARIES = {
+    "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
+    "launch.command:launch": "Start ranks on several hosts.",
+}
 DEVICES = ("auto", "cpu", "cuda")
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 HELP = ("--help", "-h")
-ALONE = (("jobs",), ("bench", "compare"), ("bench", "plot"))  # commands that no ranks run
+ALONE = (("jobs",), ("launch",), ("bench", "compare"), ("bench", "plot"))  # commands that no ranks run
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,8 @@ def command(
 
     told, words = announced(), ctx.meta[WORDS]
     if ranks is not None and not {*words} & {*HELP}:
-        alone = next((name for name in ALONE if words[: len(name)] == name), None)
-        if ranks > 1 and alone:
-            raise click.UsageError(f"{' '.join(alone)} has nothing for -n to start")
+        if ranks > 1 and (alone := _alone(words)):
+            raise click.UsageError(f"{alone} has nothing for -n to start")
         if ranks > 1 and run_dir is None and not _is_rank(told):
             from launch.local import start
 
@@ -166,6 +168,25 @@ def command(
             check_expected(ranks, told.size, told)
     here = sys.stdout.isatty()
     ctx.obj = Door(ranks, run_dir, columns if told else terminal_columns(), colour if told else here, words)
+
+
+def _alone(words: Sequence[str]) -> str | None:
+    """The command that these words begin with, if no ranks run it."""
+    return next((" ".join(name) for name in ALONE if tuple(words[: len(name)]) == name), None)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """UsageError unless every rank would understand these words."""
+    if alone := _alone(words):
+        raise click.UsageError(f"no ranks run {alone}")
+    group: click.Command | None = command
+    name, rest, ctx = "meshrun", list(words), click.Context(command, info_name="meshrun")
+    while isinstance(group, click.Group):
+        ctx = click.Context(group, info_name=name, parent=ctx)
+        found, group, rest = group.resolve_command(ctx, rest)
+        name = found or name
+    assert group is not None
+    group.make_context(name, rest, parent=ctx)
 
 
 def _is_rank(told: Announced | None) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch import mpiexec, noise, shm
+from launch.plan import Plan
 from launch.watch import Outcome, watch
 
 if TYPE_CHECKING:
@@ -54,22 +57,55 @@ def start(
 
     Raises UserError where there is no launcher. 130 (128 + signal) when interrupted.
     """
+    launcher = mpiexec.find()
+
+    def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
+        ours = rank_words(str(run), ranks, columns)
+        environment = launcher.environment(ranks, run, sockets, os.environ)
+        return [*launcher.command(ranks), *program, *ours, *words], environment
+
+    return conduct(started, columns, debug=debug)
+
+
+def shown(plan: Plan) -> str:
+    """What `start` runs, for a shell, without what only a run has."""
+    words = [*mpiexec.find().command(plan.ranks), *PROGRAM, "-n", str(plan.ranks), *plan.words]
+    assigned = [f"{name}={shlex.quote(value)}" for name, value in sorted(plan.settings.items())]
+    return " ".join([*assigned, shlex.join(words)])
+
+
+def rank_words(place: str, ranks: int, columns: int | None) -> list[str]:
+    """What every rank is told before the user's words. place: as `runner.verdict.run_at` takes it."""
+    terminal = [] if columns is None else ["--tty", str(columns)]
+    colour = ["--colour"] if sys.stdout.isatty() else []
+    return ["--run-dir", place, *terminal, *colour, "-n", str(ranks)]
+
+
+def conduct(
+    started: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
+    columns: int | None = None,
+    *,
+    token: str | None = None,
+    debug: bool = False,
+    elsewhere: Callable[[Path, Path, float], None] | None = None,
+) -> int:
+    """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
+
+    started: its words and environment, given the run's directory and a private folder with a short path.
+    token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
+    elsewhere: cleans up on other hosts, given the same two and the seconds since the start.
+    """
     from runner.verdict import RunDirectory
 
-    launcher = mpiexec.find()
     run = RunDirectory.create()
     sockets = mpiexec.socket_folder()
-    terminal = () if columns is None else ("--tty", str(columns))
-    colour = ("--colour",) if sys.stdout.isatty() else ()
-    ours = ("--run-dir", str(run.path), *terminal, *colour, "-n", str(ranks))
     segments = shm.segments()
+    begun = time.monotonic()
     sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
     in_order = False
     try:
-        outcome = watch(
-            [*launcher.command(ranks), *program, *ours, *words],
-            launcher.environment(ranks, run.path, sockets, os.environ),
-        )
+        words, environment = started(run.path, sockets)
+        outcome = watch(words, environment, token)
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         status = judge(run, outcome, debug)
@@ -78,6 +114,8 @@ def start(
     finally:
         if not in_order:
             shm.remove_orphans(segments)
+        if elsewhere is not None:
+            elsewhere(run.path, sockets, time.monotonic() - begun)
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,7 +163,7 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     end = next((end for end in noise.process_ends(outcome.noise) if end.signal is not None), None)
     if end is None or end.signal is None:
         return None
-    known = (run.rank_of(end.pid) if end.pid else None) or {}
+    known = (run.rank_of(end.pid, end.host) if end.pid else None) or {}
     rank, host = known.get("rank", end.rank), known.get("host", end.host)
     who = f"process {end.pid}" if rank is None else f"rank {rank}"
     what = f"[{who}, host {host}] killed by {_status(-end.signal)}"

@@ -58,17 +58,8 @@ class Launcher:
         sockets: a private folder with a short path. A socket's path has at most 107 bytes, and a
         daemon's folder left in a shared one by a crash stops the next daemon with the same number.
         """
-        environment = {
-            name: value
-            for name, value in base.items()
-            if name.startswith(SETTINGS) or not name.startswith(ELSEWHERE)
-            if not name.endswith(HOSTFILE)
-        }
         defaults: dict[str, str] = {}
         if self.vendor == "Open MPI":
-            defaults |= {
-                name: str(sockets) for name in ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
-            }
             if self.bundled:
                 # All ranks are here: no network is opened, and the one that sleeps for a second least of all.
                 defaults |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
@@ -78,7 +69,20 @@ class Launcher:
                 defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         elif self.vendor == "Intel MPI":
             defaults["I_MPI_PIN"] = "off"
-        return {**defaults, **environment, RUN_MARK: str(run)}
+        return {**defaults, **self.elsewhere(base, sockets), RUN_MARK: str(run)}
+
+    def elsewhere(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
+        """`base` without what names other hosts than the run's; the launcher's own sockets in `sockets`."""
+        environment = {
+            name: value
+            for name, value in base.items()
+            if name.startswith(SETTINGS) or not name.startswith(ELSEWHERE)
+            if not name.endswith(HOSTFILE)
+        }
+        folders = (
+            ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base") if self.vendor == "Open MPI" else ()
+        )
+        return {**{name: str(sockets) for name in folders if sockets}, **environment}
 
 
 def cores() -> int:

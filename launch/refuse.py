@@ -53,25 +53,32 @@ def refuse_shadows() -> None:
 def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
     """Tell `sentence` once for all ranks; returns `exit_status`.
 
-    With a run directory it is the first rank to claim the failure that tells, else rank 0.
+    With a run directory it is the first rank to claim the failure that tells, else rank 0. Where another
+    process reads what the ranks print, a rank that is still there when rank 0's end would have ended it
+    tells what it alone has met.
     """
     from runner.errors import tell
     from runner.launcher import announced
-    from runner.verdict import RunDirectory
+    from runner.verdict import RunLines, run_at
 
     told = announced()
     rank = told.rank if told else 0
-    if words[0] == "--run-dir" and len(words) > 1:
-        failure = {"exit_code": exit_status, "sentence": sentence, "rank": rank}
-        speaks = RunDirectory(Path(words[1])).claim_failure(failure)
-    else:
-        speaks = rank == 0
-    if not speaks:
+    run = run_at(words[1]) if words[0] == "--run-dir" and len(words) > 1 else None
+    if rank and (run is None or isinstance(run, RunLines)):
         time.sleep(LINGER)
-        return exit_status
-    if debug:
-        traceback.print_exc()
-    tell(sentence)
+    if run is None:
+        speaks = rank == 0
+    else:
+        speaks = run.claim_failure({"exit_code": exit_status, "sentence": sentence, "rank": rank})
+    if speaks:
+        if debug:
+            traceback.print_exc()
+        tell(sentence)
+    elif run is not None:
+        time.sleep(LINGER)
+    if speaks and isinstance(run, RunLines):
+        time.sleep(LINGER / 4)  # the other ranks of this host find the claim
+        run.forget()
     return exit_status
 
 

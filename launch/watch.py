@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from launch.mpiexec import RUN_MARK
 from launch.noise import NoiseFilter
+from launch.told import Told
 
 if TYPE_CHECKING:
     from runner.verdict import RunDirectory
@@ -43,8 +44,10 @@ class Outcome:
     said: str
 
 
-def watch(command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
-    """Run the launcher to its end; whatever happens, no process of the run is left.
+def watch(command: Sequence[str], environment: Mapping[str, str], token: str | None = None) -> Outcome:
+    """Run the launcher to its end; whatever happens, no process of the run is left on this machine.
+
+    token: of the lines on stderr that are meant for the run's directory.
 
     The ranks run in a session of their own, so that a Ctrl-C reaches them once and through the
     launcher, which is the one that knows them all. The first signal ends the run in order, the
@@ -52,7 +55,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
     """
     from runner.verdict import RunDirectory
 
-    watched = _Watched(RunDirectory(Path(environment[RUN_MARK])))
+    watched = _Watched(RunDirectory(Path(environment[RUN_MARK])), token)
     with _handlers(watched.signalled):
         try:
             watched.start(command, environment)
@@ -65,8 +68,9 @@ def watch(command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
 
 
 class _Watched:
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, token: str | None) -> None:
         self.run = run
+        self.told = Told(run, token) if token else None
         self.process: subprocess.Popen[bytes] | None = None
         self.interrupted: signal.Signals | None = None
         self.abandoned = False
@@ -108,13 +112,16 @@ class _Watched:
             while selector.get_map() and time.monotonic() < self.deadline:
                 for key, _ in selector.select(timeout=0.1):
                     chunk = os.read(key.fd, 1 << 16)
-                    self._pass_on(key.data, self.filters[key.data].feed(chunk))
+                    said = self.told.feed(chunk) if self.told and key.data == 2 else chunk
+                    self._pass_on(key.data, self.filters[key.data].feed(said))
                     if not chunk:
                         selector.unregister(key.fileobj)
                 if self.deadline == float("inf") and self.run.failure() is not None:
                     self.deadline = time.monotonic() + CLAIMED
                 if self.process.poll() is not None:
                     self.deadline = min(self.deadline, time.monotonic() + STRAY_OUTPUT)
+        if self.told:
+            self._pass_on(2, self.filters[2].feed(self.told.finish()))
         for target, noise_filter in self.filters.items():
             self._pass_on(target, noise_filter.finish())
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from runner.errors import MeshrunError, UserError, describe, tell
-from runner.verdict import RunDirectory, claim
+from runner.verdict import Run, RunLines
 from runner.world import World
 
+PR_SET_PDEATHSIG = 1  # prctl(2)
 GRACE = 1.0  # seconds that a later failure waits for the first one's words to get out
 
 
@@ -29,12 +31,12 @@ GRACE = 1.0  # seconds that a later failure waits for the first one's words to g
 class Ending:
     """What this process has to clean up and how it tells a failure.
 
-    directory: shared with whoever started the ranks; None when nobody waits for a verdict.
+    run: of whoever started the ranks and waits for the verdict; None when nobody does.
     usage_status: the exit status of a UserError. farewell: what an interrupted run says. world: set
     once it is open. keep: saves what is worth it before this process ends; OSError is its own affair.
     """
 
-    directory: RunDirectory | None = None
+    run: Run | None = None
     debug: bool = False
     partial: Path | None = None
     usage_status: int = UserError.exit_code
@@ -45,8 +47,8 @@ class Ending:
     def unfinished(self, partial: Path | None) -> None:
         """Name the file to remove if the run fails; None once it has its final name."""
         self.partial = partial
-        if self.directory is not None and partial is not None:
-            self.directory.keep_partial(partial)
+        if self.run is not None and partial is not None:
+            self.run.keep_partial(partial)
 
     def clean(self) -> None:
         if self.keep is not None:
@@ -58,14 +60,16 @@ class Ending:
     def interrupted(self) -> None:
         """For `on_termination`: this process is told to end."""
         self.clean()
-        if self.directory is None:  # else whoever started the ranks tells
+        if self.run is None:  # else whoever started the ranks tells
             tell(self.farewell)
 
     def fail_together(self, failure: MeshrunError, rank: int) -> int:
         """The end of a rank when every rank has met `failure`; its exit status."""
         if rank == 0:
             self.clean()
-            self._record(self._status(failure), str(failure), rank)
+            if self.run is not None:
+                self.run.claim_failure(self._claim(failure, str(failure), rank))
+                self.run.forget()
             tell(str(failure))
             self._trace()
         return self._status(failure)
@@ -86,8 +90,8 @@ class Ending:
         """Tell this rank's failure unless another rank's came first; the exit status to abort with."""
         status = self._status(failure)
         sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
-        note = None if self.directory else _note(nonce)
-        first = self._record(status, sentence, rank) if note is None else _claim(note, sentence)
+        run = self.run or RunLines(nonce, heard=False)
+        first = run.claim_failure(self._claim(failure, sentence, rank))
         if first:
             tell(sentence)
             self._trace()
@@ -95,15 +99,13 @@ class Ending:
         self.clean()
         if not first:
             time.sleep(GRACE)
-        elif note is not None:
+        elif isinstance(run, RunLines):
             time.sleep(GRACE / 4)  # ranks that fail at this moment find the claim; nobody does later
-            note.unlink(missing_ok=True)
+            run.forget()
         return status
 
-    def _record(self, status: int, sentence: str, rank: int) -> bool:
-        if self.directory is None:
-            return True
-        return self.directory.claim_failure({"exit_code": status, "sentence": sentence, "rank": rank})
+    def _claim(self, failure: BaseException, sentence: str, rank: int) -> dict[str, Any]:
+        return {"exit_code": self._status(failure), "sentence": sentence, "rank": rank}
 
     def _trace(self) -> None:
         if self.debug:
@@ -141,18 +143,14 @@ class Guard:
         self.world.control.abort(status)  # MPI does not return from it; simulated ranks do
 
 
-def _note(nonce: str) -> Path:
-    """Where the first rank of a host to fail says so, when no run directory is shared."""
-    from tempfile import gettempdir
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM when the process that started this one is gone.
 
-    return Path(gettempdir(), f"meshrun-{nonce}-failure.json")
+    A launcher that is killed outright (Open MPI's) leaves its ranks running.
+    """
+    import ctypes
 
-
-def _claim(note: Path, sentence: str) -> bool:
-    try:
-        return claim(note, {"sentence": sentence})
-    except OSError:  # no room for notes: rather twice than not at all
-        return True
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def on_termination(action: Callable[[], None]) -> None:
@@ -171,7 +169,9 @@ def on_termination(action: Callable[[], None]) -> None:
 
     def wait() -> None:
         number = os.read(reader, 1)[0]
-        action()
-        os._exit(128 + number)
+        try:
+            action()
+        finally:  # the launcher that would read its words may be gone
+            os._exit(128 + number)
 
     threading.Thread(target=wait, name="termination", daemon=True).start()

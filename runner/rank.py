@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from runner import launcher
-from runner.ending import GRACE, Ending, Guard, on_termination
+from runner.ending import GRACE, Ending, Guard, end_with_parent, on_termination
 from runner.errors import MeshrunError, UserError, tell
-from runner.verdict import RunDirectory
+from runner.verdict import run_at
 from runner.world import DeviceChoice, World, open_world
 
 Record = dict[str, Any]
@@ -34,9 +33,11 @@ def as_rank(
     asked for. run_dir: of whoever started the ranks on this machine and waits for the verdict.
     usage_status: the exit status of a UserError. farewell: what an interrupted run says.
     """
-    directory = RunDirectory(Path(run_dir)) if run_dir else None
-    ending = Ending(directory, debug, usage_status=usage_status, farewell=farewell)
+    run = run_at(run_dir) if run_dir else None
+    ending = Ending(run, debug, usage_status=usage_status, farewell=farewell)
     on_termination(ending.interrupted)
+    if launcher.announced() is not None:
+        end_with_parent()
     world = enter(ending, device, oversubscribe, expected_ranks)
     if isinstance(world, int):
         return world
@@ -51,8 +52,8 @@ def as_rank(
             status = ending.fail_together(failure, world.rank)
             world.close()
             return status
-    if world.rank == 0 and directory is not None:
-        directory.complete(record)
+    if world.rank == 0 and run is not None:
+        run.complete(record)
     return 0
 
 
@@ -68,8 +69,8 @@ def enter(
         if rank and not failure.everywhere:
             time.sleep(GRACE)  # rank 0 has likely met the same, and its end ends this rank too
         return ending.fail_together(failure, rank if failure.everywhere else 0)
-    if ending.directory is not None:
-        ending.directory.register(world.rank, world.here.host, os.getpid())
+    if ending.run is not None:
+        ending.run.register(world.rank, world.here.host, os.getpid())
     for warning in world.warnings if world.rank == 0 else ():
         tell(f"warning: {warning}")
     return world

@@ -120,8 +120,8 @@ def main(
     if failures:
         failure = RunError(f"selftest: {failures} check(s) failed", everywhere=True)
         return ending.fail_together(failure, world.rank)
-    if world.rank == 0 and ending.directory is not None:
-        ending.directory.complete({"job": "selftest", "ranks": world.size})
+    if world.rank == 0 and ending.run is not None:
+        ending.run.complete({"job": "selftest", "ranks": world.size})
     return 0
 
 

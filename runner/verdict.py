@@ -2,18 +2,47 @@
 
 A launcher's exit status proves nothing (Open MPI has returned 0 after a lost host, MPICH after a
 rank that left early). Success is the record that rank 0 writes last; the first failing rank's
-error is a file that only the first can create. Standard library only: the command reads these
-in the process that starts the ranks.
+error is a file that only the first can create. Ranks on other hosts cannot write to a directory of the
+process that started them, and tell it in lines among what they print. Standard library only: the
+command reads these in the process that starts the ranks.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+LINE = "\x1emeshrun-run"  # begins a line for the process that started the ranks; no program prints it
+
+
+class Run(Protocol):
+    """Where ranks leave what whoever started them must know."""
+
+    def register(self, rank: int, host: str, pid: int) -> None:
+        """Say which process is which rank, so that a launcher's "PID 4711 was killed" gets a name."""
+
+    def keep_partial(self, output: Path) -> None:
+        """Name the unfinished output file, for removal if every rank is killed."""
+
+    def claim_failure(self, failure: dict[str, Any]) -> bool:
+        """Record `failure` if it is the first on this host; False when another came before."""
+
+    def forget(self) -> None:
+        """Remove this host's claim, where nobody else will; for the rank that made it."""
+
+    def complete(self, record: dict[str, Any]) -> None:
+        """Leave the completion record; rank 0's last act."""
+
+
+def run_at(place: str) -> Run:
+    """The run that `--run-dir` names: a directory, or "@TOKEN" where lines are read."""
+    return RunLines(place[1:]) if place.startswith("@") else RunDirectory(Path(place))
 
 
 @dataclass(frozen=True)
@@ -24,19 +53,22 @@ class RunDirectory:
 
     @classmethod
     def create(cls) -> RunDirectory:
-        import tempfile
-
         return cls(Path(tempfile.mkdtemp(prefix="meshrun-")))
 
     def register(self, rank: int, host: str, pid: int) -> None:
-        """Say which process is which rank, so that a launcher's "PID 4711 was killed" gets a name."""
-        _write(self.path / f"pid-{pid}", json.dumps({"rank": rank, "host": host}))
+        _write(self.path / f"pid-{pid}@{host}", json.dumps({"rank": rank, "host": host}))
 
-    def rank_of(self, pid: int) -> dict[str, Any] | None:
-        return _read(self.path / f"pid-{pid}")
+    def rank_of(self, pid: int, host: str | None = None) -> dict[str, Any] | None:
+        """The rank and host of a process; None where there is none, or several hosts have such a process.
+
+        host: as the launcher names it, with its domain or without.
+        """
+        known = [_read(path) for path in self.path.glob(f"pid-{pid}@*")]
+        named = [one for one in known if one and _short(one["host"]) == _short(host or "")]
+        found = named or known
+        return found[0] if len(found) == 1 else None
 
     def keep_partial(self, output: Path) -> None:
-        """Name the unfinished output file, for removal if every rank is killed."""
         _write(self.path / "partial", str(output))
 
     def remove_partial(self) -> None:
@@ -45,18 +77,76 @@ class RunDirectory:
             Path(note.read_text()).unlink(missing_ok=True)
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
-        """Record `failure` if it is the run's first on this machine; False when another came before."""
         return claim(self.path / "failure.json", failure)
+
+    def forget(self) -> None:
+        """Nothing: the directory goes as a whole."""
 
     def failure(self) -> dict[str, Any] | None:
         return _read(self.path / "failure.json")
 
     def complete(self, record: dict[str, Any]) -> None:
-        """Write the completion record; rank 0's last act."""
         _write(self.path / "record.json", json.dumps(record))
 
     def record(self) -> dict[str, Any] | None:
         return _read(self.path / "record.json")
+
+    def hear(self, line: str) -> None:
+        """Keep what a line of `RunLines` tells; ValueError for what is none."""
+        _, _, kind, text = line.split(" ", 3)
+        told = json.loads(text)
+        if kind == "rank":
+            self.register(told["rank"], told["host"], told["pid"])
+        elif kind == "partial":
+            self.keep_partial(Path(told))
+        elif kind == "failure":
+            self.claim_failure(told)
+        elif kind == "record":
+            self.complete(told)
+        else:
+            raise ValueError(f"{kind} is nothing that a rank tells")
+
+
+@dataclass(frozen=True)
+class RunLines:
+    """Lines on stderr for a process that reads what the ranks print. heard: whether there is one."""
+
+    token: str
+    heard: bool = True
+
+    def register(self, rank: int, host: str, pid: int) -> None:
+        self._say("rank", {"rank": rank, "host": host, "pid": pid})
+
+    def keep_partial(self, output: Path) -> None:
+        self._say("partial", str(output))
+
+    def claim_failure(self, failure: dict[str, Any]) -> bool:
+        try:
+            first = claim(self._note, failure)
+        except OSError:  # no room for notes: rather twice than not at all
+            first = True
+        if first:
+            self._say("failure", failure)
+        return first
+
+    def forget(self) -> None:
+        self._note.unlink(missing_ok=True)
+
+    def complete(self, record: dict[str, Any]) -> None:
+        self._say("record", {"complete": True})  # that there is one is what counts, and lines are short
+
+    @property
+    def _note(self) -> Path:
+        return Path(tempfile.gettempdir(), f"meshrun-{self.token}-failure.json")
+
+    def _say(self, kind: str, content: Any) -> None:
+        if self.heard:  # in one write, so that ranks do not mix
+            sys.stderr.write(f"{LINE} {self.token} {kind} {json.dumps(content)}\n")
+            sys.stderr.flush()
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def claim(path: Path, content: dict[str, Any]) -> bool:

@@ -114,6 +114,21 @@ class Site:
         self.started.append(process)
         return process
 
+    def begin_bare(self, *words: str, ranks: int = 3) -> subprocess.Popen[str]:
+        """The MPI launcher with the command as every rank, as on a cluster."""
+        launcher = mpiexec.find()
+        environment = launcher.environment(ranks, self.notes, self.temporary, os.environ)
+        with self.out.open("w") as out:
+            process = subprocess.Popen(
+                [*launcher.command(ranks), *local.PROGRAM, "bench", *words],
+                env={**environment, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        self.started.append(process)
+        return process
+
     @property
     def out(self) -> Path:
         return self.notes / "out.txt"
@@ -248,6 +263,15 @@ def test_a_killed_rank_ends_all(site: Site) -> None:
         "killed by signal 9|an MPI call failed" if mpiexec.find().vendor == "MPICH" else "killed by signal 9"
     )
     assert re.search(told, errors)
+
+
+def test_a_killed_launcher_ends_all(site: Site) -> None:
+    """Open MPI's leaves its ranks to themselves, and these have nothing to print that would fail."""
+    process = site.begin_bare("all_reduce", "-b", "64", "-e", "64", "-n", "5000000", "--device", "cpu")
+    site.in_full_swing(process, rows=0)
+    wait_for(lambda: "#wrong" in site.out.read_text())
+    process.kill()
+    wait_for(lambda: left_running(site.notes) == [])
 
 
 def test_a_rank_that_fails_ends_all(site: Site) -> None:

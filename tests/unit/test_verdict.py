@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.verdict import RunDirectory, claim
+from runner.verdict import LINE, RunDirectory, RunLines, claim, run_at
 
 
 @pytest.fixture
@@ -113,3 +113,65 @@ def test_a_note_that_many_write_is_never_read_half_written(tmp_path: Path) -> No
     while any(writer.is_alive() for writer in writers):
         assert (tmp_path / "partial").read_text() == str(output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["partial"]
+
+
+def heard(directory: RunDirectory, text: str) -> None:
+    for line in text.removesuffix("\n").split("\n"):
+        assert line.startswith(f"{LINE} token ")
+        directory.hear(line)
+
+
+def test_lines_leave_what_a_directory_is_told(
+    directory: RunDirectory,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = run_at("@token")
+    run.register(9, "n2", 4711)
+    run.keep_partial(tmp_path / "a b.partial")
+    run.complete({"seconds": 1.5, "much": ["more"] * 9999})
+    assert run.claim_failure({"exit_code": 7, "sentence": "wrong\ndata", "rank": 9})
+    assert not run.claim_failure({"exit_code": 1, "sentence": "later", "rank": 8})
+    run.forget()
+    said = capsys.readouterr().err
+    assert max(map(len, said.split("\n"))) < 512  # a pipe keeps that together
+    heard(directory, said)
+    assert directory.rank_of(4711, "n2.cluster") == {"rank": 9, "host": "n2"}
+    assert (directory.path / "partial").read_text() == str(tmp_path / "a b.partial")
+    assert directory.record() is not None
+    failure = directory.failure()
+    assert failure is not None
+    assert (failure["exit_code"], failure["sentence"], failure["rank"]) == (7, "wrong\ndata", 9)
+    assert list(tmp_path.glob("meshrun-*")) == []
+
+
+def test_nobody_reads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = RunLines("token", heard=False)
+    assert run.claim_failure({"sentence": "first"})
+    assert not run.claim_failure({"sentence": "second"})
+    run.complete({})
+    run.forget()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("line", [f"{LINE} token song {{}}", f"{LINE} token rank", f"{LINE} token rank {{"])
+def test_a_line_that_is_none(directory: RunDirectory, line: str) -> None:
+    with pytest.raises(ValueError):
+        directory.hear(line)
+
+
+def test_processes_of_one_number_on_several_hosts(directory: RunDirectory) -> None:
+    directory.register(0, "n1", 4711)
+    directory.register(1, "n2.cluster", 4711)
+    assert directory.rank_of(4711) is None
+    assert directory.rank_of(4711, "n2") == {"rank": 1, "host": "n2.cluster"}
+    assert directory.rank_of(4711, "n3") is None
+
+
+def test_a_directory_is_named_by_its_path(tmp_path: Path) -> None:
+    assert run_at(str(tmp_path)) == RunDirectory(tmp_path)

@@ -1,0 +1,143 @@
+"""Whether the hosts of a plan answer by ssh, have this Python, and by which interface they are reached."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from launch.plan import Plan
+
+PATIENCE = 30.0  # seconds that a host may take to answer: its sshd may just be starting
+ATTEMPT = 5  # seconds for one connection
+PAUSE = 0.5  # seconds between two
+SWEEP = 10.0  # seconds that a host has to be cleaned up
+AT_ONCE = 32  # hosts asked at the same time
+# The name; whether the program is there; the interface with the address by which this host was reached.
+SCRIPT = """\
+uname -n
+test -x {python} && echo python || echo none
+set -- $SSH_CONNECTION
+ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2
+"""
+NO_ROUTE = 255  # ssh's own exit status; any other is the script's
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host said. name: its own. interface: None on this machine, "" where it could not tell."""
+
+    host: str
+    name: str
+    interface: str | None
+
+
+def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]:
+    """All hosts' answers, asked at the same time; UserError names those that gave none, or lack Python."""
+    from runner.errors import UserError
+
+    if shutil.which("ssh") is None:
+        raise UserError(
+            "other hosts are reached by ssh, and there is none",
+            hint="apt-get install openssh-client, or the site's batch system",
+        )
+    deadline = time.monotonic() + patience
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(lambda host: _ask(host, python, deadline), plan.names))
+    silent = [
+        f"{host} ({said})" for host, said in zip(plan.names, found, strict=True) if isinstance(said, str)
+    ]
+    if silent:
+        raise UserError(
+            f"no answer by ssh from {', '.join(silent)}",
+            expected=f"ssh {plan.names[0]} true, without a password, within {patience:g} s",
+            hint="ssh-copy-id, or the host's name, power and firewall",
+        )
+    told = [said for said in found if not isinstance(said, str)]
+    lacking = [host for host, lines in zip(plan.names, told, strict=True) if lines[1] != "python"]
+    if lacking:
+        raise UserError(
+            f"{python} is not there on {', '.join(lacking)}",
+            expected="the same Python environment at the same path on every host",
+            hint="a shared file system, or the same installation everywhere",
+        )
+    return [
+        Answer(host, lines[0], None if is_here(host) else lines[2])
+        for host, lines in zip(plan.names, told, strict=True)
+    ]
+
+
+def _ask(host: str, python: str, deadline: float) -> list[str] | str:
+    """The lines that the script prints there, or the last reason why not."""
+    script = SCRIPT.format(python=shlex.quote(python))
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}", host]
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            done = subprocess.run(
+                ["sh", "-c", script] if is_here(host) else [*ssh, script],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=max(left, ATTEMPT),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "connected, and said nothing"
+        if done.returncode != NO_ROUTE:
+            return [*done.stdout.split("\n"), "", ""]
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].strip()
+        if hopeless(reason) or time.monotonic() + PAUSE > deadline:
+            return reason
+        time.sleep(PAUSE)
+
+
+def sweep(names: Sequence[str], words: Sequence[str], patience: float = SWEEP) -> None:
+    """Run a command on all other hosts at the same time; one that does not answer in time is named."""
+    from runner.errors import tell
+
+    def run(host: str) -> bool:
+        ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}", host, shlex.join(words)]
+        try:
+            done = subprocess.run(
+                ssh, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    others = [host for host in names if not is_here(host)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        swept = list(pool.map(run, others))
+    left = [host for host, done in zip(others, swept, strict=True) if not done]
+    if left:
+        tell(f"warning: {', '.join(left)} did not answer when the run was over: what it left there, stays")
+
+
+def hopeless(reason: str) -> bool:
+    """Whether waiting would not help: the name or the key is wrong, not the host late."""
+    return any(
+        words in reason
+        for words in ("Could not resolve", "Permission denied", "Host key verification", "Bad configuration")
+    )
+
+
+def common_interface(found: Sequence[Answer]) -> str | None:
+    """The interface that all other hosts are reached by; None where they differ, cannot tell, or it is lo."""
+    names = {answer.interface for answer in found if answer.interface is not None}
+    name = names.pop() if len(names) == 1 else None
+    return None if name in ("", "lo") else name
+
+
+def is_here(host: str) -> bool:
+    """Whether `host` is this machine by name."""
+    return host.rpartition("@")[2] in (
+        "localhost",
+        os.uname().nodename,
+        os.uname().nodename.partition(".")[0],
+    )

@@ -1,0 +1,35 @@
+"""Remove what a run has left on this host: its processes, its shared memory, its launcher's folder.
+
+    python sweep.py MARK FOLDER SECONDS
+
+For hosts that ssh reaches, after a run with that mark, which began so many seconds ago. A launcher that
+was killed leaves its ranks, one that ended in order still a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+from pathlib import Path
+
+
+def sweep(mark: str, folder: str, seconds: float) -> None:
+    from launch.shm import remove_orphans, segments
+    from launch.watch import end_strays
+
+    end_strays(mark)
+    begun = time.time() - seconds
+    older = set()
+    for path in segments():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if path.stat().st_mtime < begun:
+                older.add(path)
+    remove_orphans(older)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sweep(sys.argv[1], sys.argv[2], float(sys.argv[3]))

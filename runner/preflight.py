@@ -1,0 +1,191 @@
+"""What would make a run fail or mislead, found in all ranks' facts before any work. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from runner import preflight_agree, preflight_host
+from runner.problem import Problem, by_host, few, groups, numbers, spread, which_hosts, who
+from runner.survey import Survey
+
+__all__ = ["Expected", "Problem", "problems"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What was planned; None where nothing was said.
+
+    network: the interface between hosts. oversubscribe: ranks may share a GPU.
+    """
+
+    ranks: int | None = None
+    hosts: int | None = None
+    per_host: int | None = None
+    network: str | None = None
+    oversubscribe: bool = False
+
+
+def problems(surveys: Sequence[Survey], expected: Expected) -> list[Problem]:
+    """All that is wrong, failures before warnings, one for each kind; surveys: of every rank."""
+    found = [
+        *_plan(surveys, expected),
+        *_identity(surveys),
+        *([] if expected.oversubscribe else _gpus(surveys)),
+        *preflight_agree.versions(surveys),
+        *preflight_agree.settings(surveys),
+        *preflight_host.network(surveys, expected.network),
+        *preflight_host.shared_memory(surveys),
+        *preflight_host.locked_memory(surveys),
+        *preflight_host.nvlinks(surveys),
+        *preflight_host.pcie(surveys),
+        *_binding(surveys),
+    ]
+    return sorted(found, key=lambda problem: problem.warning)
+
+
+def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
+    everyone, hosts = numbers(surveys), by_host(surveys)
+    if expected.ranks not in (None, len(surveys)):
+        yield Problem(
+            "the launcher started another number of ranks than planned",
+            got=f"{len(surveys)} on {which_hosts(surveys)}",
+            expected=str(expected.ranks),
+            hint="the launcher's -n or --ntasks, and slots in the hostfile; the MPI of the launcher must be "
+            "the one that mpi4py loads",
+            ranks=everyone,
+        )
+    if expected.hosts not in (None, len(hosts)):
+        yield Problem(
+            "the ranks are on another number of hosts than planned",
+            got=f"{len(hosts)}: {few([host[0].host for host in hosts])}",
+            expected=str(expected.hosts),
+            hint="the hostfile (Open MPI 5 reads mpirun --hostfile or PRTE_MCA_prte_default_hostfile, and no "
+            "OMPI_MCA_* variable), or srun --nodes",
+            ranks=everyone,
+        )
+    uneven = [host for host in hosts if len(host) != expected.per_host]
+    if expected.per_host is not None and uneven:
+        counts = groups((f"{len(host)} a host", survey) for host in uneven for survey in host)
+        yield Problem(
+            "hosts have another number of ranks than planned",
+            got=spread(counts),
+            expected=f"{expected.per_host} a host",
+            hint="slots=N (Open MPI) or HOST:N (MPICH) for every host, srun --ntasks-per-node",
+            ranks=numbers(survey for host in uneven for survey in host),
+        )
+
+
+def _identity(surveys: Sequence[Survey]) -> Iterator[Problem]:
+    """One name: the MPI may take two hosts for one. One identity: everything does, meshrun too."""
+    clones = [host for host in by_host(surveys) if len({_addresses(survey) for survey in host}) > 1]
+    if clones:
+        mixed = [survey for host in clones for survey in host]
+        seen = groups((_addresses(survey), survey) for survey in clones[0])
+        yield Problem(
+            f"two hosts or network namespaces have one identity ({which_hosts(mixed)})",
+            got=spread({" ".join(addresses) or "no address": ranks for addresses, ranks in seen.items()}),
+            expected="one set of network addresses for a hostname and kernel boot id",
+            hint="a hostname of its own for each host; NCCL_HOSTID different on each does for NCCL alone",
+            ranks=numbers(mixed),
+        )
+    identities = groups((host[0].host, host[0]) for host in by_host(surveys))
+    shared = [name for name, hosts in identities.items() if len(hosts) > 1]
+    if shared:
+        alike = [survey for survey in surveys if survey.host in shared]
+        yield Problem(
+            "different hosts have one name",
+            got=f"{few(shared)} on {len(by_host(alike))} hosts, {who(alike)}",
+            expected="a hostname of its own for each host",
+            hint="hostnamectl set-hostname: meshrun and NCCL tell them apart by the kernel's boot id, but "
+            "MPI and hostfiles go by the name",
+            ranks=numbers(alike),
+            warning=True,
+        )
+
+
+def _addresses(survey: Survey) -> tuple[str, ...]:
+    return tuple(
+        f"{interface.name}={interface.address}"
+        for interface in survey.interfaces
+        if interface.address and interface.name != "lo"
+    )
+
+
+def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
+    without = [survey for survey in surveys if survey.gpu is None]
+    if len(without) == len(surveys):
+        return
+    if without:
+        yield Problem(
+            "some ranks have no GPU, others have one",
+            got=f"none on {who(without)}",
+            expected="a GPU for each rank",
+            hint="nvidia-smi and CUDA_VISIBLE_DEVICES on those hosts, or --device cpu for all",
+            ranks=numbers(without),
+        )
+    crowded, doubled = [], []
+    for host in by_host(survey for survey in surveys if survey.gpu):
+        bound = Counter(survey.gpu.uuid for survey in host if survey.gpu)
+        # A container that was given one GPU counts one, and the ranks of a host may have one each.
+        there = max(len(bound), *(survey.gpu.on_host or 0 for survey in host if survey.gpu))
+        if len(host) > there and any(survey.gpu.on_host for survey in host if survey.gpu):
+            crowded.append((host, there))
+        else:
+            doubled += [survey for survey in host if survey.gpu and bound[survey.gpu.uuid] > 1]
+    if crowded:
+        counts = groups((f"{len(host)} ranks for {there} GPUs", s) for host, there in crowded for s in host)
+        yield Problem(
+            "more ranks than GPUs on a host",
+            got=spread(counts),
+            expected="a GPU for each rank",
+            hint="fewer ranks per host (-n, slots, --ntasks-per-node), or --oversubscribe to share GPUs",
+            ranks=numbers(survey for host, _ in crowded for survey in host),
+        )
+    if doubled:
+        shared = groups((f"{s.gpu.uuid} (bus {s.gpu.bus_id})", s) for s in doubled if s.gpu)
+        yield Problem(
+            "two ranks are bound to one GPU",
+            got=spread(shared),
+            expected="a GPU for each rank",
+            hint="all GPUs visible to every rank (srun --gpus-per-node, no CUDA_VISIBLE_DEVICES), or "
+            "--oversubscribe to share",
+            ranks=numbers(doubled),
+        )
+
+
+def _binding(surveys: Sequence[Survey]) -> Iterator[Problem]:
+    alone = [survey for survey in surveys if survey.one_core]
+    if alone:
+        yield Problem(
+            "ranks are bound to a single core, which their MPI, NCCL and CuPy threads share",
+            got=who(alone),
+            expected="several cores near the rank's GPU",
+            hint="mpirun --bind-to none, srun --cpus-per-task=N or --cpu-bind=none",
+            ranks=numbers(alone),
+            warning=True,
+        )
+    far = [survey for survey in surveys if _far(survey)]
+    if far:
+        placed = groups(
+            (f"GPU on NUMA node {s.gpu.numa_node}, cores on {few([*map(str, s.numa)])}", s)
+            for s in far
+            if s.gpu
+        )
+        yield Problem(
+            "ranks are bound to cores that are far from their GPU",
+            got=spread(placed),
+            expected="cores of the GPU's NUMA node",
+            hint="mpirun --bind-to none, srun --cpu-bind=none: meshrun then binds by itself",
+            ranks=numbers(far),
+            warning=True,
+        )
+
+
+def _far(survey: Survey) -> bool:
+    if survey.gpu is None:
+        return False
+    if survey.gpu.cpus:
+        return set(survey.gpu.cpus).isdisjoint(survey.cpus)
+    return survey.gpu.numa_node is not None and bool(survey.numa) and survey.gpu.numa_node not in survey.numa

@@ -1,0 +1,185 @@
+"""The facts of one rank that decide whether a run can work: place, GPU, libraries, cores, network, limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from runner import launcher, sysfs
+from runner.backend import Device
+from runner.errors import UserError
+from runner.survey_gpu import Gpu, read_gpu
+from runner.survey_network import Interface, Port, configured, interfaces, ports
+
+__all__ = ["Gpu", "Interface", "Port", "Survey", "survey"]
+
+PREFIXES = ("NCCL_", "UCX_", "FI_")
+# The others of CUDA_* say where things are; these say how they run.
+CUDA = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+)
+IPC_LOCK = 14  # the capability that lifts the limit on locked memory
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One rank's facts.
+
+    host_id: what tells hosts apart. visible: CUDA_VISIBLE_DEVICES. nccl: version and file, where the
+    rank has a GPU. mpi: name and version. cpus: those it may run on; one_core: they are the hardware
+    threads of one core, and the host has more. numa: the nodes of `cpus`. interfaces: with their
+    speeds, and ports: on local rank 0, which speaks for its host; on the others without, and none.
+    memlock: bytes that may be locked; None for no limit, or the right to pass it. shm_total, shm_free:
+    bytes of /dev/shm, 0 where there is none. settings: variables of NCCL, UCX, libfabric and CUDA.
+    """
+
+    rank: int
+    host: str
+    host_id: str
+    local_rank: int
+    pid: int
+    gpu: Gpu | None = None
+    visible: str | None = None
+    nccl: tuple[str, str] | None = None
+    mpi: str = ""
+    meshrun: str = ""
+    python: str = ""
+    cpus: tuple[int, ...] = ()
+    one_core: bool = False
+    numa: tuple[int, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    ports: tuple[Port, ...] = ()
+    memlock: int | None = None
+    shm_total: int = 0
+    shm_free: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+def survey(
+    rank: int,
+    host: str,
+    host_id: str,
+    local_rank: int,
+    device: Device | None = None,
+    mpi: str = "",
+    *,
+    cuda_runtime: int = 0,
+    environment: Mapping[str, str] | None = None,
+    root: Path = Path("/sys"),
+    proc: Path = Path("/proc"),
+    shm: Path = Path("/dev/shm"),
+) -> Survey:
+    """This process's facts; what cannot be found out is None, 0 or empty, never guessed.
+
+    device: None or a CPU where it has no GPU. mpi: its name and version. cuda_runtime: as CUDA counts
+    (12090 is 12.9). environment: this process's variables unless given. root: sysfs.
+
+    Raises UserError when two copies of libnccl are loaded.
+    """
+    told = launcher.environment() if environment is None else environment
+    gpu = device if device is not None and device.kind == "cuda" else None
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    online = _online(root)
+    total, free = _room(shm)
+    return Survey(
+        rank=rank,
+        host=host,
+        host_id=host_id,
+        local_rank=local_rank,
+        pid=os.getpid(),
+        gpu=read_gpu(gpu, cuda_runtime, root, online[-1] + 1) if gpu else None,
+        visible=told.get("CUDA_VISIBLE_DEVICES"),
+        nccl=_nccl() if gpu else None,
+        mpi=mpi,
+        meshrun=_meshrun(),
+        python=sys.version.split()[0],
+        cpus=cpus,
+        one_core=on_one_core(cpus, online, root),
+        numa=numa_nodes(cpus, root),
+        interfaces=interfaces(configured(proc), root, speeds=local_rank == 0),
+        ports=ports(root) if local_rank == 0 else (),
+        memlock=_memlock(proc),
+        shm_total=total,
+        shm_free=free,
+        settings=settings(told),
+    )
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change how NCCL, UCX, libfabric and CUDA run, by name."""
+    names = sorted(name for name in environment if name.startswith(PREFIXES) or name in CUDA)
+    return {name: environment[name] for name in names}
+
+
+def _nccl() -> tuple[str, str] | None:
+    """Version and file; None without NCCL, which a GPU rank needs only to talk to others."""
+    from runner.comm import nccl
+
+    try:
+        nccl.load()
+    except UserError:
+        return None
+    return nccl.version(), nccl.library_path()
+
+
+def _meshrun() -> str:
+    try:
+        return version("meshrun")
+    except PackageNotFoundError:  # run from a folder of sources
+        return ""
+
+
+def _online(root: Path) -> tuple[int, ...]:
+    listed = sysfs.numbers(sysfs.text(root / "devices" / "system" / "cpu" / "online"))
+    return listed or tuple(range(os.cpu_count() or 1))
+
+
+def on_one_core(cpus: tuple[int, ...], online: tuple[int, ...], root: Path) -> bool:
+    """Whether `cpus` are hardware threads of one core while `online` has other cores."""
+    topology = root / "devices" / "system" / "cpu" / f"cpu{cpus[0]}" / "topology"
+    core = {cpus[0], *sysfs.numbers(sysfs.text(topology / "thread_siblings_list"))}
+    return core.issuperset(cpus) and not core.issuperset(online)
+
+
+def numa_nodes(cpus: tuple[int, ...], root: Path) -> tuple[int, ...]:
+    """The NUMA nodes that `cpus` belong to, ascending."""
+    wanted = set(cpus)
+    return tuple(
+        sorted(
+            int(path.parent.name.removeprefix("node"))
+            for path in (root / "devices" / "system" / "node").glob("node[0-9]*/cpulist")
+            if not wanted.isdisjoint(sysfs.numbers(sysfs.text(path)))
+        )
+    )
+
+
+def _memlock(proc: Path) -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY or may_lock_all(proc) else soft
+
+
+def may_lock_all(proc: Path) -> bool:
+    """Whether this process has CAP_IPC_LOCK, which counts in the machine's own user namespace alone."""
+    effective = "0"
+    for line in sysfs.text(proc / "self" / "status").splitlines():
+        if line.startswith("CapEff:"):
+            effective = line.split()[1]
+    whole = sysfs.text(proc / "self" / "uid_map").split() == ["0", "0", str(2**32 - 1)]
+    return whole and bool(int(effective, 16) >> IPC_LOCK & 1)
+
+
+def _room(shm: Path) -> tuple[int, int]:
+    """Bytes of a file system, and those that are free."""
+    try:
+        found = os.statvfs(shm)
+    except OSError:
+        return 0, 0
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

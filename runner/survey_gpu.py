@@ -1,0 +1,133 @@
+"""What NVML and sysfs say of a rank's GPU: driver, links, and the cores near it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import sysfs
+from runner.backend import Device
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One rank's GPU; None or "" is what could not be told.
+
+    index: among those that the process sees. driver: of the kernel. cuda: CUDA runtime in use;
+    cuda_driver: the newest that the driver runs. on_host: GPUs that NVML shows this process, whatever
+    CUDA_VISIBLE_DEVICES says. nvlinks: links that the GPU has, nvlinks_up: those that are up.
+    pcie_generation, pcie_width: at this moment (an idle link runs at a lower generation), and the
+    most that GPU and slot can do together. numa_node, cpus: the memory and the cores near it.
+    """
+
+    name: str
+    uuid: str
+    bus_id: str
+    index: int
+    driver: str = ""
+    cuda: str = ""
+    cuda_driver: str = ""
+    on_host: int | None = None
+    nvlinks_up: int | None = None
+    nvlinks: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    numa_node: int | None = None
+    cpus: tuple[int, ...] = ()
+
+
+def read_gpu(device: Device, cuda_runtime: int, root: Path, cpu_count: int) -> Gpu:
+    """Facts of the GPU `device`.
+
+    cuda_runtime: as CUDA counts, 12090 for 12.9; 0 where not known. root: sysfs. cpu_count: the
+    highest CPU number + 1.
+    """
+    known: dict[str, Any] = {
+        "name": device.name,
+        "uuid": device.uuid,
+        "bus_id": device.bus_id,
+        "index": device.index,
+        "cuda": dotted(cuda_runtime),
+        "numa_node": numa_node(device.bus_id, root),
+    }
+    try:
+        import pynvml
+    except ImportError:
+        return Gpu(**known)
+    return Gpu(**known, **read_nvml(device.uuid, cpu_count, pynvml))
+
+
+def read_nvml(uuid: str, cpu_count: int, nvml: Any) -> dict[str, Any]:
+    """NVML's share of Gpu's fields; empty where NVML does not answer. nvml: pynvml, not initialised."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return {}
+    try:
+        device = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        up, links = _nvlinks(device, nvml)
+        return {
+            "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion) or "",
+            "cuda_driver": dotted(_ask(nvml, nvml.nvmlSystemGetCudaDriverVersion) or 0),
+            "on_host": _ask(nvml, nvml.nvmlDeviceGetCount),
+            "nvlinks_up": up,
+            "nvlinks": links,
+            "pcie_generation": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, device),
+            "pcie_generation_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device),
+            "pcie_width": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, device),
+            "pcie_width_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device),
+            "cpus": _cpus(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, device, -(-cpu_count // 64))),
+        }
+    except nvml.NVMLError:
+        return {}
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The answer, or None where this GPU or this machine has none."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _nvlinks(device: Any, nvml: Any) -> tuple[int | None, int | None]:
+    """Links that are up, and links."""
+    up = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            up += nvml.nvmlDeviceGetNvLinkState(device, link) == nvml.NVML_FEATURE_ENABLED
+        except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
+            return up, link  # the GPU has no more links, or none at all
+        except nvml.NVMLError:
+            return None, None
+    return up, int(nvml.NVML_NVLINK_MAX_LINKS)
+
+
+def _cpus(words: Any) -> tuple[int, ...]:
+    """CPU numbers of a mask in words of 64 bits, lowest first."""
+    return tuple(
+        64 * position + bit
+        for position, word in enumerate(words or ())
+        for bit in range(64)
+        if word >> bit & 1
+    )
+
+
+def numa_node(bus_id: str, root: Path) -> int | None:
+    """The NUMA node of a PCI device; None where the machine has one node, or does not tell (-1).
+
+    Not NVML's node of a GPU, which is that of the GPU's own memory where the system sees it as one.
+    """
+    node = sysfs.text(root / "bus" / "pci" / "devices" / bus_id.lower() / "numa_node")
+    return int(node) if node.isdecimal() else None
+
+
+def dotted(number: int) -> str:
+    """A CUDA version: "12.9" of 12090; "" of 0."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""

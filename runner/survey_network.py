@@ -1,0 +1,120 @@
+"""A host's network interfaces, as this process's network namespace has them, and its RDMA ports."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from runner import sysfs
+
+# From linux/sockios.h and linux/if.h.
+SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
+UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP: switched on; IFF_RUNNING: the cable is in, or there is none to be
+
+
+@dataclass(frozen=True)
+class Interface:
+    """address: IPv4, else a global IPv6 address, else "". mbit: Mb/s; None where not told, or not asked."""
+
+    name: str
+    address: str
+    up: bool
+    mbit: int | None = None
+
+
+@dataclass(frozen=True)
+class Port:
+    """Of an RDMA device. state: "ACTIVE", "DOWN"...; link_layer: "InfiniBand" or "Ethernet" (RoCE)."""
+
+    device: str
+    port: int
+    state: str
+    rate_gbit: float | None
+    link_layer: str
+
+
+class Configured(NamedTuple):
+    """An interface by the kernel's own word, which unlike sysfs is always that of our namespace."""
+
+    name: str
+    number: int
+    address: str
+    up: bool
+
+
+def configured(proc: Path = Path("/proc")) -> list[Configured]:
+    """All interfaces that this process can use."""
+    addresses = _ipv6(sysfs.text(proc / "net" / "if_inet6"))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        return [
+            Configured(name, number, _ipv4(asking, name) or addresses.get(name, ""), _up(asking, name))
+            for number, name in socket.if_nameindex()
+        ]
+
+
+def _request(asking: socket.socket, what: int, name: str) -> bytes:
+    """The 24 bytes after the name in the kernel's ifreq; none where it has no answer."""
+    try:
+        return fcntl.ioctl(asking, what, struct.pack("16s24x", name.encode()))[16:]
+    except OSError:  # no such address, or the interface has gone
+        return b""
+
+
+def _ipv4(asking: socket.socket, name: str) -> str:
+    answer = _request(asking, SIOCGIFADDR, name)  # a sockaddr_in: family, port, address
+    return socket.inet_ntoa(answer[4:8]) if answer else ""
+
+
+def _up(asking: socket.socket, name: str) -> bool:
+    answer = _request(asking, SIOCGIFFLAGS, name)
+    return bool(answer) and struct.unpack_from("H", answer)[0] & UP_AND_RUNNING == UP_AND_RUNNING
+
+
+def _ipv6(table: str) -> dict[str, str]:
+    """The first address of global scope (00) of each interface, from the text of /proc/net/if_inet6."""
+    found: dict[str, str] = {}
+    for line in table.splitlines():
+        address, _, _, scope, _, name = line.split()
+        if scope == "00":
+            found.setdefault(name, str(ipaddress.IPv6Address(bytes.fromhex(address))))
+    return found
+
+
+def interfaces(kernel: Iterable[Configured], root: Path, speeds: bool) -> tuple[Interface, ...]:
+    """With speeds from sysfs (`root`), where asked for: for each the kernel stops all others who ask."""
+    return tuple(
+        Interface(one.name, one.address, one.up, _speed(one, root) if speeds else None) for one in kernel
+    )
+
+
+def _speed(one: Configured, root: Path) -> int | None:
+    """Mb/s; None where the driver says -1 or nothing, or sysfs shows another network namespace."""
+    folder = root / "class" / "net" / one.name
+    speed = sysfs.text(folder / "speed") if sysfs.text(folder / "ifindex") == str(one.number) else ""
+    return int(speed) if speed.isdecimal() else None
+
+
+def ports(root: Path) -> tuple[Port, ...]:
+    """RDMA ports, from sysfs (`root`)."""
+    return tuple(
+        Port(
+            device=port.parts[-3],
+            port=int(port.name),
+            state=sysfs.text(port / "state").rpartition(": ")[2],  # "4: ACTIVE"
+            rate_gbit=_rate(sysfs.text(port / "rate")),
+            link_layer=sysfs.text(port / "link_layer"),
+        )
+        for port in sorted((root / "class" / "infiniband").glob("*/ports/*"))
+    )
+
+
+def _rate(told: str) -> float | None:
+    match = re.match(r"([\d.]+) Gb/sec", told)  # "400 Gb/sec (4X NDR)"
+    return float(match[1]) if match else None

@@ -1,0 +1,22 @@
+"""Reading files of /sys and /proc, where a file may be missing, or there with nothing to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def text(path: Path) -> str:
+    """What the file says; "" where there is none or the driver has no answer."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def numbers(listed: str) -> tuple[int, ...]:
+    """Of the kernel's list format: "0-2,8" is 0, 1, 2, 8; ascending."""
+    found: set[int] = set()
+    for part in filter(None, listed.replace("\n", "").split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
