@@ -15,23 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launch.further import WORDS, Commands
 from launch.refuse import BROKEN, Shadowed, brief, one_line, refuse, refuse_shadows
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from runner.errors import MeshrunError
-    from runner.launcher import Announced
+    from runner.launcher import Announced, Started
     from runner.world import DeviceChoice
 
-COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
-# Of the project's own further commands, whose import would cost more than the rest of the help.
-SUMMARIES = {
-    "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
-    "launch.command:launch": "Start ranks on several hosts.",
-}
 DEVICES = ("auto", "cpu", "cuda")
-WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 HELP = ("--help", "-h")
 ALONE = (("jobs",), ("launch",), ("bench", "compare"), ("bench", "plot"))  # commands that no ranks run
 
@@ -40,64 +32,23 @@ ALONE = (("jobs",), ("launch",), ("bench", "compare"), ("bench", "plot"))  # com
 class Door:
     """What was said before the command's name; `click.Context.obj` of every command.
 
-    ranks: -n. run_dir: of the process that started this rank. columns: the terminal's width
-    where rank 0 may draw a progress bar. colour: standard output ends on a terminal. words: the
-    command and all that follows.
+    ranks: -n. run, host_timeout: of what started this rank. columns: the terminal's width where rank 0
+    may draw a progress bar. colour: standard output ends on a terminal. words: the command and
+    all that follows.
     """
 
     ranks: int | None = None
-    run_dir: str | None = None
+    run: str | None = None
+    host_timeout: float = 0.0
     columns: int | None = None
     colour: bool = False
     words: tuple[str, ...] = ()
 
+    @property
+    def started(self) -> Started:
+        from runner.launcher import Started
 
-class Commands(click.Group):
-    """The commands here, and those of other packages, which are imported only when asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_further_commands()})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or _load(cmd_name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        ctx.meta[WORDS] = tuple(args)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
-        further = _further_commands()
-        rows += [
-            (name, SUMMARIES.get(entry.value, f"from {entry.value}"))
-            for name, entry in further.items()
-            if name not in self.commands
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(rows))
-
-
-def _further_commands() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
-
-
-def _load(name: str) -> click.Command | None:
-    entry = _further_commands().get(name)
-    if entry is None:
-        return None
-    try:
-        command = entry.load()
-    except BROKEN as reason:
-        raise click.UsageError(
-            f"the command {name} ({entry.value}) cannot be loaded: {brief(reason)}"
-        ) from reason
-    if not isinstance(command, click.Command):
-        raise click.UsageError(f"the command {name} ({entry.value}) is no click command")
-    return command
+        return Started(self.ranks, self.run, self.host_timeout or Started.host_timeout)
 
 
 class Jobs(click.Group):
@@ -133,6 +84,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     "-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Start this many ranks on this machine."
 )
 @click.option("--run-dir", hidden=True)
+@click.option("--host-timeout", type=float, default=0.0, hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)
 @click.option("--colour", is_flag=True, hidden=True)
 @click.option(
@@ -145,7 +97,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 )
 @click.pass_context
 def command(
-    ctx: click.Context, ranks: int | None, run_dir: str | None, columns: int | None, colour: bool
+    ctx: click.Context,
+    ranks: int | None,
+    run_dir: str | None,
+    host_timeout: float,
+    columns: int | None,
+    colour: bool,
 ) -> None:
     """Run array work over many GPUs and nodes, and prove that the result is right.
 
@@ -167,7 +124,14 @@ def command(
         if told is not None and told.size is not None:
             check_expected(ranks, told.size, told)
     here = sys.stdout.isatty()
-    ctx.obj = Door(ranks, run_dir, columns if told else terminal_columns(), colour if told else here, words)
+    ctx.obj = Door(
+        ranks,
+        run_dir,
+        host_timeout,
+        columns if told else terminal_columns(),
+        colour if told else here,
+        words,
+    )
 
 
 def _alone(words: Sequence[str]) -> str | None:
@@ -241,12 +205,12 @@ def selftest(door: Door, mutate: bool, device: DeviceChoice, debug: bool) -> int
     from runner.launcher import announced
     from runner.selftest import main as test
 
-    alone = door.run_dir is None and announced() is None
+    alone = door.run is None and announced() is None
     if mutate and not alone:
         raise click.UsageError("--mutate simulates its ranks: it runs in one process")
     if alone and door.ranks is None and not mutate:
         return check_installation(device, debug)
-    return test(mutate=mutate, device=device, expected_ranks=door.ranks, run_dir=door.run_dir, debug=debug)
+    return test(mutate=mutate, device=device, started=door.started, debug=debug)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,10 +14,11 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     """Test what runs without MPI, then start ranks that find each other and test again; 0 or 1."""
     from launch import local, mpiexec
     from runner.errors import UserError
+    from runner.launcher import Started
     from runner.selftest import launcher_ranks
     from runner.selftest import main as test
 
-    parts = {"one rank": test(device=device, expected_ranks=1, debug=debug) == 0}
+    parts = {"one rank": test(device=device, started=Started(ranks=1), debug=debug) == 0}
     try:
         launcher = mpiexec.find()
     except UserError as reason:

@@ -74,11 +74,12 @@ def shown(plan: Plan) -> str:
     return " ".join([*assigned, shlex.join(words)])
 
 
-def rank_words(place: str, ranks: int, columns: int | None) -> list[str]:
+def rank_words(place: str, ranks: int, columns: int | None, host_timeout: float | None = None) -> list[str]:
     """What every rank is told before the user's words. place: as `runner.verdict.run_at` takes it."""
+    silence = [] if host_timeout is None else ["--host-timeout", f"{host_timeout:g}"]
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
-    return ["--run-dir", place, *terminal, *colour, "-n", str(ranks)]
+    return ["--run-dir", place, *silence, *terminal, *colour, "-n", str(ranks)]
 
 
 def conduct(

@@ -104,7 +104,7 @@ def start(plan: Plan, columns: int | None = None, *, debug: bool = False) -> int
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         whole = launcher.elsewhere(os.environ, sockets)
         variables = {**environment(plan, launcher, whole), RUN_MARK: str(run)}
-        ours = local.rank_words(f"@{token}", plan.ranks, columns)
+        ours = local.rank_words(f"@{token}", plan.ranks, columns, plan.host_timeout)
         start = words(plan, launcher, {**forwarded(variables), **plan.settings})
         return [*start, *local.PROGRAM, *ours, *plan.words], variables
 

@@ -41,8 +41,7 @@ def job_command(name: str) -> click.Command:
             output,
             parameters,
             Options(**values),
-            expected_ranks=door.ranks,
-            run_dir=door.run_dir,
+            started=door.started,
             columns=door.columns,
         )
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from runner.verdict import LINE, RunDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runner.verdict import RunDirectory
 
 
 class Told:
     """One stream, in chunks of any size; what its lines tell goes to `run`."""
 
     def __init__(self, run: RunDirectory, token: str) -> None:
+        from runner.verdict import LINE
+
         self._run = run
         self._mark = f"{LINE} {token} ".encode()
         self._pending = b""  # an unfinished line of ours, or what may become one

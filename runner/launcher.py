@@ -36,6 +36,22 @@ class Announced:
     rank: int
 
 
+@dataclass(frozen=True)
+class Started:
+    """What whoever started the ranks said of them; nothing where a person did, with a launcher of theirs.
+
+    ranks: how many there are to be. run: where the verdict is left, as `runner.verdict.run_at` takes
+    it. host_timeout: seconds that a host may be silent.
+    """
+
+    ranks: int | None = None
+    run: str | None = None
+    host_timeout: float = 15.0
+
+
+BY_HAND = Started()
+
+
 def environment() -> dict[str, str]:
     """This process's variables, for those who look for a library's settings in them."""
     return dict(os.environ)

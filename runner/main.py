@@ -8,6 +8,7 @@ from typing import Any
 from runner.declare import Job
 from runner.ending import Ending
 from runner.execute import Options, execute
+from runner.launcher import BY_HAND, Started
 from runner.rank import as_rank
 from runner.report import record as records
 from runner.report.progress import Progress
@@ -22,14 +23,13 @@ def main(
     parameters: dict[str, Any],
     options: Options,
     *,
-    expected_ranks: int | None = None,
-    run_dir: str | None = None,
+    started: Started = BY_HAND,
     columns: int | None = None,
 ) -> int:
     """Run as one rank of `meshrun run`; the exit status. Tells every error itself.
 
-    expected_ranks: what -n asked for. run_dir: of whoever started the ranks on this machine and
-    waits for the verdict. columns: the terminal's width where a progress bar may be drawn.
+    started: what whoever started the ranks said. columns: the terminal's width where a progress bar may
+    be drawn.
     """
 
     def body(world: World, ending: Ending) -> dict[str, Any]:
@@ -46,7 +46,6 @@ def main(
         body,
         device=options.device,
         oversubscribe=options.oversubscribe,
-        expected_ranks=expected_ranks,
-        run_dir=run_dir,
+        started=started,
         debug=options.debug,
     )

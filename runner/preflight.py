@@ -135,7 +135,7 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
         else:
             doubled += [survey for survey in host if survey.gpu and bound[survey.gpu.uuid] > 1]
     if crowded:
-        counts = groups((f"{len(host)} ranks for {there} GPUs", s) for host, there in crowded for s in host)
+        counts = groups((f"{len(host)} ranks for {there} GPU(s)", s) for host, there in crowded for s in host)
         yield Problem(
             "more ranks than GPUs on a host",
             got=spread(counts),

@@ -10,6 +10,8 @@ from typing import Any
 from runner import launcher
 from runner.ending import GRACE, Ending, Guard, end_with_parent, on_termination
 from runner.errors import MeshrunError, UserError, tell
+from runner.heartbeat import Heartbeat
+from runner.launcher import BY_HAND, Started
 from runner.verdict import run_at
 from runner.world import DeviceChoice, World, open_world
 
@@ -21,27 +23,26 @@ def as_rank(
     *,
     device: DeviceChoice = "auto",
     oversubscribe: bool = False,
-    expected_ranks: int | None = None,
-    run_dir: str | None = None,
+    started: Started = BY_HAND,
     debug: bool = False,
     usage_status: int = UserError.exit_code,
     farewell: str = Ending.farewell,
 ) -> int:
     """Run `body(world, ending)` as one rank; the exit status. Tells every error itself; collective.
 
-    body: returns the completion record, plain values that JSON can hold. expected_ranks: what -n
-    asked for. run_dir: of whoever started the ranks on this machine and waits for the verdict.
-    usage_status: the exit status of a UserError. farewell: what an interrupted run says.
+    body: returns the completion record, plain values that JSON can hold. started: what whoever
+    started the ranks said. usage_status: the exit status of a UserError. farewell: what an
+    interrupted run says.
     """
-    run = run_at(run_dir) if run_dir else None
-    ending = Ending(run, debug, usage_status=usage_status, farewell=farewell)
+    ending = Ending(
+        run_at(started.run) if started.run else None, debug, usage_status=usage_status, farewell=farewell
+    )
     on_termination(ending.interrupted)
     if launcher.announced() is not None:
         end_with_parent()
-    world = enter(ending, device, oversubscribe, expected_ranks)
+    world = enter(ending, device, oversubscribe, started)
     if isinstance(world, int):
         return world
-    ending.world = world
     with Guard(world, ending, speaks=True):
         try:
             record = body(world, ending)
@@ -52,25 +53,25 @@ def as_rank(
             status = ending.fail_together(failure, world.rank)
             world.close()
             return status
-    if world.rank == 0 and run is not None:
-        run.complete(record)
+    if world.rank == 0 and ending.run is not None:
+        ending.run.complete(record)
     return 0
 
 
-def enter(
-    ending: Ending, device: DeviceChoice, oversubscribe: bool, expected_ranks: int | None
-) -> World | int:
+def enter(ending: Ending, device: DeviceChoice, oversubscribe: bool, started: Started) -> World | int:
     """The world, or the exit status where there is none to be had."""
     told = launcher.announced()
     rank = told.rank if told else 0
     try:
-        world = open_world(device, oversubscribe=oversubscribe, expected_ranks=expected_ranks)
+        world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks)
     except MeshrunError as failure:
         if rank and not failure.everywhere:
             time.sleep(GRACE)  # rank 0 has likely met the same, and its end ends this rank too
         return ending.fail_together(failure, rank if failure.everywhere else 0)
     if ending.run is not None:
         ending.run.register(world.rank, world.here.host, os.getpid())
-    for warning in world.warnings if world.rank == 0 else ():
+    ending.world = world
+    heartbeat = Heartbeat(world, started.host_timeout, ending.end_now)
+    for warning in (*world.warnings, *heartbeat.warnings) if world.rank == 0 else ():
         tell(f"warning: {warning}")
     return world

@@ -29,9 +29,10 @@ from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
 from runner.find import find, names
 from runner.halo import BOUNDARIES
+from runner.launcher import BY_HAND, Started
 from runner.mutations import MUTATIONS, Mutation
 from runner.rank import enter
-from runner.verdict import RunDirectory
+from runner.verdict import run_at
 from runner.world import DeviceChoice, World, open_world
 
 SIMULATED = 4  # ranks as threads, where one process checks alone
@@ -100,16 +101,15 @@ def main(
     *,
     mutate: bool = False,
     device: DeviceChoice = "auto",
-    expected_ranks: int | None = None,
-    run_dir: str | None = None,
+    started: Started = BY_HAND,
     debug: bool = False,
 ) -> int:
     """The checks as one rank; the exit status. Rank 0 prints a line for each."""
-    ending = Ending(RunDirectory(Path(run_dir)) if run_dir else None, debug)
+    ending = Ending(run_at(started.run) if started.run else None, debug)
     on_termination(ending.interrupted)
     if mutate:
         return mutation_table()
-    world = enter(ending, device, False, expected_ranks)
+    world = enter(ending, device, False, started)
     if isinstance(world, int):
         return world
     with Guard(world, ending, speaks=True):

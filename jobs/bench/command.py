@@ -32,8 +32,7 @@ def as_ranks(body: Callable[..., dict[str, Any]], asked: Any, device: Any, debug
     return runner.as_rank(
         lambda world, ending: body(world, ending, asked, door),
         device=device,
-        expected_ranks=door.ranks,
-        run_dir=door.run_dir,
+        started=door.started,
         debug=debug,
         usage_status=BAD_USAGE,
         farewell="interrupted",

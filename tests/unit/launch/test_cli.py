@@ -15,6 +15,7 @@ from launch import cli, local, refuse
 from runner import launcher
 from runner.errors import RunError, UserError
 from runner.execute import Options
+from runner.launcher import BY_HAND, Started
 from runner.verdict import RunDirectory
 
 JOB = '''
@@ -126,7 +127,7 @@ def test_a_job_gets_its_defaults(calls: Calls) -> None:
     }
     assert ran["options"] == Options()
     assert (ran["job"], ran["input"], ran["output"]) == ("edges", "in.npy", "out.npy")
-    assert (ran["expected_ranks"], ran["run_dir"], ran["columns"]) == (None, None, None)
+    assert (ran["started"], ran["columns"]) == (BY_HAND, None)
 
 
 @pytest.mark.usefixtures("job_file")
@@ -287,7 +288,7 @@ def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
 @pytest.mark.usefixtures("job_file")
 def test_n_1_is_this_process(calls: Calls) -> None:
     assert cli.main(["-n", "1", "run", "edges.py:edges", "in.npy", "out.npy"]) == 0
-    assert calls.ran[0]["expected_ranks"] == 1
+    assert calls.ran[0]["started"].ranks == 1
     assert calls.started == []
 
 
@@ -307,11 +308,7 @@ def test_a_rank_started_by_us_starts_none(
     ours = ["--run-dir", str(tmp_path), "--tty", "93", "-n", "2"]
     assert cli.main([*ours, "run", "edges.py:edges", "a", "b"]) == 0
     assert calls.started == []
-    assert (calls.ran[0]["run_dir"], calls.ran[0]["columns"], calls.ran[0]["expected_ranks"]) == (
-        str(tmp_path),
-        93,
-        2,
-    )
+    assert (calls.ran[0]["started"], calls.ran[0]["columns"]) == (Started(2, str(tmp_path)), 93)
 
 
 @pytest.mark.usefixtures("job_file")
@@ -348,7 +345,7 @@ def test_n_that_agrees_with_the_launcher_runs(calls: Calls, monkeypatch: pytest.
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("PMI_RANK", "3")
     assert cli.main(["-n", "4", "run", "edges.py:edges", "a", "b"]) == 0
-    assert calls.ran[0]["expected_ranks"] == 4
+    assert calls.ran[0]["started"].ranks == 4
 
 
 @pytest.mark.usefixtures("job_file")
@@ -523,7 +520,7 @@ def test_selftest_says_so_when_there_is_no_launcher(
 ) -> None:
     monkeypatch.setattr("launch.mpiexec.find", raising(UserError("no MPI launcher found")))
     assert cli.main(["selftest"]) == 0
-    assert selftest.asked[0]["expected_ranks"] == 1
+    assert selftest.asked[0]["started"].ranks == 1
     assert calls.started == []
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "This installation works: one rank passed; one rank only: no MPI launcher found"
@@ -534,9 +531,7 @@ def test_selftest_under_a_launcher_is_the_ranks_part(
 ) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
     assert cli.main(["selftest"]) == 0
-    assert selftest.asked == [
-        {"mutate": False, "device": "auto", "expected_ranks": None, "run_dir": None, "debug": False}
-    ]
+    assert selftest.asked == [{"mutate": False, "device": "auto", "started": BY_HAND, "debug": False}]
     assert calls.started == []
 
 

@@ -1,0 +1,68 @@
+"""Commands of other packages, found by entry point and imported only when asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from launch.refuse import BROKEN, brief
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
+# Of the project's own further commands, whose import would cost more than the rest of the help.
+SUMMARIES = {
+    "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
+    "launch.command:launch": "Start ranks on several hosts.",
+}
+WORDS = "meshrun.words"  # in click's meta: the command and all that follows
+
+
+class Commands(click.Group):
+    """The commands here, and those of other packages, which are imported only when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_further_commands()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or _load(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.meta[WORDS] = tuple(args)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
+        further = _further_commands()
+        rows += [
+            (name, SUMMARIES.get(entry.value, f"from {entry.value}"))
+            for name, entry in further.items()
+            if name not in self.commands
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows))
+
+
+def _further_commands() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
+
+
+def _load(name: str) -> click.Command | None:
+    entry = _further_commands().get(name)
+    if entry is None:
+        return None
+    try:
+        command = entry.load()
+    except BROKEN as reason:
+        raise click.UsageError(
+            f"the command {name} ({entry.value}) cannot be loaded: {brief(reason)}"
+        ) from reason
+    if not isinstance(command, click.Command):
+        raise click.UsageError(f"the command {name} ({entry.value}) is no click command")
+    return command
