@@ -1,0 +1,81 @@
+"""What every target of `meshrun launch` is told alike, and the plan that it makes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launch.plan import HOST_TIMEOUT, Host, Plan, hosts_of, planned, read_hostfile, shape
+
+
+class Shape(click.ParamType[tuple[int | None, int]]):
+    name = "HOSTSxGPUS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | None, int]:
+        try:
+            return shape(value)
+        except ValueError as reason:
+            self.fail(str(reason), param, ctx)
+
+
+SHAPE = click.option(
+    "-j", "wanted", type=Shape(), metavar="HOSTSxGPUS", help="Hosts, and ranks on each: 2x8."
+)
+PRINT = click.option("--print", "show", is_flag=True, help="Show what would be started, and stop.")
+SETTING = click.option(
+    "-x", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A variable for every rank."
+)
+NETWORK = click.option(
+    "--network", metavar="IFACE", help="Interface for NCCL, MPI and UCX. Default: the route to the hosts."
+)
+TIMEOUT = click.option(
+    "--host-timeout", type=click.FloatRange(min=3.0), default=HOST_TIMEOUT, show_default=True,
+    metavar="SECONDS", help="How long a host may be silent.",
+)  # fmt: skip
+DEBUG = click.option("--debug", is_flag=True, help="Show the launcher's own words too.")
+WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
+
+
+def known_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
+    if hosts and hostfile:
+        raise click.UsageError("--hosts or --hostfile, not both")
+    try:
+        return hosts_of(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+    except OSError as reason:
+        raise click.UsageError(f"{hostfile}: {reason.strerror}") from reason
+    except ValueError as reason:
+        raise click.UsageError(str(reason)) from reason
+
+
+def made(
+    words: tuple[str, ...],
+    wanted: tuple[int | None, int] | None,
+    known: Sequence[Host],
+    *,
+    settings: Sequence[str],
+    **more: Any,
+) -> Plan:
+    """The plan, once its words are known to be a command that ranks run."""
+    from launch.cli import check_words
+
+    check_words(words)
+    try:
+        return planned(words, wanted, known, settings=dict(map(setting, settings)), **more)
+    except ValueError as reason:
+        raise click.UsageError(str(reason)) from reason
+
+
+def setting(text: str) -> tuple[str, str]:
+    """NAME=VALUE, or NAME for the value that it has here."""
+    name, equals, value = text.partition("=")
+    if not name.isidentifier():
+        raise ValueError(f"-x {text}: expected NAME=VALUE")
+    if not equals and name not in os.environ:
+        raise ValueError(f"-x {name}: it is not set here, and no value is given")
+    return name, value if equals else os.environ[name]
