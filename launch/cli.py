@@ -32,14 +32,16 @@ ALONE = (("jobs",), ("launch",), ("bench", "compare"), ("bench", "plot"))  # com
 class Door:
     """What was said before the command's name; `click.Context.obj` of every command.
 
-    ranks: -n. run, host_timeout: of what started this rank. columns: the terminal's width where rank 0
-    may draw a progress bar. colour: standard output ends on a terminal. words: the command and
-    all that follows.
+    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: of what started this rank.
+    columns: the terminal's width where rank 0 may draw a progress bar. colour: standard output ends
+    on a terminal. words: the command and all that follows.
     """
 
     ranks: int | None = None
     run: str | None = None
     host_timeout: float = 0.0
+    expect: tuple[int | None, int | None] = (None, None)
+    network: str | None = None
     columns: int | None = None
     colour: bool = False
     words: tuple[str, ...] = ()
@@ -48,7 +50,8 @@ class Door:
     def started(self) -> Started:
         from runner.launcher import Started
 
-        return Started(self.ranks, self.run, self.host_timeout or Started.host_timeout)
+        timeout = self.host_timeout or Started.host_timeout
+        return Started(self.ranks, self.run, timeout, *self.expect, self.network)
 
 
 class Jobs(click.Group):
@@ -85,6 +88,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 )
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=0.0, hidden=True)
+@click.option("--expect", nargs=2, type=int, hidden=True)
+@click.option("--expect-network", hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)
 @click.option("--colour", is_flag=True, hidden=True)
 @click.option(
@@ -101,6 +106,8 @@ def command(
     ranks: int | None,
     run_dir: str | None,
     host_timeout: float,
+    expect: tuple[int, int] | None,
+    expect_network: str | None,
     columns: int | None,
     colour: bool,
 ) -> None:
@@ -128,6 +135,8 @@ def command(
         ranks,
         run_dir,
         host_timeout,
+        expect or (None, None),
+        expect_network,
         columns if told else terminal_columns(),
         colour if told else here,
         words,

@@ -97,9 +97,8 @@ def _ask(host: str, python: str, deadline: float) -> list[str] | str:
         time.sleep(PAUSE)
 
 
-def sweep(names: Sequence[str], words: Sequence[str], patience: float = SWEEP) -> None:
-    """Run a command on all other hosts at the same time; one that does not answer in time is named."""
-    from runner.errors import tell
+def sweep(names: Sequence[str], words: Sequence[str], patience: float = SWEEP) -> list[str]:
+    """Run a command on all other hosts at the same time; those that do not do it in time."""
 
     def run(host: str) -> bool:
         ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}", host, shlex.join(words)]
@@ -114,9 +113,7 @@ def sweep(names: Sequence[str], words: Sequence[str], patience: float = SWEEP) -
     others = [host for host in names if not is_here(host)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         swept = list(pool.map(run, others))
-    left = [host for host, done in zip(others, swept, strict=True) if not done]
-    if left:
-        tell(f"warning: {', '.join(left)} did not answer when the run was over: what it left there, stays")
+    return [host for host, done in zip(others, swept, strict=True) if not done]
 
 
 def hopeless(reason: str) -> bool:

@@ -74,6 +74,13 @@ def shown(plan: Plan) -> str:
     return " ".join([*assigned, shlex.join(words)])
 
 
+def plan_words(plan: Plan) -> list[str]:
+    """What every rank is told of the plan that it must find carried out."""
+    network = ["--expect-network", plan.network] if plan.network else []
+    silence = ["--host-timeout", f"{plan.host_timeout:g}"]
+    return [*silence, "--expect", str(plan.hosts), str(plan.per_host), *network, "-n", str(plan.ranks)]
+
+
 def rank_words(place: str, ranks: int, columns: int | None, host_timeout: float | None = None) -> list[str]:
     """What every rank is told before the user's words. place: as `runner.verdict.run_at` takes it."""
     silence = [] if host_timeout is None else ["--host-timeout", f"{host_timeout:g}"]
@@ -88,13 +95,14 @@ def conduct(
     *,
     token: str | None = None,
     debug: bool = False,
-    elsewhere: Callable[[Path, Path, float], None] | None = None,
+    elsewhere: Callable[[Path, Path, float], list[str]] | None = None,
 ) -> int:
     """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
 
     started: its words and environment, given the run's directory and a private folder with a short path.
     token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
-    elsewhere: cleans up on other hosts, given the same two and the seconds since the start.
+    elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
+    not answer.
     """
     from runner.verdict import RunDirectory
 
@@ -109,20 +117,22 @@ def conduct(
         outcome = watch(words, environment, token)
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
-        status = judge(run, outcome, debug)
+        lost = elsewhere(run.path, sockets, time.monotonic() - begun) if elsewhere else []
+        status = judge(run, outcome, debug, lost)
         in_order = status == outcome.status == 0
         return status
     finally:
         if not in_order:
             shm.remove_orphans(segments)
-        if elsewhere is not None:
-            elsewhere(run.path, sockets, time.monotonic() - begun)
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
-    """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run."""
+def judge(run: RunDirectory, outcome: Outcome, debug: bool = False, lost: Sequence[str] = ()) -> int:
+    """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run.
+
+    lost: hosts that did not answer afterwards.
+    """
     from runner.errors import tell
 
     failure, record = run.failure(), run.record()
@@ -133,6 +143,8 @@ def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
         tell(f"interrupted by {outcome.interrupted.name}: every rank has ended")
         return 128 + outcome.interrupted
     killed = _killed(run, outcome)
+    if lost:
+        tell(_silent(lost))
     if failure:
         # Claimed and not told: the launcher was faster in ending that rank than it in speaking.
         if failure["sentence"] not in outcome.said:
@@ -144,8 +156,16 @@ def judge(run: RunDirectory, outcome: Outcome, debug: bool = False) -> int:
         if killed:
             tell(f"warning: the run was complete when this happened: {killed.sentence}")
         return 0
-    tell(killed.sentence if killed else _unexplained(outcome, record is not None, debug))
+    if killed or not lost:
+        tell(killed.sentence if killed else _unexplained(outcome, record is not None, debug))
     return 1
+
+
+def _silent(hosts: Sequence[str]) -> str:
+    from runner.errors import RunError
+
+    hint = "their power and network; processes and files of the run may be left there"
+    return str(RunError(f"no answer any more from host {', '.join(hosts)}", hint=hint))
 
 
 @dataclass(frozen=True)

@@ -104,12 +104,12 @@ def start(plan: Plan, columns: int | None = None, *, debug: bool = False) -> int
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         whole = launcher.elsewhere(os.environ, sockets)
         variables = {**environment(plan, launcher, whole), RUN_MARK: str(run)}
-        ours = local.rank_words(f"@{token}", plan.ranks, columns, plan.host_timeout)
+        ours = [*local.rank_words(f"@{token}", plan.ranks, columns), *local.plan_words(plan)]
         start = words(plan, launcher, {**forwarded(variables), **plan.settings})
         return [*start, *local.PROGRAM, *ours, *plan.words], variables
 
-    def clean_up(run: Path, sockets: Path, seconds: float) -> None:
-        hosts.sweep(plan.names, [sys.executable, SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}"])
+    def clean_up(run: Path, sockets: Path, seconds: float) -> list[str]:
+        return hosts.sweep(plan.names, [sys.executable, SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}"])
 
     return local.conduct(started, columns, token=token, debug=debug, elsewhere=clean_up)
 

@@ -41,12 +41,15 @@ class Started:
     """What whoever started the ranks said of them; nothing where a person did, with a launcher of theirs.
 
     ranks: how many there are to be. run: where the verdict is left, as `runner.verdict.run_at` takes
-    it. host_timeout: seconds that a host may be silent.
+    it. host_timeout: seconds that a host may be silent. hosts, per_host, network: as planned.
     """
 
     ranks: int | None = None
     run: str | None = None
     host_timeout: float = 15.0
+    hosts: int | None = None
+    per_host: int | None = None
+    network: str | None = None
 
 
 BY_HAND = Started()

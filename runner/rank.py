@@ -11,9 +11,10 @@ from runner import launcher
 from runner.ending import GRACE, Ending, Guard, end_with_parent, on_termination
 from runner.errors import MeshrunError, UserError, tell
 from runner.heartbeat import Heartbeat
+from runner.inspection import preflight
 from runner.launcher import BY_HAND, Started
 from runner.verdict import run_at
-from runner.world import DeviceChoice, World, open_world
+from runner.world import Check, DeviceChoice, World, open_world
 
 Record = dict[str, Any]
 
@@ -25,14 +26,15 @@ def as_rank(
     oversubscribe: bool = False,
     started: Started = BY_HAND,
     debug: bool = False,
+    check: Check | None = None,
     usage_status: int = UserError.exit_code,
     farewell: str = Ending.farewell,
 ) -> int:
     """Run `body(world, ending)` as one rank; the exit status. Tells every error itself; collective.
 
     body: returns the completion record, plain values that JSON can hold. started: what whoever
-    started the ranks said. usage_status: the exit status of a UserError. farewell: what an
-    interrupted run says.
+    started the ranks said. check: instead of the usual preflight. usage_status: the exit status of a
+    UserError. farewell: what an interrupted run says.
     """
     ending = Ending(
         run_at(started.run) if started.run else None, debug, usage_status=usage_status, farewell=farewell
@@ -40,7 +42,7 @@ def as_rank(
     on_termination(ending.interrupted)
     if launcher.announced() is not None:
         end_with_parent()
-    world = enter(ending, device, oversubscribe, started)
+    world = enter(ending, device, oversubscribe, started, check)
     if isinstance(world, int):
         return world
     with Guard(world, ending, speaks=True):
@@ -58,12 +60,19 @@ def as_rank(
     return 0
 
 
-def enter(ending: Ending, device: DeviceChoice, oversubscribe: bool, started: Started) -> World | int:
+def enter(
+    ending: Ending,
+    device: DeviceChoice,
+    oversubscribe: bool,
+    started: Started,
+    check: Check | None = None,
+) -> World | int:
     """The world, or the exit status where there is none to be had."""
+    check = check or preflight(started, oversubscribe=oversubscribe)
     told = launcher.announced()
     rank = told.rank if told else 0
     try:
-        world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks)
+        world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check)
     except MeshrunError as failure:
         if rank and not failure.everywhere:
             time.sleep(GRACE)  # rank 0 has likely met the same, and its end ends this rank too

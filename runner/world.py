@@ -36,6 +36,9 @@ class Rank:
         return f"rank {self.number}, host {self.host}, {self.device}"
 
 
+Check = Callable[[Control, Sequence[Rank], Backend], Sequence[str]]
+
+
 @dataclass
 class World:
     """The ranks of one run as one of them sees it.
@@ -136,11 +139,13 @@ def open_world(
     oversubscribe: bool = False,
     expected_ranks: int | None = None,
     control: Control | None = None,
+    check: Check | None = None,
 ) -> World:
     """Find the ranks and bind this one's device; collective.
 
     expected_ranks: how many ranks the user asked for; None when not said.
-    control: the ranks to use instead of MPI's (simulated ones).
+    control: the ranks to use instead of MPI's (simulated ones). check: called on every rank before
+    communicators of devices are opened; what it returns is added to the world's warnings.
 
     Raises UserError, on every rank alike where the ranks can talk, when the launcher's variables
     contradict MPI, when there is no device for a rank, or when two ranks would share a GPU.
@@ -170,10 +175,11 @@ def open_world(
     clash = clashes(ranks)
     if clash and not oversubscribe:
         raise clash_error(clash)
+    remarks = check(control, ranks, backend) if check else ()
     nonce = control.broadcast(os.urandom(6).hex())
     arrays = device_arrays(control, backend, shared_gpu=bool(clash))
     warnings = locality_warnings(host_ids, [place[3] for place in places])
-    return World(control, arrays, backend, ranks, nonce, warnings)
+    return World(control, arrays, backend, ranks, nonce, [*warnings, *remarks])
 
 
 def lone_world(backend: Backend) -> World:

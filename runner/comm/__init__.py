@@ -69,6 +69,10 @@ class Control(Arrays, Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def library(self) -> str:
+        """What carries messages between ranks, and its version; empty where nothing does."""
+
     def barrier(self) -> None: ...
 
     def broadcast(self, value: Any) -> Any:

@@ -44,6 +44,8 @@ class MpiComm:
         self._comm = self._mpi.COMM_WORLD.Dup() if comm is None else comm
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
+        name, version = self._mpi.get_vendor()
+        self.library = f"{name} {'.'.join(map(str, version))}"
 
     def barrier(self) -> None:
         self._comm.Barrier()

@@ -72,8 +72,7 @@ class MpiCollectives(HostMemory):
         super().__init__()
         self.control, self.rank, self.size = control, control.rank, control.size
         self._mpi, self._comm = control._mpi, control._comm.Dup()
-        library, version = self._mpi.get_vendor()
-        self.label = f"MPI, host memory ({library} {'.'.join(map(str, version))})"
+        self.label = f"MPI, host memory ({control.library})"
         self._largest_count = largest_count or _largest_count(self._mpi)
         self._types: dict[tuple[str, int], Any] = {}
         self._dtypes: dict[int, np.dtype[Any]] = {}

@@ -86,6 +86,7 @@ class SimulatedComm:
     """One rank of a Hub; without a hub, the only rank of its world."""
 
     label = "threads of one process"
+    library = ""
 
     def __init__(self, hub: Hub | None = None, rank: int = 0) -> None:
         self.hub = hub or Hub(1)

@@ -20,9 +20,9 @@ LINES = 300
 # Inside runner/, from the top down: a module may import those in lower lines, and its own package.
 LAYERS = (
     ("selftest",),
-    ("main",),
+    ("doctor", "main"),
     ("rank",),
-    ("execute", "find", "heartbeat", "mutations"),
+    ("execute", "find", "heartbeat", "inspection", "mutations"),
     ("check", "pipeline", "store"),
     ("compare",),
     ("load", "reduce", "report", "work"),

@@ -1,0 +1,55 @@
+"""The preflight as a command of its own: all facts shown, whatever is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runner.backend import Backend
+from runner.comm import Control
+from runner.ending import Ending
+from runner.inspection import Unfit, inspect, judge
+from runner.launcher import Started
+from runner.problem import Problem
+from runner.rank import as_rank
+from runner.report.record import write
+from runner.report.survey_table import rows, table
+from runner.survey import Survey
+from runner.world import DeviceChoice, Rank, World
+
+SCHEMA = 1
+
+
+def main(started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False) -> int:
+    """Run as one rank of `meshrun doctor`; the exit status."""
+    found: list[tuple[list[Survey], list[Problem]]] = []
+
+    def look(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
+        surveys = inspect(control, ranks, backend)
+        found.append((surveys, judge(control, surveys, started)))
+        return []
+
+    def body(world: World, ending: Ending) -> dict[str, Any]:
+        surveys, problems = found[0]
+        record = {
+            "schema": SCHEMA,
+            "ranks": rows(surveys),
+            "problems": [asdict(problem) for problem in problems],
+        }
+        if world.rank == 0:
+            sys.stdout.write(table(surveys))
+            for problem in problems:
+                print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
+            if not problems:
+                print("nothing is wrong")
+            sys.stdout.flush()
+            if file is not None:
+                write(record, file)
+        if failures := [problem for problem in problems if not problem.warning]:
+            raise Unfit(failures)
+        return record
+
+    return as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)

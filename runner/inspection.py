@@ -1,0 +1,66 @@
+"""The facts of all ranks brought together and judged, before any work; collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.backend import Backend
+from runner.comm import Control
+from runner.errors import UserError
+from runner.launcher import Started
+from runner.problem import Problem
+from runner.survey import Survey, survey
+from runner.world import Check, Rank
+
+
+class Unfit(UserError):
+    """The ranks cannot do what is asked: every failure with its fix, not only the first."""
+
+    def __init__(self, failures: Sequence[Problem]) -> None:
+        first = failures[0]
+        super().__init__(first.what, got=first.got, expected=first.expected, hint=first.hint, everywhere=True)
+        self.failures = tuple(failures)
+
+    def __reduce__(self) -> tuple[type[Unfit], tuple[Sequence[Problem]]]:
+        return type(self), (self.failures,)
+
+    def __str__(self) -> str:
+        return "\n  also: ".join(map(str, self.failures))
+
+
+def inspect(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[Survey]:
+    """Every rank's facts, on every rank."""
+    here = ranks[control.rank]
+    runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
+    mine = survey(
+        here.number, here.host, here.host_id, here.local, here.device, control.library, cuda_runtime=runtime
+    )
+    return control.allgather(mine)
+
+
+def judge(
+    control: Control, surveys: Sequence[Survey], started: Started, *, oversubscribe: bool = False
+) -> list[Problem]:
+    """What is wrong with them, the same on every rank."""
+    found: list[Problem] = []
+    if control.rank == 0:
+        from runner.preflight import Expected, problems
+
+        planned = Expected(started.ranks, started.hosts, started.per_host, started.network, oversubscribe)
+        found = problems(surveys, planned)
+    shared: list[Problem] = control.broadcast(found)
+    return shared
+
+
+def preflight(started: Started, *, oversubscribe: bool = False) -> Check:
+    """A check for `open_world`: raises Unfit, and returns warnings. A rank alone is not checked."""
+
+    def check(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
+        if control.size == 1:
+            return []
+        found = judge(control, inspect(control, ranks, backend), started, oversubscribe=oversubscribe)
+        if failures := [problem for problem in found if not problem.warning]:
+            raise Unfit(failures)
+        return [str(problem) for problem in found]
+
+    return check
