@@ -33,7 +33,7 @@ def tests(session: nox.Session) -> None:
 def tests_mpich(session: nox.Session) -> None:
     """What depends on the MPI library, with MPICH."""
     session.install(".[mpich,test]")
-    session.run("pytest", "tests/faults", *session.posargs)
+    session.run("pytest", "tests/faults", "tests/cluster", *session.posargs)
     on_ranks(session, [])
 
 

@@ -153,7 +153,8 @@ def check_words(words: Sequence[str]) -> None:
     if alone := _alone(words):
         raise click.UsageError(f"no ranks run {alone}")
     group: click.Command | None = command
-    name, rest, ctx = "meshrun", list(words), click.Context(command, info_name="meshrun")
+    name, rest = "meshrun", list(words)
+    ctx: click.Context | None = None
     while isinstance(group, click.Group):
         ctx = click.Context(group, info_name=name, parent=ctx)
         found, group, rest = group.resolve_command(ctx, rest)

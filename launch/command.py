@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from launch.hosts import PATIENCE
 from launch.shared_options import (
     DEBUG,
     NETWORK,
@@ -70,6 +71,10 @@ def local(
 @NETWORK
 @SETTING
 @TIMEOUT
+@click.option(
+    "--ssh-timeout", type=click.FloatRange(min=1.0), default=PATIENCE, show_default=True, metavar="SECONDS",
+    help="How long a host may take to answer at first.",
+)  # fmt: skip
 @PRINT
 @DEBUG
 @WORDS
@@ -80,6 +85,7 @@ def mpirun(
     network: str | None,
     settings: Sequence[str],
     host_timeout: float,
+    ssh_timeout: float,
     show: bool,
     debug: bool,
     words: tuple[str, ...],
@@ -101,4 +107,4 @@ def mpirun(
     if show:
         click.echo(target.shown(plan))
         return 0
-    return target.start(plan, terminal_columns(), debug=debug)
+    return target.start(plan, terminal_columns(), patience=ssh_timeout, debug=debug)

@@ -18,12 +18,14 @@ ATTEMPT = 5  # seconds for one connection
 PAUSE = 0.5  # seconds between two
 SWEEP = 10.0  # seconds that a host has to be cleaned up
 AT_ONCE = 32  # hosts asked at the same time
-# The name; whether the program is there; the interface with the address by which this host was reached.
+# The name; whether the program is there; the interface with the address by which this host was reached; all
+# of them.
 SCRIPT = """\
 uname -n
 test -x {python} && echo python || echo none
 set -- $SSH_CONNECTION
-ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2
+echo $(ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2)
+echo $(cut -s -d : -f 1 /proc/net/dev)
 """
 NO_ROUTE = 255  # ssh's own exit status; any other is the script's
 
@@ -66,6 +68,16 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
             expected="the same Python environment at the same path on every host",
             hint="a shared file system, or the same installation everywhere",
         )
+    if plan.network is not None:
+        without = [
+            host for host, lines in zip(plan.names, told, strict=True) if plan.network not in lines[3].split()
+        ]
+        if without:
+            raise UserError(
+                f"there is no network interface {plan.network} on {', '.join(without)}",
+                expected=f"one of {', '.join(told[plan.names.index(without[0])][3].split())}",
+                hint="--network, or none for the route to the hosts",
+            )
     return [
         Answer(host, lines[0], None if is_here(host) else lines[2])
         for host, lines in zip(plan.names, told, strict=True)
@@ -90,7 +102,7 @@ def _ask(host: str, python: str, deadline: float) -> list[str] | str:
         except subprocess.TimeoutExpired:
             return "connected, and said nothing"
         if done.returncode != NO_ROUTE:
-            return [*done.stdout.split("\n"), "", ""]
+            return [*done.stdout.split("\n"), "", "", ""]
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].strip()
         if hopeless(reason) or time.monotonic() + PAUSE > deadline:
             return reason

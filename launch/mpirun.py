@@ -87,15 +87,17 @@ def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def start(plan: Plan, columns: int | None = None, *, debug: bool = False) -> int:
-    """Run the plan on its hosts, once all of them answer; the run's exit status.
+def start(
+    plan: Plan, columns: int | None = None, *, patience: float = hosts.PATIENCE, debug: bool = False
+) -> int:
+    """Run the plan on its hosts, once all of them answer, within `patience` seconds; the run's exit status.
 
     Raises UserError where there is no launcher, or where a host does not answer.
     """
     from runner.errors import tell
 
     launcher = mpiexec.find()
-    found = hosts.answers(plan, sys.executable)
+    found = hosts.answers(plan, sys.executable, patience)
     if plan.network is None and (interface := hosts.common_interface(found)):
         plan = replace(plan, network=interface)
         tell(f"network: {interface}, by which {', '.join(plan.names)} are reached (--network for another)")
@@ -109,7 +111,9 @@ def start(plan: Plan, columns: int | None = None, *, debug: bool = False) -> int
         return [*start, *local.PROGRAM, *ours, *plan.words], variables
 
     def clean_up(run: Path, sockets: Path, seconds: float) -> list[str]:
-        return hosts.sweep(plan.names, [sys.executable, SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}"])
+        return hosts.sweep(
+            plan.names, [sys.executable, SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
+        )
 
     return local.conduct(started, columns, token=token, debug=debug, elsewhere=clean_up)
 

@@ -1,9 +1,9 @@
 """Remove what a run has left on this host: its processes, its shared memory, its launcher's folder.
 
-    python sweep.py MARK FOLDER SECONDS
+    python sweep.py MARK FOLDER SECONDS TOKEN
 
-For hosts that ssh reaches, after a run with that mark, which began so many seconds ago. A launcher that
-was killed leaves its ranks, one that ended in order still a folder.
+For hosts that ssh reaches, after a run with that mark and token, which began so many seconds ago. A
+launcher that was killed leaves its ranks, one that ended in order still a folder.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 
-def sweep(mark: str, folder: str, seconds: float) -> None:
+def sweep(mark: str, folder: str, seconds: float, token: str) -> None:
     from launch.shm import remove_orphans, segments
     from launch.watch import end_strays
+    from runner.verdict import RunLines
 
     end_strays(mark)
     begun = time.time() - seconds
@@ -28,8 +29,9 @@ def sweep(mark: str, folder: str, seconds: float) -> None:
                 older.add(path)
     remove_orphans(older)
     shutil.rmtree(folder, ignore_errors=True)
+    RunLines(token).forget()
 
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    sweep(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    sweep(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])

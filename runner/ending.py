@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,6 +42,7 @@ class Ending:
     usage_status: int = UserError.exit_code
     farewell: str = "interrupted; nothing was written"
     world: World | None = None
+    claimed: Run | None = field(default=None, init=False)  # by this rank, for now
     keep: Callable[[], None] | None = None
 
     def unfinished(self, partial: Path | None) -> None:
@@ -60,6 +61,8 @@ class Ending:
     def interrupted(self) -> None:
         """For `on_termination`: this process is told to end."""
         self.clean()
+        if self.claimed is not None:
+            self.claimed.forget()
         if self.run is None:  # else whoever started the ranks tells
             tell(self.farewell)
 
@@ -93,6 +96,7 @@ class Ending:
         run = self.run or RunLines(nonce, heard=False)
         first = run.claim_failure(self._claim(failure, sentence, rank))
         if first:
+            self.claimed = run
             tell(sentence)
             self._trace()
         # After the claim: a rank that misses the file while it writes would else be the first to fail.

@@ -1,0 +1,306 @@
+"""`meshrun launch mpirun` over real hosts, by ssh, with the MPI of this Python environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hosts import Hosts, inside
+from processes import launcher_problem, wait_for
+
+from launch import local, mpiexec
+
+TIMEOUT = 120  # seconds; nothing here takes half of it
+SILENT = 4  # --host-timeout
+EVERYONE = "n1,n2,n3"
+ROW = re.compile(r" +\d+ +\d+ +float ")
+FOR_EVER = ("bench", "all_reduce", "-b", "64", "-e", "64K", "-f", "4", "-N", "0", "--device", "cpu")
+# Ranks of all hosts share this machine's cores, and MPI does not know.
+SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+
+pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
+
+
+@dataclass
+class Site:
+    """Host n1, where the command runs. notes: a folder that all hosts share."""
+
+    hosts: Hosts
+    notes: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        command = [*local.PROGRAM, "launch", "mpirun", *words]
+        with (self.notes / "out").open("w") as out, (self.notes / "err").open("w") as err:
+            process = subprocess.Popen(
+                self.hosts.command("n1", command),
+                env={**os.environ, **SETTINGS},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+            )
+        self.started.append(process)
+        return process
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        process = self.begin(*words)
+        process.wait(TIMEOUT)
+        return subprocess.CompletedProcess(words, process.returncode, self.out, self.errors)
+
+    def in_full_swing(self, process: subprocess.Popen[str], rows: int = 4) -> None:
+        wait_for(lambda: process.poll() is not None or len(ROW.findall(self.out)) >= rows)
+        assert process.poll() is None, self.errors
+
+    @property
+    def out(self) -> str:
+        return (self.notes / "out").read_text()
+
+    @property
+    def errors(self) -> str:
+        return (self.notes / "err").read_text()
+
+    def nothing_is_left(self, names: Sequence[str] = ("n1", "n2", "n3")) -> None:
+        """No process, no session directory and no shared memory on these hosts."""
+        for name in names:
+            wait_for(lambda name=name: self.hosts.processes(name) == [])  # type: ignore[misc]
+            assert self.hosts.files(name) == [], name
+            assert self.hosts.files(name, self.hosts.temporary) == [], name
+
+
+@pytest.fixture
+def site(hosts: Hosts, tmp_path: Path) -> Iterator[Site]:
+    made = Site(hosts, tmp_path)
+    yield made
+    for process in made.started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def on(process: subprocess.Popen[str]) -> int:
+    """The command's own process: on the host, not the one that entered it."""
+    found = inside(process)
+    assert found is not None
+    return found
+
+
+def test_the_edge_filter_over_three_hosts(site: Site) -> None:
+    array = np.random.default_rng(5).standard_normal((600, 700))
+    np.save(site.notes / "in.npy", array)
+    before = site.hosts.traffic()
+    files = (str(site.notes / "in.npy"), str(site.notes / "out.npy"))
+    done = site.run(
+        "-j",
+        "3x2",
+        "--hosts",
+        EVERYONE,
+        "--",
+        "run",
+        "laplacian",
+        *files,
+        "--verify",
+        "full",
+        "--device",
+        "cpu",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 ranks on 3 hosts" in done.stderr
+    alone = str(site.notes / "alone.npy")
+    subprocess.run([*local.PROGRAM, "run", "laplacian", files[0], alone, "--device", "cpu"], check=True)
+    np.testing.assert_array_equal(np.load(files[1]), np.load(alone))
+    assert "network: eth0" in done.stderr
+    for name, (sent, received) in site.hosts.traffic().items():
+        assert sent > before[name][0]
+        assert received > before[name][1]
+    site.nothing_is_left()
+
+
+def test_bytes_cross_the_wires(site: Site) -> None:
+    """At least what an all_reduce of 8 MiB must move, over eth0."""
+    before = site.hosts.traffic()
+    done = site.run(
+        "-j",
+        "3x1",
+        "--hosts",
+        EVERYONE,
+        "--",
+        "bench",
+        "all_reduce",
+        "-b",
+        "8M",
+        "-e",
+        "8M",
+        "-n",
+        "3",
+        "--device",
+        "cpu",
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"Rank +(\d) Group +0 Pid +\d+ on +(n\d)", done.stdout) == [
+        ("0", "n1"),
+        ("1", "n2"),
+        ("2", "n3"),
+    ]
+    for name, (sent, _) in site.hosts.traffic().items():
+        assert sent - before[name][0] > 3 * (8 << 20), name
+
+
+def test_a_hostfile_and_settings_reach_every_rank(site: Site) -> None:
+    (site.notes / "hosts").write_text("n1 slots=2\nn3:2  # the other notation\n")
+    words = ("--hostfile", str(site.notes / "hosts"), "-x", "NCCL_DEBUG=WARN", "-x", "UCX_LOG_LEVEL=error")
+    done = site.run(*words, "--", "doctor", "--json", str(site.notes / "facts.json"))
+    assert done.returncode == 0, done.stderr
+    ranks = json.loads((site.notes / "facts.json").read_text())["ranks"]
+    assert [(rank["rank"], rank["host"], rank["local_rank"]) for rank in ranks] == [
+        (0, "n1", 0), (1, "n1", 1), (2, "n3", 0), (3, "n3", 1)
+    ]  # fmt: skip
+    for rank in ranks:
+        assert rank["settings"]["NCCL_DEBUG"] == "WARN"
+        assert rank["settings"]["NCCL_SOCKET_IFNAME"] == "=eth0"
+        assert rank["settings"]["UCX_LOG_LEVEL"] == "error"
+        assert not rank["one_core"]
+
+
+def test_a_slow_wire_is_seen(site: Site) -> None:
+    """n3's is limited; the same exchange between n1 and n2 is many times faster."""
+    site.hosts.rate("n3", "100mbit")
+    seconds = {}
+    for other in ("n2", "n3"):
+        done = site.run(
+            "-j",
+            "2x1",
+            "--hosts",
+            f"n1,{other}",
+            "--",
+            "bench",
+            "sendrecv",
+            "-b",
+            "1M",
+            "-e",
+            "1M",
+            "-n",
+            "3",
+            "--device",
+            "cpu",
+        )
+        assert done.returncode == 0, done.stderr
+        row = next(line for line in done.stdout.splitlines() if ROW.match(line))
+        seconds[other] = float(row.split()[5])
+    assert seconds["n3"] > 3 * seconds["n2"]
+
+
+def test_a_host_without_power_is_named(site: Site) -> None:
+    process = site.begin("-j", "3x1", "--hosts", EVERYONE, "--host-timeout", str(SILENT), "--", *FOR_EVER)
+    site.in_full_swing(process)
+    site.hosts.power_off("n2")
+    assert process.wait(TIMEOUT) == 1
+    assert "no answer any more from host n2." in site.errors
+    site.nothing_is_left(("n1", "n3"))
+
+
+@pytest.mark.parametrize("fault", ["frozen", "unplugged"])
+def test_a_host_that_goes_silent_is_named(site: Site, fault: str) -> None:
+    process = site.begin("-j", "3x1", "--hosts", EVERYONE, "--host-timeout", str(SILENT), "--", *FOR_EVER)
+    site.in_full_swing(process)
+    begun = time.monotonic()
+    if fault == "frozen":
+        site.hosts.freeze("n3")
+    else:
+        site.hosts.link("n3", up=False)
+    assert process.wait(TIMEOUT) == 1
+    assert time.monotonic() - begun < 30
+    # Whoever notices first: this project's heartbeat, or Open MPI's ssh, after which n3 does not answer.
+    assert re.search(
+        rf"host n3 \(rank 2\) silent for {SILENT} s|no answer any more from host n3\.", site.errors
+    )
+    site.nothing_is_left(("n1", "n2"))
+
+
+def test_the_first_host_goes_silent(site: Site) -> None:
+    """The command's own host is n1: its other ranks end by themselves."""
+    words = ("-j", "2x1", "--hosts", "n2,n3", "--host-timeout", str(SILENT), "--", *FOR_EVER)
+    process = site.begin(*words)
+    site.in_full_swing(process)
+    site.hosts.freeze("n2")
+    assert process.wait(TIMEOUT) == 1
+    assert "host n2" in site.errors
+    site.nothing_is_left(("n1", "n3"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_everywhere(site: Site, number: signal.Signals) -> None:
+    process = site.begin("-j", "3x1", "--hosts", EVERYONE, "--", *FOR_EVER)
+    site.in_full_swing(process)
+    os.kill(on(process), number)
+    assert process.wait(TIMEOUT) == 128 + number
+    assert f"interrupted by {number.name}: every rank has ended" in site.errors
+    site.nothing_is_left()
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(site: Site) -> None:
+    process = site.begin("-j", "3x1", "--hosts", EVERYONE, "--", *FOR_EVER)
+    site.in_full_swing(process)
+    names = ("prterun", "mpiexec", "orterun", "mpirun")
+    found = [pid for pid, line in site.hosts.processes("n1") if Path(line.split()[0]).name in names]
+    assert found
+    os.kill(found[0], signal.SIGKILL)
+    assert process.wait(TIMEOUT) == 1
+    site.nothing_is_left()
+
+
+def test_a_rank_that_fails_is_told_once(site: Site) -> None:
+    (site.notes / "bad.py").write_text(
+        "import os, runner\n@runner.map_blocks()\ndef bad(block):\n"
+        "    if os.uname().nodename == 'n3':\n        raise ValueError('planted')\n    return block\n"
+    )
+    np.save(site.notes / "in.npy", np.ones((64, 64)))
+    files = (str(site.notes / "in.npy"), str(site.notes / "out.npy"))
+    done = site.run(
+        "-j", "3x1", "--hosts", EVERYONE, "--", "run", f"{site.notes}/bad.py:bad", *files, "--device", "cpu"
+    )
+    assert done.returncode == 1
+    assert "[rank 2, host n3, CPU] ValueError: planted" in done.stderr
+    assert done.stderr.count("planted") == 1
+    assert not [path.name for path in site.notes.iterdir() if "out.npy" in path.name]
+    site.nothing_is_left()
+
+
+def test_a_mistake_on_all_ranks_is_told_once(site: Site) -> None:
+    done = site.run(
+        "-j", "3x1", "--hosts", EVERYONE, "--", "run", "laplacian", str(site.notes / "none.npy"), "out.npy"
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("none.npy") == 1
+    site.nothing_is_left()
+
+
+def test_hosts_that_do_not_answer_are_named_before_anything_starts(site: Site) -> None:
+    site.hosts.power_off("n2")
+    done = site.run("-j", "3x1", "--hosts", "n1,n2,nowhere", "--ssh-timeout", "2", "--", *FOR_EVER)
+    assert done.returncode == 2
+    assert re.search(r"no answer by ssh from n2 \(.+\), nowhere \(.*Could not resolve.*\)", done.stderr), (
+        done.stderr
+    )
+    assert done.stdout == ""
+
+
+def test_an_interface_that_is_not_there(site: Site) -> None:
+    done = site.run("-j", "2x1", "--hosts", "n1,n2", "--network", "eth7", "--", "doctor")
+    assert done.returncode == 2
+    assert "there is no network interface eth7 on n1, n2: expected one of lo, eth0." in done.stderr
+
+
+def test_this_launcher_is_the_one_that_is_tested() -> None:
+    assert mpiexec.find().path.parent == Path(sys.prefix) / "bin"
