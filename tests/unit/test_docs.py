@@ -49,6 +49,10 @@ def test_the_bench_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "bench.md", tmp_path)) > 3
 
 
+def test_the_launch_pages_commands_succeed(tmp_path: Path) -> None:
+    assert len(run_commands(ROOT / "docs" / "launch.md", tmp_path)) > 2
+
+
 def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
     (tmp_path / "edges.py").write_text(example)
