@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from runner.backend import Backend
@@ -53,14 +54,29 @@ def judge(
 
 
 def preflight(started: Started, *, oversubscribe: bool = False) -> Check:
-    """A check for `open_world`: raises Unfit, and returns warnings. A rank alone is not checked."""
+    """A check for `open_world`: raises Unfit, and returns warnings. A rank alone is not checked.
+
+    A rank that may run anywhere is moved to the cores near its GPU, before NCCL starts its threads.
+    """
 
     def check(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
         if control.size == 1:
             return []
-        found = judge(control, inspect(control, ranks, backend), started, oversubscribe=oversubscribe)
+        surveys = inspect(control, ranks, backend)
+        found = judge(control, surveys, started, oversubscribe=oversubscribe)
         if failures := [problem for problem in found if not problem.warning]:
             raise Unfit(failures)
+        if near := cores_near_gpu(surveys[control.rank]):
+            os.sched_setaffinity(0, near)
         return [str(problem) for problem in found]
 
     return check
+
+
+def cores_near_gpu(here: Survey) -> tuple[int, ...]:
+    """The cores to move to: NVML's for the GPU, if the rank may run on those and on others.
+
+    Empty where nothing is to be done: a launcher that has bound the rank elsewhere has the say.
+    """
+    near = here.gpu.cpus if here.gpu else ()
+    return near if set(near) < set(here.cpus) else ()
