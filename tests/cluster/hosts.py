@@ -147,7 +147,6 @@ class Hosts:
 
     def freeze(self, host: str) -> None:
         """Stop every process of a host; its kernel still takes connections, as that of a hung host does."""
-
         told: set[int] = set()
 
         def stopped() -> bool:
@@ -176,6 +175,7 @@ class Hosts:
     def start(self, host: str) -> None:
         """Switch on a host that is off: it has a new boot id, and /dev/shm and TMPDIR are empty."""
         if not self._is_on(host):
+            self._stop([host])  # what is left of it, if nobody switched it off
             self._start([host])
 
     def renew(self) -> None:

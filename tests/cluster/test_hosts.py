@@ -88,6 +88,12 @@ def left_in(namespaces: set[str]) -> list[int]:
     return [pid for pid in pids if namespaces & {namespace(pid, kind) for kind in KINDS}]
 
 
+def own_number(pid: int) -> int:
+    """A process's number in its own PID namespace."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(words.split()[-1]) for words in lines if words.startswith("NSpid:"))
+
+
 def copied(hosts: Hosts, sender: str, receiver: str) -> float:
     """Bytes per second of a copy."""
     take, send = [sys.executable, "-c", RECEIVE], [sys.executable, "-c", SEND, hosts.address(receiver)]
@@ -254,6 +260,14 @@ def test_a_frozen_host_can_lose_its_power(hosts: Hosts) -> None:
         hosts.power_off("n2")
         assert process.wait(30) == -signal.SIGKILL
     assert left_in(made) == []
+
+
+def test_a_host_that_went_down_by_itself_can_be_started(hosts: Hosts) -> None:
+    made = set(identity(hosts, "n2")[2:])
+    os.kill(next(pid for pid in left_in(made) if own_number(pid) == 1), signal.SIGKILL)
+    wait_for(lambda: not left_in(made), "n2 to be gone")
+    hosts.start("n2")
+    assert answers(hosts, "n2")
 
 
 def test_hosts_are_renewed_whatever_was_done_to_them(hosts: Hosts) -> None:
