@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from launch.hosts import PATIENCE
+from launch.kubernetes_command import kubernetes
 from launch.shared_options import (
     DEBUG,
     NETWORK,
@@ -17,12 +18,13 @@ from launch.shared_options import (
     SHAPE,
     TIMEOUT,
     WORDS,
+    Seconds,
     known_hosts,
     made,
 )
 
 
-@click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...")
+@click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
 def launch() -> None:
     """Start COMMAND, such as `bench all_reduce`, on several hosts.
 
@@ -31,6 +33,9 @@ def launch() -> None:
     meshrun launch mpirun -j 2x8 --hosts n1,n2 -- bench all_reduce -b 8 -e 8G -f 2
     meshrun launch mpirun --hostfile hosts --print -- selftest
     """
+
+
+launch.add_command(kubernetes)
 
 
 @launch.command()
@@ -72,7 +77,7 @@ def local(
 @SETTING
 @TIMEOUT
 @click.option(
-    "--ssh-timeout", type=click.FloatRange(min=1.0), default=PATIENCE, show_default=True, metavar="SECONDS",
+    "--ssh-timeout", type=Seconds(1.0), default=PATIENCE, show_default=True, metavar="SECONDS",
     help="How long a host may take to answer at first.",
 )  # fmt: skip
 @PRINT

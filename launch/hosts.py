@@ -18,16 +18,18 @@ ATTEMPT = 5  # seconds for one connection
 PAUSE = 0.5  # seconds between two
 SWEEP = 10.0  # seconds that a host has to be cleaned up
 AT_ONCE = 32  # hosts asked at the same time
-# The name; whether the program is there; the interface with the address by which this host was reached; all
-# of them.
+# Where the answer begins, after what a login shell may print; the name; whether the program is there; the
+# interface with the address by which this host was reached; all of them.
+BEGIN = "meshrun-host"
 SCRIPT = """\
+echo {begin}
 uname -n
 test -x {python} && echo python || echo none
 set -- $SSH_CONNECTION
 echo $(ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2)
 echo $(cut -s -d : -f 1 /proc/net/dev)
 """
-NO_ROUTE = 255  # ssh's own exit status; any other is the script's
+NO_ROUTE = 255  # ssh's own exit status
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,11 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
     deadline = time.monotonic() + patience
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(lambda host: _ask(host, python, deadline), plan.names))
-    silent = [
-        f"{host} ({said})" for host, said in zip(plan.names, found, strict=True) if isinstance(said, str)
-    ]
+    silent = {host: said for host, said in zip(plan.names, found, strict=True) if isinstance(said, str)}
     if silent:
         raise UserError(
-            f"no answer by ssh from {', '.join(silent)}",
-            expected=f"ssh {plan.names[0]} true, without a password, within {patience:g} s",
+            f"no answer by ssh from {', '.join(f'{host} ({said})' for host, said in silent.items())}",
+            expected=f"ssh {next(iter(silent))} true, without a password, within {patience:g} s",
             hint="ssh-copy-id, or the host's name, power and firewall",
         )
     told = [said for said in found if not isinstance(said, str)]
@@ -86,13 +86,12 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
 
 def _ask(host: str, python: str, deadline: float) -> list[str] | str:
     """The lines that the script prints there, or the last reason why not."""
-    script = SCRIPT.format(python=shlex.quote(python))
-    ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}", host]
+    script = SCRIPT.format(begin=BEGIN, python=shlex.quote(python))
     while True:
         left = deadline - time.monotonic()
         try:
             done = subprocess.run(
-                ["sh", "-c", script] if is_here(host) else [*ssh, script],
+                ["sh", "-c", script] if is_here(host) else _ssh(host, script),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -101,19 +100,27 @@ def _ask(host: str, python: str, deadline: float) -> list[str] | str:
             )
         except subprocess.TimeoutExpired:
             return "connected, and said nothing"
-        if done.returncode != NO_ROUTE:
-            return [*done.stdout.split("\n"), "", "", ""]
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].strip()
-        if hopeless(reason) or time.monotonic() + PAUSE > deadline:
+        lines = done.stdout.split("\n")
+        if done.returncode == 0 and BEGIN in lines:
+            return [*lines[lines.index(BEGIN) + 1 :], "", "", "", ""]
+        said = done.stderr.strip() or done.stdout.strip() or "no reason given"
+        reason = said.splitlines()[-1].strip()
+        if done.returncode != NO_ROUTE or hopeless(reason) or time.monotonic() + PAUSE > deadline:
             return reason
         time.sleep(PAUSE)
+
+
+def _ssh(host: str, command: str) -> list[str]:
+    # Without the brackets around an IPv6 address, which launchers need.
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}"]
+    return ["ssh", *options, host.strip("[]"), command]
 
 
 def sweep(names: Sequence[str], words: Sequence[str], patience: float = SWEEP) -> list[str]:
     """Run a command on all other hosts at the same time; those that do not do it in time."""
 
     def run(host: str) -> bool:
-        ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}", host, shlex.join(words)]
+        ssh = _ssh(host, shlex.join(words))
         try:
             done = subprocess.run(
                 ssh, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False

@@ -60,7 +60,7 @@ def start(
     launcher = mpiexec.find()
 
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-        ours = rank_words(str(run), ranks, columns)
+        ours = [*rank_words(str(run), columns), "-n", str(ranks)]
         environment = launcher.environment(ranks, run, sockets, os.environ)
         return [*launcher.command(ranks), *program, *ours, *words], environment
 
@@ -81,12 +81,11 @@ def plan_words(plan: Plan) -> list[str]:
     return [*silence, "--expect", str(plan.hosts), str(plan.per_host), *network, "-n", str(plan.ranks)]
 
 
-def rank_words(place: str, ranks: int, columns: int | None, host_timeout: float | None = None) -> list[str]:
-    """What every rank is told before the user's words. place: as `runner.verdict.run_at` takes it."""
-    silence = [] if host_timeout is None else ["--host-timeout", f"{host_timeout:g}"]
+def rank_words(place: str, columns: int | None) -> list[str]:
+    """What every rank is told of the process that waits. place: as `runner.verdict.run_at` takes it."""
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
-    return ["--run-dir", place, *silence, *terminal, *colour, "-n", str(ranks)]
+    return ["--run-dir", place, *terminal, *colour]
 
 
 def conduct(

@@ -106,7 +106,7 @@ def start(
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         whole = launcher.elsewhere(os.environ, sockets)
         variables = {**environment(plan, launcher, whole), RUN_MARK: str(run)}
-        ours = [*local.rank_words(f"@{token}", plan.ranks, columns), *local.plan_words(plan)]
+        ours = [*local.rank_words(f"@{token}", columns), *local.plan_words(plan)]
         start = words(plan, launcher, {**forwarded(variables), **plan.settings})
         return [*start, *local.PROGRAM, *ours, *plan.words], variables
 
@@ -125,6 +125,8 @@ def shown(plan: Plan) -> str:
     variables = environment(plan, launcher, here)
     new = {name: value for name, value in variables.items() if os.environ.get(name) != value}
     start = words(plan, launcher, {**forwarded(variables), **plan.settings})
-    assigned = [f"{name}={shlex.quote(value)}" for name, value in sorted(new.items())]
-    program = [*local.PROGRAM, "-n", str(plan.ranks), *plan.words]
+    removed = [f"-u {name}" for name in sorted(os.environ.keys() - variables.keys())]
+    assigned = ["env " + " ".join(removed)] if removed else []
+    assigned += [f"{name}={shlex.quote(value)}" for name, value in sorted(new.items())]
+    program = [*local.PROGRAM, *local.plan_words(plan), *plan.words]
     return " \\\n    ".join([*assigned, shlex.join(start), shlex.join(program)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,21 @@ class Shape(click.ParamType[tuple[int | None, int]]):
             self.fail(str(reason), param, ctx)
 
 
+class Seconds(click.FloatRange):
+    """From `least` to a day; not "nan", which is in every range."""
+
+    name = "number of seconds"
+
+    def __init__(self, least: float) -> None:
+        super().__init__(min=least, max=86400.0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a valid number of seconds.", param, ctx)
+        return seconds
+
+
 SHAPE = click.option(
     "-j", "wanted", type=Shape(), metavar="HOSTSxGPUS", help="Hosts, and ranks on each: 2x8."
 )
@@ -35,7 +51,7 @@ NETWORK = click.option(
     "--network", metavar="IFACE", help="Interface for NCCL, MPI and UCX. Default: the route to the hosts."
 )
 TIMEOUT = click.option(
-    "--host-timeout", type=click.FloatRange(min=3.0), default=HOST_TIMEOUT, show_default=True,
+    "--host-timeout", type=Seconds(3.0), default=HOST_TIMEOUT, show_default=True,
     metavar="SECONDS", help="How long a host may be silent.",
 )  # fmt: skip
 DEBUG = click.option("--debug", is_flag=True, help="Show the launcher's own words too.")
@@ -59,12 +75,17 @@ def made(
     known: Sequence[Host],
     *,
     settings: Sequence[str],
+    files_here: bool = True,
     **more: Any,
 ) -> Plan:
-    """The plan, once its words are known to be a command that ranks run."""
+    """The plan, once its words are known to be a command that ranks run.
+
+    files_here: a job's file is on this machine; else only an image may have it.
+    """
     from launch.cli import check_words
 
-    check_words(words)
+    if files_here or words[0] != "run":
+        check_words(words)
     try:
         return planned(words, wanted, known, settings=dict(map(setting, settings)), **more)
     except ValueError as reason:

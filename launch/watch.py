@@ -56,7 +56,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], token: str | N
     from runner.verdict import RunDirectory
 
     watched = _Watched(RunDirectory(Path(environment[RUN_MARK])), token)
-    with _handlers(watched.signalled):
+    with handlers(watched.signalled):
         try:
             watched.start(command, environment)
             watched.relay()
@@ -147,7 +147,7 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def _handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
+def handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
     """`handler` for the signals that would end this process; a signal that is ignored (nohup) stays so."""
     if threading.current_thread() is not threading.main_thread():
         yield

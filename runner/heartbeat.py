@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import subprocess
@@ -39,9 +40,14 @@ class Heartbeat:
         offer: dict[str, Any] = {}
         if world.rank == 0:
             token = secrets.token_hex(16)
-            port = self._start({"token": token, "seconds": self._seconds, "others": first[1:]})["port"]
-            offer = {"token": token, "port": port, "candidates": addresses(), "seconds": self._seconds}
+            told = self._start({"token": token, "seconds": self._seconds, "others": len(first) - 1})
+            if "port" in told:
+                offer = {**told, "token": token, "candidates": addresses(), "seconds": self._seconds}
+            else:
+                self.warnings.append(f"no host is watched: {told['apart']}")
         offer = control.broadcast(offer)
+        if not offer:
+            return
         apart = ""
         if world.rank in first[1:]:
             apart = self._start({**offer, "rank": world.rank}).get("apart", "")
@@ -53,15 +59,22 @@ class Heartbeat:
             threading.Thread(target=self._listen, name="heartbeat", daemon=True).start()
 
     def _start(self, setting: dict[str, Any]) -> dict[str, Any]:
-        """The process, with this setting; the first thing that it tells."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        """The process, with this setting; the first thing that it tells, or why it tells nothing."""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        except OSError as failure:  # a limit on processes, say
+            return {"apart": f"no process for the heartbeat: {failure.strerror}"}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(setting))
-        self._process.stdin.flush()
-        told: dict[str, Any] = json.loads(self._process.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and what it told is empty
+            self._process.stdin.write(json.dumps(setting))
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        told: dict[str, Any] = (
+            json.loads(line) if line else {"apart": "the heartbeat's process ended at once"}
+        )
         return told
 
     def _listen(self) -> None:

@@ -17,23 +17,26 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 LATE = 3  # beats that this process may itself have slept through before others' silence counts from anew
 BEATS = 5  # in the time that a host may be silent
+TICK = 0.1  # seconds: a launcher waits for this process too, when the rank beside it has ended
 LAST = 5.0  # seconds for the rank to end the run, before it is killed for that
 
 
 @dataclass
 class Silence:
-    """How long every host has been silent. seconds: how long it may be."""
+    """How long every host that was ever heard has been silent.
+
+    seconds: how long it may be. looked: when that was last asked. heard: when every host last was, by the
+    first rank there.
+    """
 
     seconds: float
-    heard: dict[int, float]
     looked: float
-    left: set[int] = field(default_factory=set)
+    heard: dict[int, float] = field(default_factory=dict)
 
     def hear(self, rank: int, now: float) -> None:
         self.heard[rank] = now
@@ -45,34 +48,34 @@ class Silence:
     def lost(self, now: float) -> list[int]:
         """Who has been silent for too long, as the first rank there.
 
-        Where this process did not run, the others' messages are still to be read: that time does not count.
+        Time that this process did not run does not count: the others' messages are still to be read.
         """
         gap, self.looked = now - self.looked, now
         if gap > LATE * self.seconds / BEATS:
-            self.heard = {rank: then + gap for rank, then in self.heard.items()}
+            self.heard = {rank: min(then + gap, now) for rank, then in self.heard.items()}
         return sorted(rank for rank, then in self.heard.items() if now - then > self.seconds)
 
 
 def lead(setting: dict[str, Any]) -> list[int]:
-    """Rank 0's: hear all hosts, and answer; who is lost, or nobody when the rank has ended."""
+    """Rank 0's: hear all hosts, and answer each; who is lost, or nobody when the rank has ended."""
     from runner.watch_channel import Hub
 
     hub = Hub(setting["token"])
-    tell({"port": hub.listen(len(setting["others"]))})
-    beat, now = setting["seconds"] / BEATS, time.monotonic()
-    silence = Silence(setting["seconds"], dict.fromkeys(setting["others"], now), now)
-    spoken = now
+    try:
+        tell({"port": hub.listen(setting["others"])})
+    except OSError as failure:
+        tell({"apart": f"rank 0 cannot listen: {failure.strerror or failure}"})
+        return []
+    silence = Silence(setting["seconds"], time.monotonic())
     while not ended():
-        for rank, message in hub.poll(beat / 2):
+        for rank, message in hub.poll(TICK):
             if "leaving" in message:
                 silence.leave(rank)
             else:
                 silence.hear(rank, time.monotonic())
-        now = time.monotonic()
-        if now - spoken > beat:
-            hub.say({"beat": True})
-            spoken = now
-        if lost := silence.lost(now):
+                if rank in hub.lines:
+                    hub.lines[rank].send({"beat": True})
+        if lost := silence.lost(time.monotonic()):
             return lost
     hub.say({"leaving": True})
     return []
@@ -86,19 +89,18 @@ def follow(setting: dict[str, Any]) -> list[int]:
     if not isinstance(line, Line):
         tell({"apart": line})
         return []
+    line.send({"beat": True})  # before the rank goes on: who has never been heard is not missed
     tell({"connected": True})
-    beat, now = setting["seconds"] / BEATS, time.monotonic()
-    silence = Silence(setting["seconds"], {0: now}, now)
-    spoken, messages = 0.0, list[Any]()
+    beat, spoken = setting["seconds"] / BEATS, time.monotonic()
+    silence = Silence(setting["seconds"], spoken, {0: spoken})
     while not ended() and silence.heard:
         if time.monotonic() - spoken > beat:
             line.send({"beat": True})
             spoken = time.monotonic()
-        found = line.receive(beat / 2)
-        if found is None:  # rank 0's is gone, and did not say so
-            time.sleep(beat / 2)
-        messages = found or []
-        if any("leaving" in message for message in messages):
+        messages = line.receive(TICK)
+        if messages is None:  # rank 0's is gone, and did not say so
+            time.sleep(TICK)
+        elif any("leaving" in message for message in messages):
             silence.leave(0)
         elif messages:
             silence.hear(0, time.monotonic())
@@ -120,7 +122,7 @@ def tell(message: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def main(words: Iterable[str] = sys.stdin) -> None:
+def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the rank, with which this process ends
     rank_process = os.getppid()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from runner.backend import Backend
 from runner.comm import Control
-from runner.errors import UserError
+from runner.errors import MeshrunError, UserError
 from runner.launcher import Started
 from runner.problem import Problem
 from runner.survey import Survey, survey
@@ -30,13 +30,21 @@ class Unfit(UserError):
 
 
 def inspect(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[Survey]:
-    """Every rank's facts, on every rank."""
+    """Every rank's facts, on every rank; where one cannot find its own, that error on every rank."""
     here = ranks[control.rank]
     runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
-    mine = survey(
-        here.number, here.host, here.host_id, here.local, here.device, control.library, cuda_runtime=runtime
-    )
-    return control.allgather(mine)
+    place = (here.number, here.host, here.host_id, here.local, here.device)
+    mine: Survey | MeshrunError
+    try:
+        mine = survey(*place, control.library, cuda_runtime=runtime)
+    except MeshrunError as failure:
+        failure.what, failure.everywhere = f"[{here}] {failure.what}", True
+        mine = failure
+    found: list[Survey | MeshrunError] = control.allgather(mine)
+    for one in found:
+        if isinstance(one, MeshrunError):
+            raise one
+    return [one for one in found if isinstance(one, Survey)]
 
 
 def judge(

@@ -1,0 +1,91 @@
+"""What runs in the pod that starts the ranks: mpiexec's words and variables, and what waits for the hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch.local import plan_words
+from launch.mpiexec import Launcher, Vendor
+from launch.mpirun import FORWARDED, FORWARDED_WHOLE, on_interface
+from launch.plan import Plan
+from launch.pods import Implementation, Pods
+
+HOSTFILE = "/etc/mpi/hostfile"
+VENDORS: dict[Implementation, Vendor] = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+AWAIT = Path(__file__).with_name("await_hosts.sh")
+HYDRA = 'exec "$@"\n'
+# Open MPI hands no variable on by itself, and which ones there are, the image and the cluster decide too.
+OPEN_MPI = f"""\
+mpiexec=$1
+shift
+variables=$(env | sed -nE 's/^(({"|".join(FORWARDED)})[A-Za-z0-9_]*|{"|".join(FORWARDED_WHOLE)})=.*/-x \\1/p')
+exec "$mpiexec" $variables "$@"
+"""
+
+
+def script(mpi: Implementation) -> str:
+    """For a shell whose arguments are the hostfile, seconds of patience, mpiexec and its words."""
+    return AWAIT.read_text() + (OPEN_MPI if mpi == "openmpi" else HYDRA)
+
+
+def words_between_hosts(plan: Plan, pods: Pods) -> list[str]:
+    """mpiexec and its words: ranks in blocks by the hostfile's order, bound to no single core."""
+    start = [pods.beside_python("mpiexec")]
+    if pods.mpi == "openmpi":
+        others = [
+            name for name in plan.settings if not name.startswith(FORWARDED) and name not in FORWARDED_WHOLE
+        ]
+        passed_on = [word for name in sorted(others) for word in ("-x", name)]
+        place = ["--hostfile", HOSTFILE, "--map-by", "slot", "--bind-to", "none"]
+        return [*start, *place, *passed_on, "-n", str(plan.ranks)]
+    interface = ["-iface", plan.network] if plan.network else []
+    return [*start, "-f", HOSTFILE, "-ppn", str(plan.per_host), *interface, "-n", str(plan.ranks)]
+
+
+def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
+    """The launcher pod's; of one that the operator sets too, the operator's value wins."""
+    interval = max(int(plan.host_timeout // 3), 1)
+    ssh = f"-o ConnectionAttempts=10 -o ServerAliveInterval={interval} -o ServerAliveCountMax=3"
+    defaults: dict[str, str]
+    if pods.mpi == "openmpi":
+        defaults = {
+            # The operator's OMPI_MCA_orte_* and OMPI_MCA_plm_rsh_args are Open MPI 4's. Open MPI 5 does not
+            # read them: without these all ranks run in the launcher pod, and the job succeeds.
+            "PRTE_MCA_prte_default_hostfile": HOSTFILE,
+            "PRTE_MCA_plm_ssh_args": ssh,
+            # The hostfile has full names, and the pods know themselves by short ones.
+            "PRTE_MCA_prte_keep_fqdn_hostnames": "false",
+            # MPI over TCP: the adapters are NCCL's.
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "^ofi,openib,uct",
+            **(AS_ROOT if pods.root else {}),
+        }
+    elif pods.mpi == "mpich":
+        # The operator sets HYDRA_LAUNCH_EXTRA_ARGS, which is no variable of Hydra's.
+        defaults = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, "FI_PROVIDER": "tcp"}
+    else:
+        defaults = {"I_MPI_PIN": "off", "FI_PROVIDER": "tcp"}
+    return {**defaults, **plan.settings, **(on_interface(plan.network) if plan.network else {})}
+
+
+def words_on_one_host(plan: Plan, pods: Pods) -> list[str]:
+    launcher = Launcher(Path(pods.beside_python("mpiexec")), VENDORS[pods.mpi], bundled=True)
+    return launcher.command(plan.ranks)
+
+
+def variables_on_one_host(plan: Plan, pods: Pods) -> dict[str, str]:
+    defaults: dict[str, str] = {}
+    if pods.mpi == "openmpi":
+        defaults = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", **(AS_ROOT if pods.root else {})}
+    elif pods.mpi == "intel":
+        defaults = {"I_MPI_PIN": "off"}
+    return {**defaults, **plan.settings}
+
+
+def program(plan: Plan, pods: Pods, token: str | None) -> list[str]:
+    """What every rank runs: by absolute paths, because through ssh it has another PATH than the image."""
+    told = ["--run-dir", f"@{token}"] if token else []
+    start = [pods.python, pods.beside_python("meshrun")]
+    return [*start, *told, *plan_words(plan), *plan.words]

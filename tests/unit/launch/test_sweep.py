@@ -1,0 +1,106 @@
+"""What a run left on a host is removed by a command of its own, and nothing of another run's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import shm
+from launch.mpirun import SWEEP
+from launch.watch import RUN_MARK
+from runner.verdict import RunLines
+
+DEADLINE = 60.0  # seconds
+IGNORES_SIGNALS = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    return str(tmp_path / "run")
+
+
+@pytest.fixture
+def token() -> str:
+    return secrets.token_hex(8)
+
+
+def sweep(mark: str, folder: Path, seconds: float, token: str) -> None:
+    """As ssh does it: from anywhere, with what a login shell has."""
+    words = [sys.executable, SWEEP, mark, str(folder), f"{seconds:.0f}", token]
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": tempfile.gettempdir()}
+    done = subprocess.run(
+        words, cwd="/", env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@contextlib.contextmanager
+def process(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A rank of the run with that mark, in a session of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IGNORES_SIGNALS], env={**os.environ, RUN_MARK: mark}, start_new_session=True
+    ) as made:
+        try:
+            yield made
+        finally:
+            made.kill()
+
+
+@contextlib.contextmanager
+def segment(age: float = 0.0) -> Iterator[Path]:
+    """A segment of shared memory, as MPICH names them, that many seconds old."""
+    path = shm.FOLDER / f"mpich_shm_test_{secrets.token_hex(4)}"
+    path.write_bytes(bytes(4096))
+    then = time.time() - age
+    os.utime(path, (then, then))
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_processes_of_the_run_end_and_others_do_not(mark: str, token: str, tmp_path: Path) -> None:
+    with process(mark) as ours, process(mark) as ours_too, process(f"{mark}2") as theirs:
+        sweep(mark, tmp_path / "nosuch", 5, token)
+        assert [one.wait(DEADLINE) for one in (ours, ours_too)] == [-signal.SIGKILL] * 2
+        assert theirs.poll() is None
+
+
+def test_the_launchers_folder_goes_with_all_that_is_in_it(mark: str, token: str, tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    (folder / "prte.n1" / "1").mkdir(parents=True)
+    (folder / "prte.n1" / "contact.txt").write_text("1")
+    sweep(mark, folder, 5, token)
+    assert not folder.exists()
+    sweep(mark, folder, 5, token)  # there is nothing more to do
+
+
+@pytest.mark.skipif(not os.access(shm.FOLDER, os.W_OK), reason="no /dev/shm")
+def test_shared_memory_that_is_newer_than_the_run_goes(mark: str, token: str, tmp_path: Path) -> None:
+    with segment() as new, segment(age=3600.0) as old:
+        sweep(mark, tmp_path / "nosuch", 600, token)
+        assert not new.exists()
+        assert old.exists()
+
+
+def test_the_note_of_a_failure_that_a_killed_rank_left_goes(mark: str, token: str, tmp_path: Path) -> None:
+    ours, theirs = RunLines(token, heard=False), RunLines(secrets.token_hex(8), heard=False)
+    for lines in (ours, theirs):
+        assert lines.claim_failure({"exit_code": 1})
+    try:
+        sweep(mark, tmp_path / "nosuch", 5, token)
+        assert ours.claim_failure({"exit_code": 1}), "the note is gone"
+        assert not theirs.claim_failure({"exit_code": 1})
+    finally:
+        ours.forget()
+        theirs.forget()
