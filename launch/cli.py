@@ -157,6 +157,8 @@ def check_words(words: Sequence[str]) -> None:
     ctx: click.Context | None = None
     while isinstance(group, click.Group):
         ctx = click.Context(group, info_name=name, parent=ctx)
+        if not rest:
+            raise click.UsageError("Missing command.", ctx)
         found, group, rest = group.resolve_command(ctx, rest)
         name = found or name
     assert group is not None

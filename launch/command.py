@@ -22,6 +22,7 @@ from launch.shared_options import (
     known_hosts,
     made,
 )
+from launch.slurm_command import slurm
 
 
 @click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
@@ -35,6 +36,7 @@ def launch() -> None:
     """
 
 
+launch.add_command(slurm)
 launch.add_command(kubernetes)
 
 

@@ -98,7 +98,8 @@ def start(
 
     launcher = mpiexec.find()
     found = hosts.answers(plan, sys.executable, patience)
-    if plan.network is None and (interface := hosts.common_interface(found)):
+    chosen = on_interface("").keys() & os.environ.keys()  # by the user, who knows better
+    if plan.network is None and not chosen and (interface := hosts.common_interface(found)):
         plan = replace(plan, network=interface)
         tell(f"network: {interface}, by which {', '.join(plan.names)} are reached (--network for another)")
     token = secrets.token_hex(8)

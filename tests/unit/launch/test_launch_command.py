@@ -135,6 +135,8 @@ def test_help_of_the_command_is_its_own(started: Started, capsys: pytest.Capture
 COMMANDS = [
     ([], "Missing argument '-- COMMAND ...'"),
     (["nosuch"], "No such command 'nosuch'"),
+    (["bench"], "Missing command"),
+    (["run"], "Missing command"),
     (["-n", "4", "selftest"], "No such command '-n'"),
     (["run", "nosuchjob", "a", "b"], "nosuchjob"),
     (["run", "nosuch.py:f", "a", "b"], "the job's file does not exist: got nosuch.py"),

@@ -1,0 +1,101 @@
+"""Questions to Slurm's own commands, and what their answers say of a job."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PATIENCE = 60.0  # seconds for an answer
+HINT = "on a login node of the cluster; meshrun launch mpirun for hosts that ssh reaches"
+GONE = "GONE"  # ours: Slurm has forgotten the job
+OVER = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+    "REVOKED", "TIMEOUT", GONE,
+)  # fmt: skip
+FIELD = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Reason|NodeList|ExitCode)=(\S+)")
+OUTPUT = re.compile(r"^\s*StdOut=(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class State:
+    """What Slurm says of a job, or of one task of an array: "17", "17_3"; "17_[4-9]" have not begun."""
+
+    id: str
+    state: str
+    reason: str = "None"
+    exit_code: str = "0:0"
+    nodes: str = ""
+    output: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def well(self) -> bool:
+        return self.state == "COMPLETED" and self.exit_code == "0:0"
+
+
+def states(said: str) -> list[State]:
+    """The jobs of `scontrol show job`."""
+    return [_state(record) for record in re.split(r"\n\s*\n", said) if "JobState=" in record]
+
+
+def _state(record: str) -> State:
+    values = {name: "" if value == "(null)" else value for name, value in FIELD.findall(record)}
+    index, output = values.get("ArrayTaskId"), OUTPUT.search(record)
+    name = values["JobId"]
+    if index is not None:
+        name = f"{values['ArrayJobId']}_{index if index.isdecimal() else f'[{index}]'}"
+    reason, code, nodes = (
+        values.get("Reason", "None"),
+        values.get("ExitCode", "0:0"),
+        values.get("NodeList", ""),
+    )
+    return State(name, values["JobState"], reason, code, nodes, output[1] if output else "")
+
+
+def jobs(number: str) -> list[State] | str:
+    """What Slurm says of a job, one for each task of an array; none when it has forgotten it. Or why not."""
+    done = answer([program("scontrol"), "show", "job", number])
+    if done.returncode and "Invalid job id" in done.stdout + done.stderr:
+        return []
+    return last_line(done) if done.returncode else states(done.stdout)
+
+
+def failed(nodes: str) -> list[str]:
+    """Those of some nodes, in Slurm's way of writing them, that do not answer."""
+    words = ["--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
+    return answer([program("sinfo"), *words]).stdout.split()
+
+
+def program(name: str) -> str:
+    """The path of one of Slurm's commands; UserError where there is none."""
+    from runner.errors import UserError
+
+    path = shutil.which(name)
+    if path is None:
+        raise UserError(
+            f"no {name} on PATH: Slurm is not installed here",
+            hint=f"{HINT}; Debian's package is slurm-client",
+        )
+    return path
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    return said[-1]
+
+
+def answer(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """A command run to its end, in a session of its own: a Ctrl-C is for this process."""
+    try:
+        return subprocess.run(
+            words, input=text, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"no answer within {PATIENCE:g} s")

@@ -1,0 +1,111 @@
+"""`meshrun launch slurm`: the run as a batch job, or in the allocation that one is already in."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import click
+
+from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, made
+from launch.slurm import CPUS_PER_RANK, INDEX, PER_TASK, Job, script, srun
+
+# What only a job of its own can be asked for.
+OF_A_JOB = (
+    "partition", "account", "time", "constraint", "array", "dependency", "requeue", "exclusive", "output",
+)  # fmt: skip
+
+
+@click.command()
+@SHAPE
+@click.option("--partition", metavar="NAME", help="Where, of the cluster. sinfo shows all.")
+@click.option("--account", metavar="NAME", help="Who pays.")
+@click.option("--time", metavar="LIMIT", help="How long at most: minutes, HH:MM:SS or D-HH.")
+@click.option("--constraint", metavar="FEATURES", help="Which hosts, by their features.")
+@click.option("--exclusive", is_flag=True, help="No other job on the hosts: for measurements.")
+@click.option("--array", metavar="0-9%2", help="Many runs; %a in COMMAND is each one's index.")
+@click.option("--dependency", metavar="LIST", help="After other jobs: afterok:17.")
+@click.option("--requeue", is_flag=True, help="Start again when a host fails or the job is preempted.")
+@click.option("--cpus-per-task", type=click.IntRange(min=1), metavar="N",
+              help=f"Cores of each rank.  [default: {CPUS_PER_RANK}; in an allocation, its own]")  # fmt: skip
+@click.option("--gpus/--no-gpus", default=True, show_default=True, help="A GPU for each rank.")
+@click.option("--bind-gpus", type=click.Choice(["node", "task"]), default="node", show_default=True,
+              help="node: a rank sees its host's GPUs and takes its own; task: it sees one.")  # fmt: skip
+@click.option("--mpi", "way", metavar="NAME", default="auto", show_default=True,
+              help="srun's --mpi: pmix, pmi2 ... auto: what the MPI here needs.")  # fmt: skip
+@click.option("--container", metavar="IMAGE", help="An image that has meshrun; needs Pyxis on the cluster.")
+@click.option("--container-mounts", metavar="A:B,...", help="Folders for it besides the working directory.")
+@click.option("--srun-args", metavar="WORDS", default="", help="Further options for srun, in one word.")
+@click.option("--output", metavar="FILE", help="Of the job.  [default: meshrun-%j.out]")
+@NETWORK
+@SETTING
+@TIMEOUT
+@PRINT
+@DEBUG
+@WORDS
+def slurm(
+    wanted: tuple[int | None, int] | None,
+    bind_gpus: Literal["node", "task"],
+    way: str,
+    srun_args: str,
+    network: str | None,
+    settings: Sequence[str],
+    host_timeout: float,
+    show: bool,
+    debug: bool,
+    words: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Ranks that Slurm starts: a batch job, or a step of the allocation that one is in."""
+    from launch import slurm_job
+    from launch.slurm_ask import program
+    from runner.errors import tell
+
+    # The index of an array's task is a number, whatever it stands for.
+    known = tuple(word.replace(INDEX, "0") for word in words) if options["array"] else words
+    plan = made(known, wanted, [], settings=settings, network=network, host_timeout=host_timeout)
+    plan = replace(plan, words=words)
+    inside = "SLURM_JOB_ID" in os.environ
+    given = next((name for name in OF_A_JOB if options[name]), None)
+    if inside and given:
+        raise click.UsageError(
+            f"--{given} is of a new job, and this is inside job {os.environ['SLURM_JOB_ID']}: "
+            "env -u SLURM_JOB_ID for one of its own"
+        )
+    if not show:
+        program("srun" if inside else "sbatch")
+    if options["cpus_per_task"] is None:
+        options["cpus_per_task"] = cores(os.environ, plan.per_host) if inside else CPUS_PER_RANK
+    mpi, reason = _mpi(way, plan.ranks, options["container"], show)
+    try:
+        job = Job(mpi, os.getcwd(), bind_gpus=bind_gpus, srun_args=tuple(shlex.split(srun_args)), **options)
+        text = shlex.join(srun(plan, job)) + "\n" if inside else script(plan, job)
+    except ValueError as mistake:
+        raise click.UsageError(str(mistake)) from mistake
+    tell(f"mpi: {mpi}, {reason}")
+    if job.gpus and bind_gpus == "task":
+        tell(PER_TASK)
+    if show:
+        click.echo(text, nl=False)
+        return 0
+    if inside:
+        tell(f"inside job {os.environ['SLURM_JOB_ID']}: a step of it, by srun")
+        return slurm_job.start_inside(plan, job, debug=debug)
+    return slurm_job.start(plan, job, debug=debug)
+
+
+def cores(environment: Mapping[str, str], ranks: int) -> int:
+    """Of the cores that this allocation has on a host, how many each of its ranks gets."""
+    there = environment.get("SLURM_CPUS_ON_NODE", "")
+    return max(int(there) // ranks, 1) if there.isdecimal() else 1
+
+
+def _mpi(way: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
+    """srun's --mpi and why. What is named is shown without asking a Slurm, which may be elsewhere."""
+    from launch.slurm_mpi import chosen, loaded, offered
+
+    library = None if container else loaded()
+    return chosen(way, ranks, library, None if show and way != "auto" else offered())

@@ -1,0 +1,227 @@
+"""One job of Slurm's: submitted, followed through its output to its end, and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launch import local, slurm, slurm_ask
+from launch.mpiexec import RUN_MARK
+from launch.plan import Plan
+from launch.slurm import Job
+from launch.slurm_ask import GONE, State, answer, last_line, program
+from launch.slurm_followed import Attempts, Followed
+from launch.told import Told
+from launch.watch import SIGNALS, Outcome
+
+LOOK = 0.2  # seconds between two looks into the output
+ASK, ASK_AT_MOST = (
+    0.3,
+    10.0,
+)  # seconds between two questions to Slurm: a tenth of what has passed without news
+PATIENCE = 60.0  # seconds for a cancelled job to be gone
+
+
+@dataclass
+class Follower:
+    """One submitted job. runs: of the job, or of each task of an array by its name."""
+
+    id: str
+    token: str
+    requeue: bool
+    array: bool
+    folder: Path
+    interrupted: signal.Signals | None = None
+    runs: dict[str, Followed] = field(default_factory=dict)
+    waiting: State | None = None  # what of an array has not begun
+    _cancelled: float = float("inf")
+    _again: bool = False
+    _asked: float = 0.0
+    _news: float = 0.0
+    _silent: bool = False
+    _missed: bool = False
+
+    def signalled(self, number: int, _: object) -> None:
+        self._again = self.interrupted is not None
+        self.interrupted = self.interrupted or signal.Signals(number)
+
+    def follow(self) -> bool:
+        """Wait for the end of the job; whether it has come, and is not just no longer waited for."""
+        self._news = time.monotonic()
+        while not self._over():
+            now = time.monotonic()
+            if self.interrupted == signal.SIGHUP or self._again or now > self._cancelled + PATIENCE:
+                return False
+            if self.interrupted and self._cancelled == float("inf"):
+                self._cancelled = self._news = now
+                answer([program("scancel"), self.id])
+            if any(run.heard for run in self.runs.values() if not run.state.over):
+                self._news = max(self._news, now - ASK)
+            if now > self._asked + min(max(ASK, (now - self._news) / 10), ASK_AT_MOST):
+                self._ask()
+                self._asked = time.monotonic()
+            self._look()
+            time.sleep(LOOK)
+        return True
+
+    def _look(self) -> None:
+        from runner.errors import tell
+
+        going_on = [run for run in self.runs.values() if not run.closed]
+        for run in going_on:
+            run.look()
+            if run.hangs and not (run.cancelled or self.requeue):
+                answer([program("scancel"), run.state.id])
+                run.cancelled = True
+        missing = next((run.state.output for run in going_on if run.missing), None)
+        if missing and not self._missed:
+            tell(f"warning: {missing} is not here: is it on a file system that all hosts share?")
+            self._missed = True
+
+    def _over(self) -> bool:
+        waits = self.waiting is not None and not self.waiting.over
+        return bool(self.runs or self.waiting) and not waits and all(run.closed for run in self.runs.values())
+
+    def _ask(self) -> None:
+        from runner.errors import tell
+
+        found = slurm_ask.jobs(self.id)
+        if isinstance(found, str):
+            if not self._silent:
+                tell(f"warning: Slurm does not answer, and is asked again: {found}")
+            self._silent = True
+            return
+        self._silent = False
+        told = {state.id for state in found}
+        forgotten = [one.state for name, one in self.runs.items() if name not in told and not one.state.over]
+        found += [replace(state, state=GONE) for state in forgotten]
+        self.waiting = None if found else State(self.id, GONE)
+        for state in found:
+            if state.id.endswith("]"):
+                self.waiting = state
+            else:
+                self._take(state)
+
+    def _take(self, state: State) -> None:
+        from runner.errors import tell
+
+        first = state.id not in self.runs
+        if first:
+            self.runs[state.id] = self._followed(state)
+        news = self.runs[state.id].now(state)
+        if first or news:
+            self._news = time.monotonic()
+        because = "" if state.reason == "None" else f", {state.reason}"
+        on = f" on {state.nodes}" if state.nodes else ""
+        if (first or news) and (state.state == "RUNNING" or (state.state == "PENDING" and because)):
+            tell(f"job {state.id}: {state.state}{on}{because}")
+
+    def _followed(self, state: State) -> Followed:
+        from runner.verdict import RunDirectory
+
+        run = RunDirectory(self.folder / state.id)
+        run.path.mkdir()
+        told = (Attempts if self.requeue else Told)(run, self.token)
+        return Followed(run, told, State(state.id, "", output=state.output), shown=not self.array)
+
+    def verdict(self, debug: bool) -> int:
+        """The exit status of the whole, told: the first task's that is not 0."""
+        from runner.errors import tell
+
+        if self.interrupted:
+            for one in self.runs.values():
+                one.run.remove_partial()
+            tell(f"interrupted by {self.interrupted.name}: job {self.id} is gone")
+            return 128 + self.interrupted
+        statuses = []
+        for name, one in sorted(self.runs.items(), key=lambda item: (len(item[0]), item[0])):
+            failure = one.failure()
+            if failure:
+                if not one.state.over:
+                    tell(f"job {name} is cancelled, and still {one.state.state}: squeue --job {self.id}")
+                elif one.run.failure() is not None and one.state.state not in ("FAILED", "COMPLETED"):
+                    tell(failure)  # beside what a rank has told: a host that failed, a limit
+                one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
+            said = one.said.decode(errors="replace") if one.shown else ""
+            outcome = Outcome(0 if failure is None else 1, None, "", said)
+            statuses.append(local.judge(one.run, outcome, debug))
+            if self.array:
+                tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
+        if self.waiting is not None:
+            statuses.append(1)
+            tell(f"job {self.waiting.id}: {self.waiting.state} before it began")
+        return next(filter(None, statuses), 0)
+
+
+def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
+    """Submit the plan, follow the job to its end, judge it; the run's exit status.
+
+    UserError where Slurm does not take it. A first Ctrl-C or SIGTERM cancels the job and waits until it is
+    gone, a second does not wait; when the terminal goes (SIGHUP), the job stays.
+    """
+    from runner.errors import tell
+    from runner.verdict import RunDirectory
+
+    program("scontrol")
+    token = secrets.token_hex(8)
+    text = slurm.script(plan, job, token)
+    folder = RunDirectory.create().path
+    follower = Follower("", token, job.requeue, job.array is not None, folder)
+    try:
+        with _handled(follower):
+            follower.id = _submit(text)
+            output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
+            tell(f"job {follower.id} submitted, its output goes to {output}")
+            if follower.follow():
+                return follower.verdict(debug)
+        assert follower.interrupted
+        left = "the job stays" if follower.interrupted == signal.SIGHUP else "not waited for its end"
+        tell(f"interrupted by {follower.interrupted.name}, {left}: squeue --job {follower.id}")
+        return 128 + follower.interrupted
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
+    """Run the plan in the allocation around this process; the run's exit status."""
+    token = secrets.token_hex(8)
+
+    def started(run: Path, _: Path) -> tuple[list[str], dict[str, str]]:
+        words = slurm.srun(plan, job, token)
+        here = {**slurm.defaults(job), **os.environ, **slurm.variables(plan), RUN_MARK: str(run)}
+        return [program("srun"), *words[1:]], here
+
+    return local.conduct(started, token=token, debug=debug)
+
+
+def _submit(text: str) -> str:
+    """Hand a script to sbatch; the job's number."""
+    from runner.errors import UserError
+
+    done = answer([program("sbatch"), "--parsable"], text)
+    if done.returncode:
+        raise UserError(
+            "Slurm does not take the job", got=last_line(done), hint="sinfo; --print for the script"
+        )
+    return done.stdout.strip().partition(";")[0]
+
+
+@contextlib.contextmanager
+def _handled(follower: Follower) -> Iterator[None]:
+    """The follower hears of the signals that would end this process; one that is ignored (nohup) stays so."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    changed = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in changed:
+        signal.signal(number, follower.signalled)
+    try:
+        yield
+    finally:
+        for number, old in changed.items():
+            signal.signal(number, old)
