@@ -27,12 +27,14 @@ from launch.slurm_command import slurm
 
 @click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
 def launch() -> None:
-    """Start COMMAND, such as `bench all_reduce`, on several hosts.
+    """Start COMMAND, such as `bench all_reduce`, as ranks on one host or on several.
 
     \b
     meshrun launch local -j 4 -- run laplacian in.npy out.npy
     meshrun launch mpirun -j 2x8 --hosts n1,n2 -- bench all_reduce -b 8 -e 8G -f 2
     meshrun launch mpirun --hostfile hosts --print -- selftest
+    meshrun launch slurm -j 2x8 --partition gpu -- run laplacian in.npy out.npy
+    meshrun launch kubernetes -j 2x8 --image IMAGE -- bench all_reduce
     """
 
 
