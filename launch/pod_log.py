@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Callable
 
 from launch.noise import NoiseFilter
 from launch.told import Told
-from launch.watch import TAIL
+from launch.watch import TAIL, pass_on
 
 REST = 20.0  # seconds for what is left of the log when the pod's program has ended
 SHORT = 5.0  # seconds; a stream that has lasted longer was a good one, though it breaks
@@ -108,6 +107,4 @@ class PodLog:
 
     def _pass_on(self, text: bytes) -> None:
         self._said = (self._said + text)[-TAIL:]
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more; the run goes on
-            while text:
-                text = text[os.write(1, text) :]
+        pass_on(1, text)

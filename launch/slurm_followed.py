@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from launch import local, slurm_ask
 from launch.slurm_ask import GONE, State
 from launch.told import Told
-from launch.watch import CLAIMED
+from launch.watch import CLAIMED, TAIL, pass_on
 
 if TYPE_CHECKING:
     from runner.verdict import RunDirectory
 
 LATE = 10.0  # seconds that a file system may take to show here what was written there
 AT_ONCE = 0.5  # seconds that it takes where a failure left no words to wait for
-TAIL = 1 << 16  # bytes of the output kept
 HINTS = {
     "NODE_FAIL": "the run again; --requeue has Slurm do it",
     "OUT_OF_MEMORY": "--srun-args --mem=0 for all of a host's memory, or more hosts",
@@ -140,10 +139,8 @@ class Followed:
 
     def _pass_on(self, text: bytes) -> None:
         self.said = (self.said + text)[-TAIL:]
-        # Nobody reads any more (`| head -1`): the job goes on, for the sake of its output file.
-        with contextlib.suppress(BrokenPipeError):
-            while text and self.shown:
-                text = text[os.write(1, text) :]
+        if self.shown:
+            pass_on(1, text)
 
 
 def _task_end(text: str) -> tuple[str, str] | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,13 +17,11 @@ from launch.slurm import Job
 from launch.slurm_ask import GONE, State, answer, last_line, program
 from launch.slurm_followed import Attempts, Followed
 from launch.told import Told
-from launch.watch import SIGNALS, Outcome
+from launch.watch import Outcome, handlers
 
 LOOK = 0.2  # seconds between two looks into the output
-ASK, ASK_AT_MOST = (
-    0.3,
-    10.0,
-)  # seconds between two questions to Slurm: a tenth of what has passed without news
+# Seconds between two questions to Slurm: a tenth of what has passed without news, within these.
+ASK, ASK_AT_MOST = 0.3, 10.0
 PATIENCE = 60.0  # seconds for a cancelled job to be gone
 
 
@@ -175,7 +171,7 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
     folder = RunDirectory.create().path
     follower = Follower("", token, job.requeue, job.array is not None, folder)
     try:
-        with _handled(follower):
+        with handlers(follower.signalled):
             follower.id = _submit(text)
             output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
             tell(f"job {follower.id} submitted, its output goes to {output}")
@@ -211,17 +207,3 @@ def _submit(text: str) -> str:
             "Slurm does not take the job", got=last_line(done), hint="sinfo; --print for the script"
         )
     return done.stdout.strip().partition(";")[0]
-
-
-@contextlib.contextmanager
-def _handled(follower: Follower) -> Iterator[None]:
-    """The follower hears of the signals that would end this process; one that is ignored (nohup) stays so."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    changed = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
-    for number in changed:
-        signal.signal(number, follower.signalled)
-    try:
-        yield
-    finally:
-        for number, old in changed.items():
-            signal.signal(number, old)

@@ -130,10 +130,7 @@ class _Watched:
     def _pass_on(self, target: int, text: bytes) -> None:
         if target == 2:
             self.said = (self.said + text)[-TAIL:]
-        # Nobody reads any more (`| head -1`): the run goes on, for the sake of its output file.
-        with contextlib.suppress(BrokenPipeError):
-            while text:
-                text = text[os.write(target, text) :]
+        pass_on(target, text)
 
     def outcome(self) -> Outcome:
         assert self.process is not None
@@ -144,6 +141,14 @@ class _Watched:
             noise.decode(errors="replace"),
             self.said.decode(errors="replace"),
         )
+
+
+def pass_on(target: int, text: bytes) -> None:
+    """Write all of `text` to a file descriptor."""
+    # Nobody reads any more (`| head -1`): the run goes on, for the sake of its output file.
+    with contextlib.suppress(BrokenPipeError):
+        while text:
+            text = text[os.write(target, text) :]
 
 
 @contextlib.contextmanager
