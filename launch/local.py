@@ -74,11 +74,15 @@ def shown(plan: Plan) -> str:
     return " ".join([*assigned, shlex.join(words)])
 
 
-def plan_words(plan: Plan) -> list[str]:
-    """What every rank is told of the plan that it must find carried out."""
+def plan_words(plan: Plan, token: str | None = None) -> list[str]:
+    """What every rank is told of the plan that it must find carried out.
+
+    token: of the lines by which it tells its verdict; None where nobody reads them.
+    """
+    run = ["--run-dir", f"@{token}"] if token else []
     network = ["--expect-network", plan.network] if plan.network else []
     silence = ["--host-timeout", f"{plan.host_timeout:g}"]
-    return [*silence, "--expect", str(plan.hosts), str(plan.per_host), *network, "-n", str(plan.ranks)]
+    return [*run, *silence, "--expect", str(plan.hosts), str(plan.per_host), *network, "-n", str(plan.ranks)]
 
 
 def rank_words(place: str, columns: int | None) -> list[str]:

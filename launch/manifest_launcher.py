@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from launch.local import plan_words
-from launch.mpiexec import Launcher, Vendor
-from launch.mpirun import FORWARDED, FORWARDED_WHOLE, on_interface
+from launch.mpiexec import AS_ROOT, Launcher, Vendor
+from launch.mpirun import FORWARDED, FORWARDED_WHOLE, OVER_TCP, is_forwarded, keepalive, wanted
 from launch.plan import Plan
 from launch.pods import Implementation, Pods
 
 HOSTFILE = "/etc/mpi/hostfile"
 VENDORS: dict[Implementation, Vendor] = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 AWAIT = Path(__file__).with_name("await_hosts.sh")
 HYDRA = 'exec "$@"\n'
@@ -34,9 +33,7 @@ def words_between_hosts(plan: Plan, pods: Pods) -> list[str]:
     """mpiexec and its words: ranks in blocks by the hostfile's order, bound to no single core."""
     start = [pods.beside_python("mpiexec")]
     if pods.mpi == "openmpi":
-        others = [
-            name for name in plan.settings if not name.startswith(FORWARDED) and name not in FORWARDED_WHOLE
-        ]
+        others = [name for name in plan.settings if not is_forwarded(name)]
         passed_on = [word for name in sorted(others) for word in ("-x", name)]
         place = ["--hostfile", HOSTFILE, "--map-by", "slot", "--bind-to", "none"]
         return [*start, *place, *passed_on, "-n", str(plan.ranks)]
@@ -46,8 +43,7 @@ def words_between_hosts(plan: Plan, pods: Pods) -> list[str]:
 
 def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
     """The launcher pod's; of one that the operator sets too, the operator's value wins."""
-    interval = max(int(plan.host_timeout // 3), 1)
-    ssh = f"-o ConnectionAttempts=10 -o ServerAliveInterval={interval} -o ServerAliveCountMax=3"
+    ssh = f"-o ConnectionAttempts=10 {keepalive(plan)}"
     defaults: dict[str, str]
     if pods.mpi == "openmpi":
         defaults = {
@@ -57,9 +53,7 @@ def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
             "PRTE_MCA_plm_ssh_args": ssh,
             # The hostfile has full names, and the pods know themselves by short ones.
             "PRTE_MCA_prte_keep_fqdn_hostnames": "false",
-            # MPI over TCP: the adapters are NCCL's.
-            "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl": "^ofi,openib,uct",
+            **OVER_TCP,
             **(AS_ROOT if pods.root else {}),
         }
     elif pods.mpi == "mpich":
@@ -67,7 +61,7 @@ def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
         defaults = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, "FI_PROVIDER": "tcp"}
     else:
         defaults = {"I_MPI_PIN": "off", "FI_PROVIDER": "tcp"}
-    return {**defaults, **plan.settings, **(on_interface(plan.network) if plan.network else {})}
+    return {**defaults, **wanted(plan)}
 
 
 def words_on_one_host(plan: Plan, pods: Pods) -> list[str]:
@@ -86,6 +80,5 @@ def variables_on_one_host(plan: Plan, pods: Pods) -> dict[str, str]:
 
 def program(plan: Plan, pods: Pods, token: str | None) -> list[str]:
     """What every rank runs: by absolute paths, because through ssh it has another PATH than the image."""
-    told = ["--run-dir", f"@{token}"] if token else []
     start = [pods.python, pods.beside_python("meshrun")]
-    return [*start, *told, *plan_words(plan), *plan.words]
+    return [*start, *plan_words(plan, token), *plan.words]

@@ -30,6 +30,7 @@ ELSEWHERE = ("SLURM", "PBS_", "LSB_", "PE_HOSTFILE", "PMI_", "PMI2_", "PMIX_", "
 SETTINGS = "PMIX_MCA_"  # the user's, all the same
 HOSTFILE = "_default_hostfile"
 SHORT = 24  # characters; launchers add up to 70 of their own
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # Open MPI refuses else
 RUN_MARK = "MESHRUN_RUN"  # in the environment of every process of a run: how strays are found
 
 
@@ -66,7 +67,7 @@ class Launcher:
             if ranks > cores():
                 defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
             if os.geteuid() == 0:
-                defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+                defaults |= AS_ROOT
         elif self.vendor == "Intel MPI":
             defaults["I_MPI_PIN"] = "off"
         return {**defaults, **self.elsewhere(base, sockets), RUN_MARK: str(run)}

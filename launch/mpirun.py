@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch import hosts, local, mpiexec
-from launch.mpiexec import RUN_MARK, Launcher
+from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher
 from launch.plan import Plan
 
 # What ranks on other hosts must have too. Open MPI passes on none of it.
@@ -23,10 +23,8 @@ FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MESHRUN_")
 FORWARDED_WHOLE = ("LD_LIBRARY_PATH", "PYTHONFAULTHANDLER")
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
-SSH = (
-    "-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 "
-    "-o ServerAliveInterval={interval} -o ServerAliveCountMax=3"
-)
+# Open MPI: ob1 moves bytes itself; the other engines take the fastest adapter there is.
+OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct"}
 
 
 def words(plan: Plan, launcher: Launcher, variables: Mapping[str, str]) -> list[str]:
@@ -51,19 +49,28 @@ def environment(plan: Plan, launcher: Launcher, base: Mapping[str, str]) -> dict
 
     But the plan's own network wins, so that MPI, UCX and NCCL take one interface.
     """
-    ssh = SSH.format(interval=max(int(plan.host_timeout // 3), 1))
+    ssh = f"-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 {keepalive(plan)}"
     defaults: dict[str, str] = {}
     if launcher.vendor == "Open MPI":
         defaults |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}  # 5 and 4
-        # ob1 moves bytes itself; the other engines take the fastest adapter there is.
-        defaults |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct"}
+        defaults |= OVER_TCP
         if os.geteuid() == 0:
-            defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            defaults |= AS_ROOT
     elif launcher.vendor == "MPICH":
         defaults |= {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, "FI_PROVIDER": "tcp"}
     else:
         defaults |= {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh, "I_MPI_PIN": "off", "FI_PROVIDER": "tcp"}
-    return {**defaults, **base, **plan.settings, **(on_interface(plan.network) if plan.network else {})}
+    return {**defaults, **base, **wanted(plan)}
+
+
+def wanted(plan: Plan) -> dict[str, str]:
+    """What ranks get whatever the environment says: the plan's settings, and one interface for all."""
+    return {**plan.settings, **(on_interface(plan.network) if plan.network else {})}
+
+
+def keepalive(plan: Plan) -> str:
+    """ssh's options by which it notices a host that is silent for too long."""
+    return f"-o ServerAliveInterval={max(int(plan.host_timeout // 3), 1)} -o ServerAliveCountMax=3"
 
 
 def on_interface(name: str) -> dict[str, str]:
@@ -80,11 +87,11 @@ def on_interface(name: str) -> dict[str, str]:
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
     """Of an environment, what ranks on other hosts must have."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(FORWARDED) or name in FORWARDED_WHOLE
-    }
+    return {name: value for name, value in environment.items() if is_forwarded(name)}
+
+
+def is_forwarded(name: str) -> bool:
+    return name.startswith(FORWARDED) or name in FORWARDED_WHOLE
 
 
 def start(

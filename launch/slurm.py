@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launch.local import PROGRAM, plan_words
-from launch.mpirun import on_interface
+from launch.mpirun import OVER_TCP, wanted
 from launch.plan import Plan
 
 # Of a rank: its own thread, those that read and write files, and NCCL's, which feeds the network.
 CPUS_PER_RANK = 4
 INDEX = "%a"  # of a task of an array, in words as in file names
-# MPI carries control messages, kept off the adapters that NCCL drives; what is set already stays. MPICH's
-# one variable for it, FI_PROVIDER, would move NCCL's OFI plugin too.
-OPEN_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct"}
 PER_TASK = "One GPU to each task: where Slurm shuts the others off, NCCL copies through the host's memory."
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -86,20 +83,17 @@ def srun(plan: Plan, job: Job, token: str | None = None) -> list[str]:
 
 
 def defaults(job: Job) -> dict[str, str]:
-    """What ranks get where the environment says nothing."""
-    return OPEN_MPI if job.mpi.startswith("pmix") else {}
+    """What ranks get where the environment says nothing.
 
-
-def variables(plan: Plan) -> dict[str, str]:
-    """What ranks get whatever the environment says: the plan's settings, and one interface for all."""
-    return {**plan.settings, **(on_interface(plan.network) if plan.network else {})}
+    Nothing for MPICH: its one variable for that, FI_PROVIDER, would move NCCL's OFI plugin too.
+    """
+    return OVER_TCP if job.mpi.startswith("pmix") else {}
 
 
 def program(plan: Plan, job: Job, token: str | None) -> list[str]:
     """What each rank is, before the words of the command; in a container, the image's own."""
     start = ["meshrun"] if job.container else list(PROGRAM)
-    run = ["--run-dir", f"@{token}"] if token else []
-    return [*start, *run, *plan_words(plan)]
+    return [*start, *plan_words(plan, token)]
 
 
 def _requests(plan: Plan, job: Job) -> list[str]:
@@ -139,11 +133,11 @@ def _line(name: str, value: str) -> str:
 
 
 def _exports(plan: Plan, job: Job) -> list[tuple[str, str]]:
-    wanted = variables(plan)
+    firm = wanted(plan)
     yielding = [
-        (name, f'"${{{name}:-{value}}}"') for name, value in defaults(job).items() if name not in wanted
+        (name, f'"${{{name}:-{value}}}"') for name, value in defaults(job).items() if name not in firm
     ]
-    return yielding + [(name, shlex.quote(value)) for name, value in sorted(wanted.items())]
+    return yielding + [(name, shlex.quote(value)) for name, value in sorted(firm.items())]
 
 
 def _attempt(token: str) -> str:

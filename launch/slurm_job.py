@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launch import local, slurm, slurm_ask
 from launch.mpiexec import RUN_MARK
+from launch.mpirun import wanted
 from launch.plan import Plan
 from launch.slurm import Job
 from launch.slurm_ask import GONE, State, answer, last_line, program
@@ -191,7 +192,7 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
 
     def started(run: Path, _: Path) -> tuple[list[str], dict[str, str]]:
         words = slurm.srun(plan, job, token)
-        here = {**slurm.defaults(job), **os.environ, **slurm.variables(plan), RUN_MARK: str(run)}
+        here = {**slurm.defaults(job), **os.environ, **wanted(plan), RUN_MARK: str(run)}
         return [program("srun"), *words[1:]], here
 
     return local.conduct(started, token=token, debug=debug)
