@@ -7,12 +7,13 @@ A rate that cannot be told is None, and its source says why.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from runner.errors import first_line
+from runner.sysfs import text as read
 
 # NVML's MB/s of one link in one direction, with the line code -> GB/s of data: NVLink 1 (8b/10b, counted
 # without), 2 and 3 (64b/66b), 4 and 5 (256b/257b and the Reed-Solomon code RS(544, 514): 16/17 together).
@@ -84,14 +85,13 @@ def read_gpu_links(uuid: str, nvml: Any) -> GpuLinks:
 
 
 def _nvlink(device: Any, nvml: Any) -> tuple[int, Reading]:
-    active = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active += nvml.nvmlDeviceGetNvLinkState(device, link) == nvml.NVML_FEATURE_ENABLED
-        except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
-            break  # the GPU has no more links, or none at all
-        except nvml.NVMLError as reason:
-            return 0, Reading(None, f"NVML: state of NVLink {link}: {first_line(reason)}")
+    states: list[bool] = []
+    try:
+        for state in nvlink_states(device, nvml):
+            states.append(state)
+    except nvml.NVMLError as reason:
+        return 0, Reading(None, f"NVML: state of NVLink {len(states)}: {first_line(reason)}")
+    active = sum(states)
     if not active:
         return 0, Reading(None, "NVML: no active NVLink")
     raw = _nvlink_speed(device, nvml)
@@ -101,6 +101,16 @@ def _nvlink(device: Any, nvml: Any) -> tuple[int, Reading]:
         return active, Reading(None, f"NVML: {raw} MB/s a link is no NVLink generation known here")
     rate = active * NVLINK_RATES[raw]
     return active, Reading(rate, f"NVML: {active} active NVLinks of {NVLINK_RATES[raw]:g} GB/s")
+
+
+def nvlink_states(device: Any, nvml: Any) -> Iterator[bool]:
+    """Whether each link of a GPU is up; raises NVMLError where a link's state cannot be told."""
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            state = nvml.nvmlDeviceGetNvLinkState(device, link)
+        except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
+            return  # the GPU has no more links, or none at all
+        yield state == nvml.NVML_FEATURE_ENABLED
 
 
 def _nvlink_speed(device: Any, nvml: Any) -> int | None:
@@ -135,7 +145,7 @@ def _rdma(devices: Path) -> list[Nic]:
         Nic(
             f"{port.parts[-3]}:{port.name}",
             "rdma",
-            "ACTIVE" in _text(port / "state"),
+            "ACTIVE" in read(port / "state"),
             _rdma_rate(port / "rate"),
         )
         for port in sorted(devices.glob("*/ports/*"))
@@ -143,17 +153,22 @@ def _rdma(devices: Path) -> list[Nic]:
 
 
 def _rdma_rate(path: Path) -> Reading:
-    """From a line such as "400 Gb/sec (4X NDR)"."""
-    text = _text(path)
-    match = re.match(r"([\d.]+) Gb/sec", text)
-    return Reading(float(match[1]) / 8 if match else None, f"{path}: {text or 'cannot be read'}")
+    text = read(path)
+    rate = gigabits(text)
+    return Reading(None if rate is None else rate / 8, f"{path}: {text or 'cannot be read'}")
+
+
+def gigabits(rate: str) -> float | None:
+    """Gb/s of what sysfs says of an RDMA port, such as "400 Gb/sec (4X NDR)"."""
+    match = re.match(r"([\d.]+) Gb/sec", rate)
+    return float(match[1]) if match else None
 
 
 def _ethernet(interfaces: Path) -> list[Nic]:
     # Bridges and tunnels have no device; those with RDMA are among the RDMA devices.
     hardware = (path for path in sorted(interfaces.glob("*")) if (path / "device").exists())
     return [
-        Nic(path.name, "ethernet", _text(path / "operstate") == "up", _ethernet_rate(path / "speed"))
+        Nic(path.name, "ethernet", read(path / "operstate") == "up", _ethernet_rate(path / "speed"))
         for path in hardware
         if not (path / "device" / "infiniband").exists()
     ]
@@ -161,7 +176,7 @@ def _ethernet(interfaces: Path) -> list[Nic]:
 
 def _ethernet_rate(path: Path) -> Reading:
     """From a number of Mb/s; virtual machines' interfaces say -1, or nothing."""
-    text = _text(path)
+    text = read(path)
     if not text.isdecimal():
         return Reading(None, f"{path}: {text or 'cannot be read'}")
     return Reading(int(text) / 8000, f"{path}: {text} Mb/s")
@@ -185,11 +200,3 @@ def network_rate(ports: Sequence[Nic], ranks: int) -> Reading:
     return Reading(
         len(chosen) * fastest / ranks, f"sysfs: {names}, {fastest:g} GB/s each, shared by {ranks} rank(s)"
     )
-
-
-def _text(path: Path) -> str:
-    """What a file of sysfs says; "" where there is none or the driver has no answer."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

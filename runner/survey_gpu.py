@@ -9,6 +9,7 @@ from typing import Any
 
 from runner import sysfs
 from runner.backend import Device
+from runner.links import nvlink_states
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,11 @@ def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _nvlinks(device: Any, nvml: Any) -> tuple[int | None, int | None]:
     """Links that are up, and links."""
-    up = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            up += nvml.nvmlDeviceGetNvLinkState(device, link) == nvml.NVML_FEATURE_ENABLED
-        except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
-            return up, link  # the GPU has no more links, or none at all
-        except nvml.NVMLError:
-            return None, None
-    return up, int(nvml.NVML_NVLINK_MAX_LINKS)
+    try:
+        states = list(nvlink_states(device, nvml))
+    except nvml.NVMLError:
+        return None, None
+    return sum(states), len(states)
 
 
 def _cpus(words: Any) -> tuple[int, ...]:

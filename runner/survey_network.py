@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import re
 import socket
 import struct
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner import sysfs
+from runner.links import gigabits
 
 # From linux/sockios.h and linux/if.h.
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
@@ -108,13 +108,8 @@ def ports(root: Path) -> tuple[Port, ...]:
             device=port.parts[-3],
             port=int(port.name),
             state=sysfs.text(port / "state").rpartition(": ")[2],  # "4: ACTIVE"
-            rate_gbit=_rate(sysfs.text(port / "rate")),
+            rate_gbit=gigabits(sysfs.text(port / "rate")),
             link_layer=sysfs.text(port / "link_layer"),
         )
         for port in sorted((root / "class" / "infiniband").glob("*/ports/*"))
     )
-
-
-def _rate(told: str) -> float | None:
-    match = re.match(r"([\d.]+) Gb/sec", told)  # "400 Gb/sec (4X NDR)"
-    return float(match[1]) if match else None
