@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.further import WORDS, Commands
+from launch.plan import HOST_TIMEOUT
 from launch.refuse import BROKEN, Shadowed, brief, one_line, refuse, refuse_shadows
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Door:
 
     ranks: int | None = None
     run: str | None = None
-    host_timeout: float = 0.0
+    host_timeout: float = HOST_TIMEOUT
     expect: tuple[int | None, int | None] = (None, None)
     network: str | None = None
     columns: int | None = None
@@ -50,8 +51,7 @@ class Door:
     def started(self) -> Started:
         from runner.launcher import Started
 
-        timeout = self.host_timeout or Started.host_timeout
-        return Started(self.ranks, self.run, timeout, *self.expect, self.network)
+        return Started(self.ranks, self.run, self.host_timeout, *self.expect, self.network)
 
 
 class Jobs(click.Group):
@@ -87,7 +87,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     "-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Start this many ranks on this machine."
 )
 @click.option("--run-dir", hidden=True)
-@click.option("--host-timeout", type=float, default=0.0, hidden=True)
+@click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option("--expect", nargs=2, type=int, hidden=True)
 @click.option("--expect-network", hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)

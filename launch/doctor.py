@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launch.cli import DEVICES
+
 if TYPE_CHECKING:
     from runner.world import DeviceChoice
-
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @click.command()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 
 from launch.pods import CleanPods, Implementation, Pods, Toleration
-from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, made
+from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 PREFIXES = ("", "K", "M", "G", "T")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)((?:[KMGT]i)?|[kMGT])")
 DURATION = re.compile(r"([1-9]\d*)([smhd]?)")
 TOLERATION = re.compile(r"([^=:\s]+)(?:=([^=:\s]*))?:(NoSchedule|PreferNoSchedule|NoExecute)")
-
-Value = TypeVar("Value")
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -74,22 +72,6 @@ def in_bytes(text: str) -> float:
     number, prefix = match.groups()
     base = 1024 if prefix.endswith("i") else 1000
     return float(number) * float(base ** PREFIXES.index(prefix[:1].upper()))
-
-
-class Form(click.ParamType[Value]):
-    """What a function makes of a text, or refuses by ValueError."""
-
-    def __init__(self, name: str, function: Callable[[str], Value]) -> None:
-        self.name, self._function = name, function
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
-        if not isinstance(value, str):  # a default
-            default: Value = value
-            return default
-        try:
-            return self._function(value)
-        except ValueError as reason:
-            self.fail(str(reason), param, ctx)
 
 
 @click.command()

@@ -11,12 +11,11 @@ from typing import Any
 
 from launch.manifest_launcher import (
     HOSTFILE,
+    launcher_on_one_host,
     program,
     script,
     variables_between_hosts,
-    variables_on_one_host,
     words_between_hosts,
-    words_on_one_host,
 )
 from launch.plan import Plan
 from launch.pods import HOME, SSHD, USER, Implementation, Pods
@@ -99,10 +98,11 @@ def _mpi_job(plan: Plan, pods: Pods, token: str | None) -> Document:
 
 def _job(plan: Plan, pods: Pods, token: str | None) -> Document:
     """All ranks in one pod: no operator, no ssh."""
+    launcher = launcher_on_one_host(pods)
     container = _container(
         pods,
-        command=_literal([*words_on_one_host(plan, pods), *program(plan, pods, token)]),
-        variables=variables_on_one_host(plan, pods) | _told(token),
+        command=_literal([*launcher.command(plan.ranks), *program(plan, pods, token)]),
+        variables={**launcher.settings(pods.root), **plan.settings} | _told(token),
         limits=_limits(plan, pods),
         ranks=True,
     )

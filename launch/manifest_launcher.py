@@ -64,18 +64,8 @@ def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
     return {**defaults, **wanted(plan)}
 
 
-def words_on_one_host(plan: Plan, pods: Pods) -> list[str]:
-    launcher = Launcher(Path(pods.beside_python("mpiexec")), VENDORS[pods.mpi], bundled=True)
-    return launcher.command(plan.ranks)
-
-
-def variables_on_one_host(plan: Plan, pods: Pods) -> dict[str, str]:
-    defaults: dict[str, str] = {}
-    if pods.mpi == "openmpi":
-        defaults = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", **(AS_ROOT if pods.root else {})}
-    elif pods.mpi == "intel":
-        defaults = {"I_MPI_PIN": "off"}
-    return {**defaults, **plan.settings}
+def launcher_on_one_host(pods: Pods) -> Launcher:
+    return Launcher(Path(pods.beside_python("mpiexec")), VENDORS[pods.mpi], bundled=True)
 
 
 def program(plan: Plan, pods: Pods, token: str | None) -> list[str]:

@@ -53,23 +53,23 @@ class Launcher:
         free = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"] if self.vendor == "Open MPI" else []
         return [str(self.path), *free, "-n", str(ranks)]
 
+    def settings(self, root: bool) -> dict[str, str]:
+        """What MPI needs for ranks on one host. root: they run as that user."""
+        if self.vendor == "Open MPI":
+            # All ranks are here: no network is opened, and the one that sleeps for a second least of all.
+            here = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"} if self.bundled else {}
+            return {**here, **(AS_ROOT if root else {})}
+        return {"I_MPI_PIN": "off"} if self.vendor == "Intel MPI" else {}
+
     def environment(self, ranks: int, run: Path, sockets: Path, base: Mapping[str, str]) -> dict[str, str]:
         """`base` for the launcher and the ranks; what the user has set in it stays.
 
         sockets: a private folder with a short path. A socket's path has at most 107 bytes, and a
         daemon's folder left in a shared one by a crash stops the next daemon with the same number.
         """
-        defaults: dict[str, str] = {}
-        if self.vendor == "Open MPI":
-            if self.bundled:
-                # All ranks are here: no network is opened, and the one that sleeps for a second least of all.
-                defaults |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
-            if ranks > cores():
-                defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
-            if os.geteuid() == 0:
-                defaults |= AS_ROOT
-        elif self.vendor == "Intel MPI":
-            defaults["I_MPI_PIN"] = "off"
+        defaults = self.settings(root=os.geteuid() == 0)
+        if self.vendor == "Open MPI" and ranks > cores():
+            defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
         return {**defaults, **self.elsewhere(base, sockets), RUN_MARK: str(run)}
 
     def elsewhere(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:

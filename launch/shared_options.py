@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from launch.plan import HOST_TIMEOUT, Host, Plan, hosts_of, planned, read_hostfile, shape
 
+Value = TypeVar("Value")
 
-class Shape(click.ParamType[tuple[int | None, int]]):
-    name = "HOSTSxGPUS"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int | None, int]:
+class Form(click.ParamType[Value]):
+    """What a function makes of a text, or refuses by ValueError."""
+
+    def __init__(self, name: str, function: Callable[[str], Value]) -> None:
+        self.name, self._function = name, function
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        if not isinstance(value, str):  # a default
+            default: Value = value
+            return default
         try:
-            return shape(value)
+            return self._function(value)
         except ValueError as reason:
             self.fail(str(reason), param, ctx)
 
@@ -41,7 +47,11 @@ class Seconds(click.FloatRange):
 
 
 SHAPE = click.option(
-    "-j", "wanted", type=Shape(), metavar="HOSTSxGPUS", help="Hosts, and ranks on each: 2x8."
+    "-j",
+    "wanted",
+    type=Form("HOSTSxGPUS", shape),
+    metavar="HOSTSxGPUS",
+    help="Hosts, and ranks on each: 2x8.",
 )
 PRINT = click.option("--print", "show", is_flag=True, help="Show what would be started, and stop.")
 SETTING = click.option(
