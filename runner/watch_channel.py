@@ -33,6 +33,7 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = b""
+        self._early: list[Message] = []
         connection.settimeout(SEND)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -51,6 +52,9 @@ class Line:
 
         What is no message of ours ends the connection as well.
         """
+        if self._early:
+            early, self._early = self._early, []
+            return early
         self._socket.settimeout(seconds)
         try:
             chunk = self._socket.recv(LINE)
@@ -68,6 +72,10 @@ class Line:
         except (ValueError, RecursionError):
             return None
         return messages if all(isinstance(message, dict) for message in messages) else None
+
+    def put_back(self, messages: list[Message]) -> None:
+        """For the next `receive`."""
+        self._early = messages
 
     def close(self) -> None:
         self._socket.close()
@@ -169,7 +177,9 @@ def connect(candidates: Sequence[str], port: int, token: str, rank: int) -> Line
             reason = f"{address} port {port}: {failure.strerror or failure}"
             continue
         line.send({"token": token, "rank": rank})
-        if line.receive(CONNECT) == [{"token": token}]:
+        answer = line.receive(CONNECT)
+        if answer and answer[0] == {"token": token}:
+            line.put_back(answer[1:])  # what rank 0 had to say at once
             return line
         line.close()
         reason = f"{address} port {port}: what listens there is not rank 0"

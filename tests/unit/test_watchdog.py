@@ -615,3 +615,22 @@ def test_a_rank_alone_opens_no_port(ends: Ends, monkeypatch: pytest.MonkeyPatch)
         )
     ]
     assert ends.exits == [("launcher by rank 0", 4), ("rank 0", 4)]
+
+
+def test_what_rank_0_says_at_once_is_not_lost() -> None:
+    """Token and message may come in one piece."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def answer() -> None:
+            rank_0, _ = listener.accept()
+            with rank_0:
+                rank_0.recv(1024)
+                rank_0.sendall(b'{"token": "secret"}\n{"where": true}\n{"end": 4}\n')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        line = connect([LOOPBACK], listener.getsockname()[1], "secret", 1)
+        thread.join()
+    assert isinstance(line, Line)
+    assert line.receive() == [{"where": True}, {"end": 4}]
+    line.close()
