@@ -59,12 +59,14 @@ class Ending:
             self.partial.unlink(missing_ok=True)
 
     def interrupted(self) -> None:
-        """For `on_termination`: this process is told to end."""
+        """For `on_termination`: this process is told to end, and most often the others are too."""
+        run = self._where_to_claim()
+        if run is not None and run.close():
+            self.claimed = run  # a rank that misses the file from now on has nothing to tell
         self.clean()
-        if self.claimed is not None:
-            self.claimed.forget()
         if self.run is None:  # else whoever started the ranks tells
             tell(self.farewell)
+        self._forget()
 
     def fail_together(self, failure: MeshrunError, rank: int) -> int:
         """The end of a rank when every rank has met `failure`; its exit status."""
@@ -103,10 +105,18 @@ class Ending:
         self.clean()
         if not first:
             time.sleep(GRACE)
-        elif isinstance(run, RunLines):
-            time.sleep(GRACE / 4)  # ranks that fail at this moment find the claim; nobody does later
-            run.forget()
+        self._forget()
         return status
+
+    def _where_to_claim(self) -> Run | None:
+        if self.run is None and self.world is not None and self.world.size > 1:
+            return RunLines(self.world.nonce, heard=False)
+        return self.run
+
+    def _forget(self) -> None:
+        if isinstance(self.claimed, RunLines):
+            time.sleep(GRACE / 4)  # ranks that fail at this moment find the claim; nobody does later
+            self.claimed.forget()
 
     def _claim(self, failure: BaseException, sentence: str, rank: int) -> dict[str, Any]:
         return {"exit_code": self._status(failure), "sentence": sentence, "rank": rank}

@@ -33,6 +33,9 @@ class Run(Protocol):
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         """Record `failure` if it is the first on this host; False when another came before."""
 
+    def close(self) -> bool:
+        """Leave no claim to later failures: this host's ranks are being ended. False when there is one."""
+
     def forget(self) -> None:
         """Remove this host's claim, where nobody else will; for the rank that made it."""
 
@@ -79,11 +82,16 @@ class RunDirectory:
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         return claim(self.path / "failure.json", failure)
 
+    def close(self) -> bool:
+        return claim(self.path / "failure.json", {})
+
     def forget(self) -> None:
         """Nothing: the directory goes as a whole."""
 
     def failure(self) -> dict[str, Any] | None:
-        return _read(self.path / "failure.json")
+        """The first one; None where there was none before ranks were ended."""
+        found = _read(self.path / "failure.json") or {}
+        return found if "sentence" in found else None
 
     def complete(self, record: dict[str, Any]) -> None:
         _write(self.path / "record.json", json.dumps(record))
@@ -121,13 +129,19 @@ class RunLines:
         self._say("partial", str(output))
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
-        try:
-            first = claim(self._note, failure)
-        except OSError:  # no room for notes: rather twice than not at all
-            first = True
+        first = self._claim(failure)
         if first:
             self._say("failure", failure)
         return first
+
+    def close(self) -> bool:
+        return self._claim({})
+
+    def _claim(self, content: dict[str, Any]) -> bool:
+        try:
+            return claim(self._note, content)
+        except OSError:  # no room for notes: rather twice than not at all
+            return True
 
     def forget(self) -> None:
         self._note.unlink(missing_ok=True)

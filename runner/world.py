@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from runner.timing import Phases
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+LATER = 10.0  # seconds that rank 0 may start later than a rank that MPI does not join to it
 
 
 @dataclass(frozen=True)
@@ -232,13 +235,15 @@ def find_ranks(expected: int | None) -> Control:
 def check_singleton(told: launcher.Announced, size: int) -> None:
     """Refuse N separate runs of one rank each, which is what a mismatched MPI and launcher make."""
     if told.size is not None and told.size != size:
+        if told.rank != 0:  # one of the N processes speaks, and the launcher ends all when one ends
+            time.sleep(LATER)
         raise UserError(
             f"{told.launcher} started {told.size} processes, but MPI joins them into worlds of {size}: "
             "launcher and MPI library do not belong together",
             got=f"{size} rank(s)",
             expected=f"{told.size}",
             hint=launcher.singleton_fix(),
-            everywhere=told.rank != 0,  # one of the N processes speaks
+            everywhere=told.rank != 0,
         )
 
 

@@ -59,11 +59,11 @@ def test_the_unfinished_output_is_removed(directory: RunDirectory, tmp_path: Pat
 
 
 def test_the_first_failure_stays(directory: RunDirectory) -> None:
-    assert directory.claim_failure({"rank": 2, "message": "first"})
-    assert not directory.claim_failure({"rank": 0, "message": "second"})
+    assert directory.claim_failure({"rank": 2, "sentence": "first"})
+    assert not directory.claim_failure({"rank": 0, "sentence": "second"})
     failure = directory.failure()
     assert failure is not None
-    assert (failure["rank"], failure["message"]) == (2, "first")
+    assert (failure["rank"], failure["sentence"]) == (2, "first")
     assert failure["time"] > 0
 
 

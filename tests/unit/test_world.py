@@ -189,11 +189,14 @@ def test_launcher_and_mpi_agree(monkeypatch: pytest.MonkeyPatch, variables: dict
 @pytest.mark.parametrize("rank", [0, 1])
 def test_n_separate_worlds_of_one(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     set_launch(monkeypatch, lambda: FakeMpi(1), PMI_SIZE="4", PMI_RANK=str(rank))
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
     with pytest.raises(
         UserError, match=r"started 4 processes.*worlds of 1.*got 1 rank\(s\), expected 4"
     ) as caught:
         find_ranks(None)
     assert caught.value.everywhere == (rank != 0), "only the launcher's rank 0 speaks"
+    assert bool(waits) == (rank != 0), "and a rank that ends before it ends it too"
 
 
 def test_the_advice_inside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
