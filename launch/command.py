@@ -12,7 +12,6 @@ from launch.hosts import PATIENCE
 from launch.kubernetes_command import kubernetes
 from launch.shared_options import (
     DEBUG,
-    NETWORK,
     PRINT,
     SETTING,
     SHAPE,
@@ -77,7 +76,10 @@ def local(
     type=click.Path(dir_okay=False, path_type=Path),
     help="The same as a file: HOST slots=N or HOST:N.",
 )
-@NETWORK
+@click.option(
+    "--network", metavar="IFACE",
+    help="Interface for NCCL, MPI and UCX.  [default: the route to the hosts]",
+)  # fmt: skip
 @SETTING
 @TIMEOUT
 @click.option(

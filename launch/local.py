@@ -8,12 +8,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch import mpiexec, noise, shm
+from launch.mpiexec import RUN_MARK
 from launch.plan import Plan
 from launch.watch import Outcome, watch
 
@@ -61,17 +62,29 @@ def start(
 
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         ours = [*rank_words(str(run), columns), "-n", str(ranks)]
-        environment = launcher.environment(ranks, run, sockets, os.environ)
-        return [*launcher.command(ranks), *program, *ours, *words], environment
+        environment = launcher.environment(ranks, os.environ, sockets)
+        return [*launcher.command(ranks), *program, *ours, *words], {**environment, RUN_MARK: str(run)}
 
     return conduct(started, columns, debug=debug)
 
 
 def shown(plan: Plan) -> str:
     """What `start` runs, for a shell, without what only a run has."""
-    words = [*mpiexec.find().command(plan.ranks), *PROGRAM, "-n", str(plan.ranks), *plan.words]
-    assigned = [f"{name}={shlex.quote(value)}" for name, value in sorted(plan.settings.items())]
-    return " ".join([*assigned, shlex.join(words)])
+    launcher = mpiexec.find()
+    variables = launcher.environment(plan.ranks, {**os.environ, **plan.settings})
+    return for_shell(variables, launcher.command(plan.ranks), [*PROGRAM, "-n", str(plan.ranks), *plan.words])
+
+
+def for_shell(variables: Mapping[str, str], *words: Sequence[str]) -> str:
+    """A command for a shell with this process's environment, its parts on lines of their own.
+
+    variables: the environment that the command is to have.
+    """
+    removed = [f"-u {name}" for name in sorted(os.environ.keys() - variables.keys())]
+    changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    assigned = ["env " + " ".join(removed)] if removed else []
+    assigned += [f"{name}={shlex.quote(value)}" for name, value in sorted(changed.items())]
+    return " \\\n    ".join([*assigned, *map(shlex.join, words)])
 
 
 def plan_words(plan: Plan, token: str | None = None) -> list[str]:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 from launch.local import plan_words
 from launch.mpiexec import AS_ROOT, Launcher, Vendor
-from launch.mpirun import FORWARDED, FORWARDED_WHOLE, OVER_TCP, is_forwarded, keepalive, wanted
+from launch.mpirun import (
+    FORWARDED,
+    FORWARDED_WHOLE,
+    INTEL_OVER_TCP,
+    MPICH_OVER_TCP,
+    OVER_TCP,
+    is_forwarded,
+    keepalive,
+    wanted,
+)
 from launch.plan import Plan
 from launch.pods import Implementation, Pods
 
@@ -58,9 +67,9 @@ def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
         }
     elif pods.mpi == "mpich":
         # The operator sets HYDRA_LAUNCH_EXTRA_ARGS, which is no variable of Hydra's.
-        defaults = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, "FI_PROVIDER": "tcp"}
+        defaults = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, **MPICH_OVER_TCP}
     else:
-        defaults = {"I_MPI_PIN": "off", "FI_PROVIDER": "tcp"}
+        defaults = {"I_MPI_PIN": "off", **INTEL_OVER_TCP}
     return {**defaults, **wanted(plan)}
 
 

@@ -61,8 +61,8 @@ class Launcher:
             return {**here, **(AS_ROOT if root else {})}
         return {"I_MPI_PIN": "off"} if self.vendor == "Intel MPI" else {}
 
-    def environment(self, ranks: int, run: Path, sockets: Path, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` for the launcher and the ranks; what the user has set in it stays.
+    def environment(self, ranks: int, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
+        """`base` for the launcher and ranks on this host; what the user has set in it stays.
 
         sockets: a private folder with a short path. A socket's path has at most 107 bytes, and a
         daemon's folder left in a shared one by a crash stops the next daemon with the same number.
@@ -70,7 +70,7 @@ class Launcher:
         defaults = self.settings(root=os.geteuid() == 0)
         if self.vendor == "Open MPI" and ranks > cores():
             defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        return {**defaults, **self.elsewhere(base, sockets), RUN_MARK: str(run)}
+        return {**defaults, **self.elsewhere(base, sockets)}
 
     def elsewhere(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
         """`base` without what names other hosts than the run's; the launcher's own sockets in `sockets`."""

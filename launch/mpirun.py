@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +24,9 @@ FORWARDED_WHOLE = ("LD_LIBRARY_PATH", "PYTHONFAULTHANDLER")
 SWEEP = str(Path(__file__).with_name("sweep.py"))
 # Open MPI: ob1 moves bytes itself; the other engines take the fastest adapter there is.
 OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct"}
+INTEL_OVER_TCP = {"I_MPI_OFI_PROVIDER": "tcp"}
+# All that MPICH knows, and every other user of libfabric too: NCCL's plugin for it, where there is one.
+MPICH_OVER_TCP = {"FI_PROVIDER": "tcp"}
 
 
 def words(plan: Plan, launcher: Launcher, variables: Mapping[str, str]) -> list[str]:
@@ -57,9 +59,10 @@ def environment(plan: Plan, launcher: Launcher, base: Mapping[str, str]) -> dict
         if os.geteuid() == 0:
             defaults |= AS_ROOT
     elif launcher.vendor == "MPICH":
-        defaults |= {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, "FI_PROVIDER": "tcp"}
+        defaults |= {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, **MPICH_OVER_TCP}
     else:
-        defaults |= {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh, "I_MPI_PIN": "off", "FI_PROVIDER": "tcp"}
+        defaults |= {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh, "I_MPI_PIN": "off"}
+        defaults |= INTEL_OVER_TCP
     return {**defaults, **base, **wanted(plan)}
 
 
@@ -131,10 +134,5 @@ def shown(plan: Plan) -> str:
     launcher = mpiexec.find()
     here = launcher.elsewhere(os.environ)
     variables = environment(plan, launcher, here)
-    new = {name: value for name, value in variables.items() if os.environ.get(name) != value}
     start = words(plan, launcher, {**forwarded(variables), **plan.settings})
-    removed = [f"-u {name}" for name in sorted(os.environ.keys() - variables.keys())]
-    assigned = ["env " + " ".join(removed)] if removed else []
-    assigned += [f"{name}={shlex.quote(value)}" for name, value in sorted(new.items())]
-    program = [*local.PROGRAM, *local.plan_words(plan), *plan.words]
-    return " \\\n    ".join([*assigned, shlex.join(start), shlex.join(program)])
+    return local.for_shell(variables, start, [*local.PROGRAM, *local.plan_words(plan), *plan.words])

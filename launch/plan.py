@@ -63,8 +63,12 @@ def read_hostfile(path: Path) -> list[Host]:
 
     ValueError with the line's number where it is anything else; OSError where there is no such file.
     """
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text") from None
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

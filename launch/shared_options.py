@@ -58,7 +58,7 @@ SETTING = click.option(
     "-x", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A variable for every rank."
 )
 NETWORK = click.option(
-    "--network", metavar="IFACE", help="Interface for NCCL, MPI and UCX. Default: the route to the hosts."
+    "--network", metavar="IFACE", help="Interface for NCCL, MPI and UCX.  [default: each one's own choice]"
 )
 TIMEOUT = click.option(
     "--host-timeout", type=Seconds(3.0), default=HOST_TIMEOUT, show_default=True,

@@ -117,7 +117,7 @@ class Site:
     def begin_bare(self, *words: str, ranks: int = 3) -> subprocess.Popen[str]:
         """The MPI launcher with the command as every rank, as on a cluster."""
         launcher = mpiexec.find()
-        environment = launcher.environment(ranks, self.notes, self.temporary, os.environ)
+        environment = launcher.environment(ranks, os.environ, self.temporary)
         with self.out.open("w") as out:
             process = subprocess.Popen(
                 [*launcher.command(ranks), *local.PROGRAM, "bench", *words],

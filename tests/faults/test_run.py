@@ -358,7 +358,7 @@ def program(site: Site) -> Callable[..., tuple[int, str]]:
 
     def run(last_input: str) -> tuple[int, str]:
         launcher = mpiexec.find()
-        environment = launcher.environment(3, site.notes, site.temporary, os.environ)
+        environment = launcher.environment(3, os.environ, site.temporary)
         process = site.begin(
             ["program.py", last_input, str(site.notes)],
             program=(*launcher.command(3), sys.executable),

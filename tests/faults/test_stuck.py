@@ -79,7 +79,7 @@ class Run:
         launcher = mpiexec.find()
         self.process = subprocess.Popen(
             [*launcher.command(ranks), sys.executable, str(folder / "rank.py"), str(folder)],
-            env=launcher.environment(ranks, folder, sockets, os.environ),
+            env=launcher.environment(ranks, os.environ, sockets),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -241,7 +241,7 @@ def on_ranks(ranks: int, program: Sequence[str], **environment: str) -> subproce
         place = Path(folder)
         found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         base = {**os.environ, "PYTHONPATH": os.pathsep.join(found), **environment}
-        around = launcher.environment(ranks, place, place, base)
+        around = launcher.environment(ranks, base, place)
         return run([*launcher.command(ranks), sys.executable, *program], **around)
 
 

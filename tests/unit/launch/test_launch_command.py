@@ -102,7 +102,7 @@ def test_the_command_needs_no_dashes_where_it_has_no_options(started: Started) -
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["local", "-j", "4", "-x", "A=two words"], ["A='two words' /opt/mpiexec", "-n 4"]),
+        (["local", "-j", "4", "-x", "A=two words"], ["A='two words'", "/opt/mpiexec", "-n 4"]),
         (
             ["mpirun", "-j", "2x4", "--hosts", "n1,n2", "-x", "A=1"],
             ["--host n1:4,n2:4", "-x A", "A=1", "-n 8"],

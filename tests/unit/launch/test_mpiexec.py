@@ -91,7 +91,7 @@ def test_each_vendor_has_its_command_line(vendor: Vendor, options: list[str]) ->
 def environment(
     vendor: Vendor = "Open MPI", ranks: int = 1, *, bundled: bool = True, **base: str
 ) -> dict[str, str]:
-    return Launcher(Path("mpiexec"), vendor, bundled).environment(ranks, Path("/run"), Path("/tmp/mr"), base)
+    return Launcher(Path("mpiexec"), vendor, bundled).environment(ranks, base, Path("/tmp/mr"))
 
 
 def test_open_mpi_keeps_its_sockets_in_a_private_folder() -> None:
@@ -136,11 +136,6 @@ def test_what_names_other_hosts_does_not() -> None:
         "PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile",
     }
     assert not elsewhere.keys() & environment(**elsewhere).keys()
-
-
-def test_every_process_of_a_run_bears_its_mark() -> None:
-    for vendor in ("Open MPI", "MPICH", "Intel MPI"):
-        assert environment(vendor)[mpiexec.RUN_MARK] == "/run"
 
 
 @pytest.mark.parametrize("name", ["t", "long" * 30])

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from launch import hosts, mpiexec, mpirun
+from launch import hosts, local, mpiexec, mpirun
 from launch.local import PROGRAM
-from launch.mpiexec import RUN_MARK, Launcher, Vendor
+from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher, Vendor
 from launch.mpirun import environment, forwarded, on_interface, words
 from launch.plan import Plan
 from runner.errors import UserError
@@ -123,7 +123,11 @@ OPEN_MPI_VARIABLES = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "^ofi,openib,uct",
 }
-INTEL_VARIABLES = {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH, "I_MPI_PIN": "off", "FI_PROVIDER": "tcp"}
+INTEL_VARIABLES = {
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH,
+    "I_MPI_PIN": "off",
+    "I_MPI_OFI_PROVIDER": "tcp",
+}
 
 
 @pytest.mark.parametrize(
@@ -240,6 +244,35 @@ def test_what_is_shown_is_what_is_started(
     }
     assert variables["MY_SETTING"] == SETTINGS["MY_SETTING"]
     assert "SLURM_JOB_ID" not in variables
+
+
+def test_what_is_shown_for_this_machine_is_what_is_started(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root with more ranks than cores, where Open MPI needs most variables."""
+    machine.install(OPEN_MPI_5)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(mpiexec, "cores", lambda: 1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    plan = Plan(("selftest",), 1, 2, settings=SETTINGS)
+    shown = local.shown(plan)
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    local.start(plan.ranks, plan.words)
+    started, variables = machine.called()
+    for name in SETTINGS:
+        monkeypatch.delenv(name)
+    subprocess.run(["sh", "-c", shown], check=True)
+    typed, variables_typed = machine.called()
+    place = started.index("--run-dir")
+    assert typed == [*started[:place], *started[place + 2 :]]
+    ignored = OF_A_RUN | OF_A_SHELL
+    assert {name: value for name, value in variables_typed.items() if name not in ignored} == {
+        name: value for name, value in variables.items() if name not in ignored
+    }
+    assert AS_ROOT.items() <= variables.items()
+    assert variables[RUN_MARK] == started[place + 1]
+    assert "OMPI_MCA_mpi_yield_when_idle" in variables
 
 
 def test_ranks_are_told_the_plan_and_where_to_leave_the_verdict(machine: Machine) -> None:

@@ -78,6 +78,13 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, reason: str) -> None
         read_hostfile(file)
 
 
+def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_bytes(b"\x7fELF\xff\xfe")
+    with pytest.raises(ValueError, match=f"{file} is no text"):
+        read_hostfile(file)
+
+
 def test_the_first_of_the_known_hosts() -> None:
     known = [Host("a", 8), Host("b", 4), Host("c", 8)]
     assert planned(WORDS, (2, 4), known) == Plan(WORDS, 2, 4, ("a", "b"))
