@@ -27,6 +27,8 @@ MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch syst
 # Clear the line, show the cursor: a rank that was ended could not.
 AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
 
+Account = Callable[[str], tuple[str, str] | None]
+
 # What most often sends a rank this signal, and what to do.
 HINTS: dict[int, str] = {
     signal.SIGKILL: MEMORY,
@@ -112,13 +114,14 @@ def conduct(
     token: str | None = None,
     debug: bool = False,
     elsewhere: Callable[[Path, Path, float], list[str]] | None = None,
+    account: Account | None = None,
 ) -> int:
     """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
 
     started: its words and environment, given the run's directory and a private folder with a short path.
     token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
     elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
-    not answer.
+    not answer. account: as `judge` takes it.
     """
     from runner.verdict import RunDirectory
 
@@ -134,7 +137,7 @@ def conduct(
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = elsewhere(run.path, sockets, time.monotonic() - begun) if elsewhere else []
-        status = judge(run, outcome, debug, lost)
+        status = judge(run, outcome, debug, lost, account)
         in_order = status == outcome.status == 0
         return status
     finally:
@@ -144,10 +147,17 @@ def conduct(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def judge(run: RunDirectory, outcome: Outcome, debug: bool = False, lost: Sequence[str] = ()) -> int:
+def judge(
+    run: RunDirectory,
+    outcome: Outcome,
+    debug: bool = False,
+    lost: Sequence[str] = (),
+    account: Account | None = None,
+) -> int:
     """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run.
 
-    lost: hosts that did not answer afterwards.
+    lost: hosts that did not answer afterwards. account: of a launcher whose words are shown: which rank
+    ended first by them, and what to try.
     """
     from runner.errors import tell
 
@@ -173,7 +183,7 @@ def judge(run: RunDirectory, outcome: Outcome, debug: bool = False, lost: Sequen
             tell(f"warning: the run was complete when this happened: {killed.sentence}")
         return 0
     if killed or not lost:
-        tell(killed.sentence if killed else _unexplained(outcome, record is not None, debug))
+        tell(killed.sentence if killed else _unexplained(outcome, record is not None, debug, account))
     return 1
 
 
@@ -212,11 +222,14 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     return Killed(rank, str(RunError(what, hint=hint)), not end.maybe_by_launcher)
 
 
-def _unexplained(outcome: Outcome, recorded: bool, debug: bool) -> str:
+def _unexplained(outcome: Outcome, recorded: bool, debug: bool, account: Account | None) -> str:
     from runner.errors import RunError
 
     left = next(iter(noise.process_ends(outcome.noise)), None)
-    if left is None:
+    hint = "--debug for the launcher's own words"
+    if account and (told := account(outcome.said)):
+        what, hint = told
+    elif left is None:
         what = "the run did not end well, and no rank said why"
         if not debug:
             sys.stderr.write(outcome.noise)
@@ -227,7 +240,7 @@ def _unexplained(outcome: Outcome, recorded: bool, debug: bool) -> str:
         what,
         got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
         expected="exit status 0, and a record that rank 0 writes as its last act",
-        hint="--debug for the launcher's own words",
+        hint=hint,
     )
     return str(failure)
 

@@ -15,6 +15,12 @@ from launch.plan import Plan
 CPUS_PER_RANK = 4
 INDEX = "%a"  # of a task of an array, in words as in file names
 PER_TASK = "One GPU to each task: where Slurm shuts the others off, NCCL copies through the host's memory."
+# After srun, of a job that may be started again.
+AGAIN = """\
+status=$?
+# Ranks miss a host before Slurm does, which would call the job failed, and not start it again.
+[ ! -e "$lost" ] || scontrol requeue "$SLURM_JOB_ID"
+exit $status"""
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -64,7 +70,8 @@ def script(plan: Plan, job: Job, token: str | None = None) -> str:
     token: of the lines by which ranks tell their verdict in the output; None where nobody reads them.
     """
     exported = [f"export {name}={value}" for name, value in _exports(plan, job)]
-    attempt = [_attempt(token)] if token and job.requeue else []
+    attempt = [_attempt(token)] if job.requeue else []
+    again = [AGAIN] if job.requeue else []
     options = " \\\n    ".join(["srun", *_grouped(plan, job), _program(plan, job, token)])
     said = f"# {PER_TASK}\n" if job.gpus and job.bind_gpus == "task" else ""
     sections = [
@@ -72,6 +79,7 @@ def script(plan: Plan, job: Job, token: str | None = None) -> str:
         *attempt,
         "\n".join(exported),
         said + options,
+        *again,
     ]
     return "\n\n".join(filter(None, sections)) + "\n"
 
@@ -140,11 +148,15 @@ def _exports(plan: Plan, job: Job) -> list[tuple[str, str]]:
     return yielding + [(name, shlex.quote(value)) for name, value in sorted(firm.items())]
 
 
-def _attempt(token: str) -> str:
+def _attempt(token: str | None) -> str:
     # A job that is started again begins with this line: what an attempt before it has told is void.
-    from runner.verdict import LINE
+    from runner.verdict import LINE, lost_note
 
-    return f"printf '\\{ord(LINE[0]):03o}%s\\n' '{LINE[1:]} {token} attempt 0' >&2"
+    job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+    lines = [f'lost="{lost_note(job)}"', 'rm -f "$lost"']
+    if token:
+        lines.append(f"printf '\\{ord(LINE[0]):03o}%s\\n' '{LINE[1:]} {token} attempt 0' >&2")
+    return "\n".join(lines)
 
 
 def _grouped(plan: Plan, job: Job) -> list[str]:

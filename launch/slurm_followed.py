@@ -46,12 +46,16 @@ class Attempts(Told):
 
 @dataclass
 class Followed:
-    """A job, or one task of an array, and what is known of it. shown: its output is passed on."""
+    """A job, or one task of an array, and what is known of it.
+
+    shown: its output is passed on. requeue: Slurm may start it again.
+    """
 
     run: RunDirectory
     told: Told
     state: State
     shown: bool
+    requeue: bool = False
     nodes: str = ""  # all that it had: Slurm forgets the failed ones
     said: bytes = b""
     begun: float = float("inf")
@@ -81,11 +85,23 @@ class Followed:
             while chunk := file.read(1 << 20):
                 self._read += len(chunk)
                 self._pass_on(self.told.feed(chunk))
+        self._look_for_the_lost()
         if self.run.failure() is not None:
             self.failed = min(self.failed, time.monotonic())
         if self.done:
             self._pass_on(self.told.finish())
             self.closed = True
+
+    def _look_for_the_lost(self) -> None:
+        """What ranks could not say in the output: that its writer's host is lost."""
+        from runner.verdict import lost_note
+
+        if self.state.state not in ("", "PENDING") and not self.requeue:
+            with contextlib.suppress(FileNotFoundError):
+                note = lost_note(self.state.id)
+                sentence = note.read_text().strip().removeprefix("meshrun: ")
+                self.run.claim_failure({"exit_code": 1, "sentence": sentence, "rank": None})
+                note.unlink(missing_ok=True)
 
     @property
     def hangs(self) -> bool:
@@ -123,7 +139,7 @@ class Followed:
         if failed := sorted({*NODE_FAILURE.findall(text), *self._failed_nodes()}):
             what, hint = f"{what}: {', '.join(failed)} failed", HINTS["NODE_FAIL"]
         elif state.state in ("COMPLETED", "FAILED", GONE):
-            what, hint = _task_end(text) or (what, None)
+            what, hint = task_end(text) or (what, None)
             status = state.exit_code.partition(":")[0]
             got = f"exit status {status}, {'a' if recorded else 'no'} completion record"
             expected = "exit status 0, and a record that rank 0 writes as its last act"
@@ -143,7 +159,7 @@ class Followed:
             pass_on(1, text)
 
 
-def _task_end(text: str) -> tuple[str, str] | None:
+def task_end(text: str) -> tuple[str, str] | None:
     """The first task that did not end because another had, by srun's account, and what to try."""
     if match := NOT_STARTED.search(text):
         return f"rank {match[1]} could not be started: {match[2]}", "the log of slurmd on its host"

@@ -16,7 +16,7 @@ from launch.mpirun import wanted
 from launch.plan import Plan
 from launch.slurm import Job
 from launch.slurm_ask import GONE, State, answer, last_line, program
-from launch.slurm_followed import Attempts, Followed
+from launch.slurm_followed import Attempts, Followed, task_end
 from launch.told import Told
 from launch.watch import Outcome, handlers
 
@@ -126,7 +126,8 @@ class Follower:
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
         told = (Attempts if self.requeue else Told)(run, self.token)
-        return Followed(run, told, State(state.id, "", output=state.output), shown=not self.array)
+        before = State(state.id, "", output=state.output)
+        return Followed(run, told, before, shown=not self.array, requeue=self.requeue)
 
     def verdict(self, debug: bool) -> int:
         """The exit status of the whole, told: the first task's that is not 0."""
@@ -176,6 +177,7 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
             follower.id = _submit(text)
             output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
             tell(f"job {follower.id} submitted, its output goes to {output}")
+            _remove_notes(follower.id)  # of another cluster's job
             if follower.follow():
                 return follower.verdict(debug)
         assert follower.interrupted
@@ -195,7 +197,18 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
         here = {**slurm.defaults(job), **os.environ, **wanted(plan), RUN_MARK: str(run)}
         return [program("srun"), *words[1:]], here
 
-    return local.conduct(started, token=token, debug=debug)
+    try:
+        return local.conduct(started, token=token, debug=debug, account=task_end)
+    finally:
+        _remove_notes(os.environ["SLURM_JOB_ID"])
+
+
+def _remove_notes(job: str) -> None:
+    from runner.verdict import lost_note
+
+    for name in (job, f"{job}_*"):
+        for note in Path().glob(str(lost_note(name))):
+            note.unlink(missing_ok=True)
 
 
 def _submit(text: str) -> str:

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError
+from runner.launcher import slurm_job
+from runner.verdict import lost_note, write
 from runner.watch_channel import addresses
+from runner.watch_report import ranges
 from runner.world import Rank, World
 
+NOTE = 1.0  # seconds for a note of the loss: the file system may be lost with the host
 PROCESS = str(Path(__file__).with_name("heartbeat_process.py"))
 
 
@@ -83,7 +87,11 @@ class Heartbeat:
         for line in self._process.stdout:
             lost = json.loads(line).get("lost", ())
             if lost:
-                self._on_loss(lost_hosts(self._world.ranks, lost, self._seconds))
+                failure = lost_hosts(self._world.ranks, lost, self._seconds)
+                note = threading.Thread(target=leave_note, args=(str(failure),), daemon=True)
+                note.start()
+                note.join(NOTE)
+                self._on_loss(failure)
 
 
 def first_ranks(ranks: Sequence[Rank]) -> list[int]:
@@ -94,15 +102,19 @@ def first_ranks(ranks: Sequence[Rank]) -> list[int]:
     return sorted(hosts.values())
 
 
+def leave_note(sentence: str) -> None:
+    """Write to the working directory what a Slurm job's output may not get any more; elsewhere nothing."""
+    if job := slurm_job():
+        with contextlib.suppress(OSError):
+            write(lost_note(job), f"meshrun: {sentence}\n")
+
+
 def lost_hosts(ranks: Sequence[Rank], lost: Sequence[int], seconds: float) -> RunError:
     """What to tell of the hosts whose first ranks these are."""
     told = []
     for number in lost:
         there = [i for i, rank in enumerate(ranks) if rank.host_id == ranks[number].host_id]
-        some = (
-            f"rank {there[0]}" if len(there) == 1 else f"ranks {there[0]} to {there[-1]}, {len(there)} in all"
-        )
-        told.append(f"{ranks[number].host} ({some})")
+        told.append(f"{ranks[number].host} (rank{'s' * (len(there) > 1)} {ranges(there)})")
     return RunError(
         f"host {', '.join(told)} silent for {seconds:g} s",
         hint="the host's power, network and load; --host-timeout where hosts may be silent for longer",

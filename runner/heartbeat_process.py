@@ -23,7 +23,7 @@ from typing import Any
 LATE = 3  # beats that this process may itself have slept through before others' silence counts from anew
 BEATS = 5  # in the time that a host may be silent
 TICK = 0.1  # seconds: a launcher waits for this process too, when the rank beside it has ended
-LAST = 5.0  # seconds for the rank to end the run, before it is killed for that
+LAST = 5.0  # seconds for a rank to end the run
 
 
 @dataclass
@@ -76,6 +76,7 @@ def lead(setting: dict[str, Any]) -> list[int]:
                 if rank in hub.lines:
                     hub.lines[rank].send({"beat": True})
         if lost := silence.lost(time.monotonic()):
+            hub.say({"lost": lost})
             return lost
     hub.say({"leaving": True})
     return []
@@ -100,6 +101,9 @@ def follow(setting: dict[str, Any]) -> list[int]:
         messages = line.receive(TICK)
         if messages is None:  # rank 0's is gone, and did not say so
             time.sleep(TICK)
+        elif told := [message["lost"] for message in messages if "lost" in message]:
+            select.select([sys.stdin], [], [], LAST)  # rank 0 is to end the run, and this rank with it
+            return [] if ended() else list(told[0])
         elif any("leaving" in message for message in messages):
             silence.leave(0)
         elif messages:

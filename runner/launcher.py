@@ -83,6 +83,12 @@ def allocated_tasks(environment: Mapping[str, str] = os.environ) -> int:
     return _integer(environment, "SLURM_NTASKS") or 1
 
 
+def slurm_job(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The job that this process is part of, as Slurm writes it: "17", or "17_3" for a task of an array."""
+    array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array and index else environment.get("SLURM_JOB_ID")
+
+
 def check_expected(expected: int | None, size: int, told: Announced | None) -> None:
     """UserError when -n asked for another number of ranks than there are."""
     if expected is not None and expected != size:

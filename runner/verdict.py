@@ -43,6 +43,14 @@ class Run(Protocol):
         """Leave the completion record; rank 0's last act."""
 
 
+def lost_note(job: str) -> Path:
+    """Where ranks of a Slurm job say, in its working directory, that a host is lost.
+
+    What they print goes through the job's first host, which may be that one.
+    """
+    return Path(f"meshrun-{job}.lost")
+
+
 def run_at(place: str) -> Run:
     """The run that `--run-dir` names: a directory, or "@TOKEN" where lines are read."""
     return RunLines(place[1:]) if place.startswith("@") else RunDirectory(Path(place))
@@ -59,7 +67,7 @@ class RunDirectory:
         return cls(Path(tempfile.mkdtemp(prefix="meshrun-")))
 
     def register(self, rank: int, host: str, pid: int) -> None:
-        _write(self.path / f"pid-{pid}@{host}", json.dumps({"rank": rank, "host": host}))
+        write(self.path / f"pid-{pid}@{host}", json.dumps({"rank": rank, "host": host}))
 
     def rank_of(self, pid: int, host: str | None = None) -> dict[str, Any] | None:
         """The rank and host of a process; None where there is none, or several hosts have such a process.
@@ -72,7 +80,7 @@ class RunDirectory:
         return found[0] if len(found) == 1 else None
 
     def keep_partial(self, output: Path) -> None:
-        _write(self.path / "partial", str(output))
+        write(self.path / "partial", str(output))
 
     def remove_partial(self) -> None:
         note = self.path / "partial"
@@ -94,7 +102,7 @@ class RunDirectory:
         return found if "sentence" in found else None
 
     def complete(self, record: dict[str, Any]) -> None:
-        _write(self.path / "record.json", json.dumps(record))
+        write(self.path / "record.json", json.dumps(record))
 
     def record(self) -> dict[str, Any] | None:
         return _read(self.path / "record.json")
@@ -176,7 +184,7 @@ def claim(path: Path, content: dict[str, Any]) -> bool:
     return True
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Write `path` in one step: whoever reads it finds all of it, even when the writer is killed half-way."""
     temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}")
     temporary.write_text(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -22,6 +23,10 @@ settings.load_profile("meshrun")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell has what runs in the background ignore them, and so would all that tests start and interrupt.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     # While a test runs, pytest captures file descriptor 2 into a file that would be lost.
     config.stash[STDERR] = os.dup(2)
 

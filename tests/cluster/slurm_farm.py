@@ -53,8 +53,7 @@ mount -t tmpfs tmpfs /dev/shm
 slurmd -D -f "$SLURM_CONF" -N "$1" || exit
 """
 
-# config_overrides: a node has the processors that are written here, not those of this machine. The two
-# timeouts are as short as a busy machine allows: Slurm gives up a dead node after some 10 s, not minutes.
+# config_overrides: a node has the processors that are written here, not those of this machine.
 CONFIGURATION = """\
 ClusterName=farm
 SlurmctldHost={host}(127.0.0.1)
@@ -68,7 +67,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmdLogFile={folder}/log/%n
 SlurmdParameters=config_overrides
-SlurmdTimeout=3
+SlurmdTimeout={slurmd_timeout}
 MessageTimeout=5
 ReturnToService=2
 ProctrackType=proctrack/linuxproc
@@ -104,12 +103,15 @@ class Slurm:
 
     folder: is made, holds all there is of the cluster on disk, and goes with it; a path of at most 60
     characters, because sockets are made below it. nodes: their names. gpus, cpus: what each node has.
+    slurmd_timeout: seconds that a node may be silent. The default is as short as a busy machine allows, and
+    Slurm gives up a dead node after some 10 s; its own default is 300.
     """
 
     folder: Path
     nodes: Sequence[str] = ("c1", "c2")
     gpus: int = 4
     cpus: int = 8
+    slurmd_timeout: int = 3
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False, repr=False)
     _ports: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
@@ -172,13 +174,16 @@ class Slurm:
     def kill_node(self, name: str) -> None:
         """Let a node fail: its slurmd and everything below it is gone when this returns.
 
-        The kernel still closes their connections. Slurm itself takes the node for down some 10 s later.
+        The kernel still closes their connections. Slurm itself takes the node for down later.
         """
         _end(self._daemons.pop(name))
 
     def start_node(self, *names: str) -> None:
         """Start a node that was killed, or several; returns when Slurm has them."""
         for name in names:
+            # Empty, as of a node without a disk: PMIx's files of a job's attempt are in the way of the next.
+            shutil.rmtree(self.folder / "spool" / name)
+            (self.folder / "spool" / name).mkdir()
             self._start(name, "sh", "-c", NODE, "sh", name, unshared=("--uts", "--ipc"))
         for name in names:
             self._wait(name, functools.partial(self._is_ready, name))
@@ -206,7 +211,9 @@ class Slurm:
             device = os.makedev(NVIDIA, index)
             os.mknod(self.folder / "dev" / f"nvidia{index}", stat.S_IFCHR | 0o666, device)
         host = os.uname().nodename
-        configuration = CONFIGURATION.format(folder=self.folder, host=host, port=self._ports["slurmctld"])
+        configuration = CONFIGURATION.format(
+            folder=self.folder, host=host, port=self._ports["slurmctld"], slurmd_timeout=self.slurmd_timeout
+        )
         resources = f"CPUs={self.cpus} RealMemory=4000" + (f" Gres=gpu:{self.gpus}" if self.gpus else "")
         for node in self.nodes:
             configuration += f"NodeName={node} NodeAddr=127.0.0.1 Port={self._ports[node]} {resources}\n"

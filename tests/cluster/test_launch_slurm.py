@@ -64,14 +64,29 @@ def cluster(way: str) -> Iterator[Slurm]:
 @pytest.fixture
 def slurm(cluster: Slurm) -> Iterator[Slurm]:
     """The cluster of all tests, with a job and its input in an otherwise empty folder; no job after."""
+    with_job(cluster)
+    yield cluster
+    cluster.run(["scancel", "--user=root"])
+    wait_for(lambda: not cluster.jobs())
+
+
+@pytest.fixture
+def slow_slurm(way: str) -> Iterator[Slurm]:
+    """One that misses a node as late as most: the ranks do long before."""
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder,
+        Slurm(Path(folder, "s"), slurmd_timeout=300) as slurm,
+    ):
+        with_job(slurm)
+        yield slurm
+
+
+def with_job(cluster: Slurm) -> None:
     work = cluster.folder / "work"
     for path in work.iterdir():
         path.unlink()
     (work / "job.py").write_text(JOB)
     np.save(work / "in.npy", np.arange(64 * 48, dtype=np.float32).reshape(64, 48))
-    yield cluster
-    cluster.run(["scancel", "--user=root"])
-    wait_for(lambda: not cluster.jobs())
 
 
 def launch(*words: str) -> list[str]:
@@ -292,12 +307,47 @@ def test_slurm_understands_the_scripts_for_containers(slurm: Slurm, script: str)
     assert "on nodes c[1-2] in partition gpu" in done.stderr
 
 
-@pytest.mark.parametrize("node", ["c2", "c1"], ids=["not the first", "the first, which has the script"])
-def test_a_killed_node_is_named(slurm: Slurm, node: str) -> None:
-    words = launch("-j", "2x2", "--no-gpus", "--host-timeout", "3", "--", *WAIT, "--seconds", "300")
+def test_a_killed_node_that_slurm_misses_is_named(slurm: Slurm) -> None:
+    """The first, which has the script."""
+    words = launch("-j", "2x2", "--no-gpus", "--host-timeout", "60", "--", *WAIT, "--seconds", "300")
     with running(slurm, *words) as command:
-        slurm.kill_node(node)
+        slurm.kill_node("c1")
         output, errors = command.communicate(timeout=DEADLOCK)
-    slurm.start_node(node)
+    slurm.start_node("c1")
     assert command.returncode == 1, errors
-    assert f"host {node} " in output or f"{node} failed" in errors, output + errors
+    assert "ended as NODE_FAIL" in errors
+    assert "c1 failed" in errors, output + errors
+
+
+@pytest.mark.parametrize("node", ["c2", "c1"], ids=["not the first", "the first, which has the script"])
+def test_a_killed_node_that_slurm_still_waits_for_is_named(slow_slurm: Slurm, node: str) -> None:
+    words = launch("-j", "2x2", "--no-gpus", "--host-timeout", "3", "--", *WAIT, "--seconds", "300")
+    with running(slow_slurm, *words) as command:
+        slow_slurm.kill_node(node)
+        output, errors = command.communicate(timeout=DEADLOCK)
+    assert command.returncode == 1, errors
+    ranks = {"c1": "0-1", "c2": "2-3"}[node]
+    assert f"meshrun: host {node} (ranks {ranks}) silent for 3 s" in output + errors
+    assert left(slow_slurm) == []
+
+
+def test_a_job_that_loses_a_node_is_started_again(slow_slurm: Slurm) -> None:
+    words = launch(
+        "-j", "2x2", "--no-gpus", "--requeue", "--host-timeout", "3", "--", *WAIT, "--seconds", "300"
+    )
+    with running(slow_slurm, *words) as command:
+        job = str(slow_slurm.jobs()[0].id)
+        (slow_slurm.folder / "work" / "again").touch()
+        slow_slurm.kill_node("c2")
+        wait_for(
+            lambda: command.poll() is not None or [job.state for job in slow_slurm.jobs()] != ["RUNNING"]
+        )
+        slow_slurm.start_node("c2")  # until then, or until Slurm misses it, the attempt is not over
+        wait_for(
+            lambda: command.poll() is not None or [job.state for job in slow_slurm.jobs()] == ["PENDING"]
+        )
+        slow_slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"])
+        output, errors = command.communicate(timeout=DEADLOCK)
+    assert command.returncode == 0, output + errors
+    assert "host c2 (ranks 2-3) silent for 3 s" in output
+    assert sorted(left(slow_slurm)) == ["again", "out.npy"]

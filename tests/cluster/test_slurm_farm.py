@@ -179,21 +179,6 @@ def test_a_cancelled_job_ends_everywhere(slurm: Slurm) -> None:
     assert [state_of(slurm, job.id) for job in (first, second)] == ["CANCELLED", "CANCELLED"]
 
 
-def test_a_failed_node_fails_its_jobs_and_comes_back(slurm: Slurm) -> None:
-    batch = ["sbatch", "--parsable", "--nodes=2", "--no-requeue", "--wrap=sleep 300"]
-    job = int(slurm.run(batch).stdout)
-    wait_for(lambda: state_of(slurm, job) == "RUNNING")
-    with running(slurm, "srun", "--nodes=2") as srun:
-        slurm.kill_node("c2")
-        # Told by a connection that is reset, or else by slurmctld, which takes longer.
-        _, errors = srun.communicate(timeout=60)
-        assert srun.returncode != 0, errors
-    wait_for(lambda: state_of(slurm, job) == "NODE_FAIL")
-    assert states(slurm)["c2"].startswith("down")
-    slurm.start_node("c2")
-    assert sorted(slurm.run(["srun", "--nodes=2", "hostname"]).stdout.split()) == ["c1", "c2"]
-
-
 def test_a_failed_node_takes_what_ran_on_it(folder: Path) -> None:
     with Slurm(folder, nodes=("c1",), gpus=0) as slurm:
         slurm.run(["sbatch", f"--wrap={STRAY}"])

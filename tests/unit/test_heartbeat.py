@@ -25,8 +25,8 @@ from runner import heartbeat
 from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.errors import RunError
-from runner.heartbeat import PROCESS, Heartbeat, first_ranks, lost_hosts
-from runner.heartbeat_process import Silence
+from runner.heartbeat import PROCESS, Heartbeat, first_ranks, leave_note, lost_hosts
+from runner.heartbeat_process import LAST, Silence
 from runner.watch_channel import LOOPBACK, Hub, Line, connect
 from runner.world import Rank, World
 
@@ -247,6 +247,52 @@ def test_a_frozen_or_dead_host_is_named(
     assert sound.rank.poll() is None
 
 
+def test_a_run_that_rank_0_cannot_end_is_ended_by_the_others_for_the_same_reason(
+    lead: Started, follow: Callable[[int], Started]
+) -> None:
+    sound, gone = follow(8), follow(16)
+    gone.send(signal.SIGSTOP)
+    assert lead.told() == {"lost": [16]}
+    begun = time.monotonic()
+    assert sound.told() == {"lost": [16]}
+    assert time.monotonic() - begun > LAST / 2, "rank 0 comes first"
+
+
+def test_nor_where_it_can_do_they_speak(lead: Started, follow: Callable[[int], Started]) -> None:
+    sound, gone = follow(8), follow(16)
+    gone.send(signal.SIGSTOP)
+    assert lead.told() == {"lost": [16]}
+    sound.leave()
+    assert sound.told() == {}
+    assert sound.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "note"),
+    [
+        ({"SLURM_JOB_ID": "17"}, "meshrun-17.lost"),
+        (
+            {"SLURM_JOB_ID": "20", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"},
+            "meshrun-17_3.lost",
+        ),
+        ({}, None),
+    ],
+)
+def test_a_loss_is_noted_in_a_slurm_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], note: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    leave_note("host c1 silent")
+    leave_note("host c1 silent")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == (
+        {note: "meshrun: host c1 silent\n"} if note else {}
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_frozen_or_dead_rank_0_is_named_by_every_other_host(
     lead: Started, follow: Callable[[int], Started], number: signal.Signals
@@ -386,7 +432,7 @@ def test_the_first_rank_of_every_host() -> None:
 def test_the_lost_are_told_with_their_ranks() -> None:
     ranks = ranks_on("a", "b", "c", "c", "b", "c")
     assert str(lost_hosts(ranks, [1, 2], 2.5)) == (
-        "host b (ranks 1 to 4, 2 in all), c (ranks 2 to 5, 3 in all) silent for 2.5 s. Try: the host's "
+        "host b (ranks 1, 4), c (ranks 2-3, 5) silent for 2.5 s. Try: the host's "
         "power, network and load; --host-timeout where hosts may be silent for longer"
     )
     assert str(lost_hosts(ranks, [0], 15.0)).startswith("host a (rank 0) silent for 15 s")
@@ -465,7 +511,7 @@ def test_a_lost_host_is_told_to_rank_0_by_name(opened: Callable[..., Ranks]) -> 
     ranks.open()
     ranks.processes[2].send_signal(signal.SIGSTOP)
     wait_for(lambda: 0 in ranks.told)
-    assert ranks.told[0].startswith(f"host b (ranks 2 to 3, 2 in all) silent for {SECONDS:g} s")
+    assert ranks.told[0].startswith(f"host b (ranks 2-3) silent for {SECONDS:g} s")
 
 
 def test_a_lost_rank_0_is_told_to_the_others(opened: Callable[..., Ranks]) -> None:
@@ -473,9 +519,7 @@ def test_a_lost_rank_0_is_told_to_the_others(opened: Callable[..., Ranks]) -> No
     ranks.open()
     ranks.processes[0].send_signal(signal.SIGSTOP)
     wait_for(lambda: {2, 4} <= ranks.told.keys())
-    assert {text.partition(" silent")[0] for text in ranks.told.values()} == {
-        "host a (ranks 0 to 1, 2 in all)"
-    }
+    assert {text.partition(" silent")[0] for text in ranks.told.values()} == {"host a (ranks 0-1)"}
     assert 0 not in ranks.told
 
 

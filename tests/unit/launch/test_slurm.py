@@ -230,7 +230,7 @@ def followed(folder: Path, *states: State, restarts: bool = False) -> Followed:
     run.path.mkdir()
     output = folder / "out"
     told = (Attempts if restarts else Told)(run, "77")
-    one = Followed(run, told, State("17", ""), shown=False)
+    one = Followed(run, told, State("17", ""), shown=False, requeue=restarts)
     for state in states:
         one.now(replace(state, output=str(output)))
         one.look()
@@ -289,6 +289,32 @@ def test_a_bad_end(tmp_path: Path, text: str, end: State, sentence: str) -> None
     told = followed(tmp_path, RUNNING, end).failure()
     assert told
     assert told.startswith(sentence)
+
+
+def test_a_loss_that_the_output_does_not_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    note = tmp_path / "meshrun-17.lost"
+    note.write_text("meshrun: host c1 (ranks 0-1) silent for 15 s\n")
+    one = followed(tmp_path, replace(RUNNING, state="PENDING"))
+    assert one.run.failure() is None, "of an earlier job with this number"
+    one.now(RUNNING)
+    one.look()
+    failure = one.run.failure()
+    assert failure is not None
+    assert failure["sentence"] == "host c1 (ranks 0-1) silent for 15 s"
+    assert failure["exit_code"] == 1
+    assert not note.exists()
+
+
+def test_a_loss_after_which_slurm_starts_the_job_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    note = tmp_path / "meshrun-17.lost"
+    note.write_text("meshrun: host c1 (ranks 0-1) silent for 15 s\n")
+    one = followed(tmp_path, RUNNING, restarts=True)
+    assert one.run.failure() is None
+    assert note.exists(), "for the script, which asks Slurm for that"
 
 
 def test_nodes_that_slurm_has_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
