@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -44,14 +44,11 @@ WAIT = ("run", "job.py:wait", "in.npy", "out.npy", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def way() -> str:
+def way(refuse: Callable[[str | None], None]) -> str:
     """srun's --mpi for the MPI of this Python."""
     library = slurm_mpi.loaded()
-    reason = slurm_farm.problem() or launcher_problem()
-    if reason or library is None:
-        (pytest.fail if os.environ.get("MESHRUN_CLUSTER") == "require" else pytest.skip)(
-            f"NOT TESTED, no launch on a Slurm: {reason or 'no MPI that mpi4py loads'}"
-        )
+    refuse(slurm_farm.problem() or launcher_problem())
+    assert library is not None
     return slurm_mpi.TAKES[library.vendor][0]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.local import judge
+from launch.local import MEMORY, judge
+from launch.slurm_followed import task_end
 from launch.watch import Outcome
 from runner.verdict import RunDirectory
 
@@ -123,6 +124,21 @@ def test_the_launchers_words_are_shown_once_when_nothing_better_is_known(
 ) -> None:
     judge(run, outcome(1, "a banner without sense\n"), debug)
     assert capsys.readouterr().err.count("a banner without sense") == 1
+
+
+def test_a_launcher_whose_words_are_shown_is_asked_for_its_account(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = outcome(137, said="srun: error: c2: task 3: Killed\n")
+    assert judge(run, said, account=task_end) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("meshrun: [rank 3, host c2] ended before its time: Killed: got exit status 137")
+    assert line.endswith("Try: " + MEMORY)
+
+
+def test_an_account_of_nothing(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge(run, outcome(137, said="srun: job 7 queued\n"), account=task_end) == 1
+    assert "the run did not end well, and no rank said why" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
