@@ -1,4 +1,4 @@
-"""Whether the hosts of a plan answer by ssh, have this Python, and by which interface they are reached."""
+"""Whether the hosts of a plan answer by ssh, have this Python, with which MPI, and how they are reached."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from launch.mpi_library import ASK, Library, told
 from launch.plan import Plan
 
 PATIENCE = 30.0  # seconds that a host may take to answer: its sshd may just be starting
@@ -18,13 +19,14 @@ ATTEMPT = 5  # seconds for one connection
 PAUSE = 0.5  # seconds between two
 SWEEP = 10.0  # seconds that a host has to be cleaned up
 AT_ONCE = 32  # hosts asked at the same time
-# Where the answer begins, after what a login shell may print; the name; whether the program is there; the
-# interface with the address by which this host was reached; all of them.
+# Where the answer begins, after what a login shell may print; whether the program is there; the MPI that it
+# loads; the interface with the address by which this host was reached; all of them.
 BEGIN = "meshrun-host"
 SCRIPT = """\
 echo {begin}
-uname -n
 test -x {python} && echo python || echo none
+{found_by}
+echo $({python} -c {ask} 2>/dev/null)
 set -- $SSH_CONNECTION
 echo $(ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2)
 echo $(cut -s -d : -f 1 /proc/net/dev)
@@ -34,10 +36,10 @@ NO_ROUTE = 255  # ssh's own exit status
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host said. name: its own. interface: None on this machine, "" where it could not tell."""
+    """What a host said. interface: None on this machine, "" where it could not tell."""
 
     host: str
-    name: str
+    mpi: Library | None
     interface: str | None
 
 
@@ -60,8 +62,8 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
             expected=f"ssh {next(iter(silent))} true, without a password, within {patience:g} s",
             hint="ssh-copy-id, or the host's name, power and firewall",
         )
-    told = [said for said in found if not isinstance(said, str)]
-    lacking = [host for host, lines in zip(plan.names, told, strict=True) if lines[1] != "python"]
+    lines_of = [said for said in found if not isinstance(said, str)]
+    lacking = [host for host, lines in zip(plan.names, lines_of, strict=True) if lines[0] != "python"]
     if lacking:
         raise UserError(
             f"{python} is not there on {', '.join(lacking)}",
@@ -70,23 +72,27 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
         )
     if plan.network is not None:
         without = [
-            host for host, lines in zip(plan.names, told, strict=True) if plan.network not in lines[3].split()
+            host
+            for host, lines in zip(plan.names, lines_of, strict=True)
+            if plan.network not in lines[3].split()
         ]
         if without:
             raise UserError(
                 f"there is no network interface {plan.network} on {', '.join(without)}",
-                expected=f"one of {', '.join(told[plan.names.index(without[0])][3].split())}",
+                expected=f"one of {', '.join(lines_of[plan.names.index(without[0])][3].split())}",
                 hint="--network, or none for the route to the hosts",
             )
     return [
-        Answer(host, lines[0], None if is_here(host) else lines[2])
-        for host, lines in zip(plan.names, told, strict=True)
+        Answer(host, told(lines[1]), None if is_here(host) else lines[2])
+        for host, lines in zip(plan.names, lines_of, strict=True)
     ]
 
 
 def _ask(host: str, python: str, deadline: float) -> list[str] | str:
     """The lines that the script prints there, or the last reason why not."""
-    script = SCRIPT.format(begin=BEGIN, python=shlex.quote(python))
+    path = os.environ.get("LD_LIBRARY_PATH")  # as ranks there get it
+    found_by = f"export LD_LIBRARY_PATH={shlex.quote(path)}" if path else ":"
+    script = SCRIPT.format(begin=BEGIN, python=shlex.quote(python), found_by=found_by, ask=shlex.quote(ASK))
     while True:
         left = deadline - time.monotonic()
         try:

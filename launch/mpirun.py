@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from launch import hosts, local, mpiexec
+from launch import hosts, local, mpi_library, mpiexec
 from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher
 from launch.plan import Plan
 
@@ -108,6 +108,7 @@ def start(
 
     launcher = mpiexec.find()
     found = hosts.answers(plan, sys.executable, patience)
+    mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
     chosen = on_interface("").keys() & os.environ.keys()  # by the user, who knows better
     if plan.network is None and not chosen and (interface := hosts.common_interface(found)):
         plan = replace(plan, network=interface)

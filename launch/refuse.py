@@ -84,7 +84,8 @@ def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -
 
 def one_line(mistake: click.ClickException) -> str:
     where = mistake.ctx.command_path if isinstance(mistake, click.UsageError) and mistake.ctx else "meshrun"
-    return f"{brief(mistake.format_message()).rstrip('.')}. Try: {where} --help"
+    said = brief(mistake.format_message()).rstrip(".")
+    return f"{said}{'' if said.endswith('?') else '.'} Try: {where} --help"
 
 
 def brief(text: object) -> str:

@@ -105,7 +105,8 @@ def cores(environment: Mapping[str, str], ranks: int) -> int:
 
 def _mpi(way: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
     """srun's --mpi and why. What is named is shown without asking a Slurm, which may be elsewhere."""
-    from launch.slurm_mpi import chosen, loaded, offered
+    from launch.mpi_library import loaded
+    from launch.slurm_mpi import chosen, offered
 
     library = None if container else loaded()
     return chosen(way, ranks, library, None if show and way != "auto" else offered())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
-from dataclasses import dataclass
 
+from launch.mpi_library import Library
 from launch.slurm_ask import HINT, answer, last_line, program
 
 # What each MPI takes, the best first. Open MPI speaks PMIx alone since version 5.
@@ -18,22 +17,6 @@ TAKES = {
 }
 OPEN_MPI_WITHOUT_PMI2 = 5
 WAY = re.compile(r"\b(cray_shasta|none|openmpi|pmi2|pmix(?:_v\d+)?)\b")
-# Not initialised: that would take a second, and inside a job wait for the other ranks.
-ASK = (
-    "import mpi4py; mpi4py.rc.initialize = False\n"
-    "from mpi4py import MPI; name, (major, *_) = MPI.get_vendor(); print(major, name)"
-)
-
-
-@dataclass(frozen=True)
-class Library:
-    """The MPI that mpi4py loads: whose, and its major version."""
-
-    vendor: str
-    major: int
-
-    def __str__(self) -> str:
-        return f"{self.vendor} {self.major}"
 
 
 def chosen(
@@ -88,13 +71,6 @@ def parts(way: str, library: Library | None) -> str | None:
     if library.vendor == "MPICH" and way.startswith("pmix"):
         return f"{library} does not speak Slurm's PMIx"
     return None
-
-
-def loaded() -> Library | None:
-    """The MPI that mpi4py loads here; None where there is none."""
-    done = answer([sys.executable, "-c", ASK])
-    major, _, vendor = done.stdout.strip().partition(" ")
-    return Library(vendor, int(major)) if done.returncode == 0 and major.isdecimal() else None
 
 
 def offered() -> frozenset[str]:

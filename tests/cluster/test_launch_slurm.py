@@ -16,7 +16,7 @@ import slurm_farm
 from processes import DEADLOCK, launcher_problem, own_lines, wait_for
 from slurm_farm import Slurm
 
-from launch import slurm_mpi
+from launch import mpi_library, slurm_mpi
 from launch.local import PROGRAM
 
 SCRIPTS = Path(__file__).parents[2] / "slurm"
@@ -46,7 +46,7 @@ WAIT = ("run", "job.py:wait", "in.npy", "out.npy", "--device", "cpu")
 @pytest.fixture(scope="module")
 def way(refuse: Callable[[str | None], None]) -> str:
     """srun's --mpi for the MPI of this Python."""
-    library = slurm_mpi.loaded()
+    library = mpi_library.loaded()
     refuse(slurm_farm.problem() or launcher_problem())
     assert library is not None
     return slurm_mpi.TAKES[library.vendor][0]

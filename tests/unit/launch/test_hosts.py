@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import hosts
-from launch.hosts import Answer, answers, common_interface, hopeless, is_here, sweep
+from launch import hosts, mpi_library
+from launch.hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, sweep
+from launch.mpi_library import Library
 from launch.plan import Plan
 from runner.errors import UserError
 
@@ -23,7 +24,6 @@ exec sh {folder}/$1 "$2"
 # A host with two interfaces. The lines are those of iproute2.
 SOUND = """\
 SSH_CONNECTION="10.0.0.1 51514 10.0.0.7 22"
-uname() { echo $NAME.cluster; }
 ip() {
     [ "$*" = "-o addr show to 10.0.0.7" ] && echo "2: eth1    inet 10.0.0.7/24 brd 10.0.0.255 scope global"
 }
@@ -48,7 +48,7 @@ class Ssh:
     def asked(self, name: str) -> int:
         """How often."""
         log = self.folder / f"asked-of-{name}"
-        return log.read_text().count("uname -n") if log.exists() else 0
+        return log.read_text().count(BEGIN) if log.exists() else 0
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def refused(*names: str, patience: float = 60.0, network: str | None = None) -> 
     return str(failure.value)
 
 
-def test_hosts_tell_their_names_and_the_interface_they_were_reached_by(ssh: Ssh) -> None:
+def test_hosts_tell_the_interface_they_were_reached_by(ssh: Ssh) -> None:
     assert ask(ssh.host("n1"), ssh.host("n2")) == [
-        Answer("n1", "n1.cluster", "eth1"),
-        Answer("n2", "n2.cluster", "eth1"),
+        Answer("n1", None, "eth1"),
+        Answer("n2", None, "eth1"),
     ]
 
 
@@ -95,13 +95,13 @@ def test_hosts_are_asked_at_the_same_time(ssh: Ssh, tmp_path: Path) -> None:
 
 def test_what_a_login_shell_prints_is_no_answer(ssh: Ssh) -> None:
     ssh.host("n1", f"echo 'Welcome to the cluster'; echo 'no python today'\n{THERE}{SOUND}")
-    assert ask("n1") == [Answer("n1", "n1.cluster", "eth1")]
+    assert ask("n1") == [Answer("n1", None, "eth1")]
 
 
 def test_an_sshd_that_is_just_starting_is_waited_for(ssh: Ssh) -> None:
-    thrice = f"[ $(grep -c 'uname -n' {ssh.folder}/asked-of-n1) -gt 2 ] || {{ {REFUSED.strip()}; }}\n"
+    thrice = f"[ $(grep -c {BEGIN} {ssh.folder}/asked-of-n1) -gt 2 ] || {{ {REFUSED.strip()}; }}\n"
     ssh.host("n1", thrice + THERE + SOUND)
-    assert ask("n1") == [Answer("n1", "n1.cluster", "eth1")]
+    assert ask("n1") == [Answer("n1", None, "eth1")]
     assert ssh.asked("n1") == 3
 
 
@@ -165,14 +165,28 @@ def test_the_path_of_python_is_one_word_there(ssh: Ssh, tmp_path: Path) -> None:
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     plan = Plan(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
-    assert answers(plan, str(python)) == [Answer("n1", "n1.cluster", "eth1")]
+    assert [answer.host for answer in answers(plan, str(python))] == ["n1"]
     with pytest.raises(UserError, match="is not there on n1"):
         answers(plan, f"{python}3")
 
 
+def test_hosts_tell_the_mpi_that_ranks_there_will_load(
+    ssh: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the library path that they are given."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/my mpi/lib")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$LD_LIBRARY_PATH" = "/opt/my mpi/lib" ] && echo "$MPI"\n')
+    python.chmod(0o755)
+    for name, mpi in (("n1", "5 Open MPI"), ("n2", ""), ("n3", "Traceback")):
+        ssh.host(name, f"export MPI='{mpi}'\n{SOUND}")
+    found = answers(Plan(("selftest",), 3, 1, ("n1", "n2", "n3")), str(python))
+    assert [answer.mpi for answer in found] == [Library("Open MPI", 5), None, None]
+
+
 def test_a_host_without_iproute_cannot_tell_its_interface(ssh: Ssh) -> None:
     lacking = SOUND.replace("eval", "ip() { echo 'ip: not found' >&2; return 127; }\neval")
-    assert ask(ssh.host("n1", THERE + lacking)) == [Answer("n1", "n1.cluster", "")]
+    assert ask(ssh.host("n1", THERE + lacking)) == [Answer("n1", None, "")]
 
 
 def test_a_network_that_a_host_does_not_have_is_named(ssh: Ssh) -> None:
@@ -189,7 +203,7 @@ def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
     here = os.uname().nodename
     ssh.host(here, "exit 255")
     found = answers(Plan(("selftest",), 2, 1, (here, ssh.host("n2"))), sys.executable)
-    assert found[0] == Answer(here, here, None)
+    assert found[0] == Answer(here, mpi_library.loaded(), None)
     assert found[1].interface == "eth1"
     assert ssh.asked(here) == 0
 
@@ -216,7 +230,7 @@ def test_without_ssh_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_the_common_interface(interfaces: list[str | None], common: str | None) -> None:
-    found = [Answer(f"n{number}", f"n{number}", name) for number, name in enumerate(interfaces)]
+    found = [Answer(f"n{number}", None, name) for number, name in enumerate(interfaces)]
     assert common_interface(found) == common
 
 

@@ -145,6 +145,7 @@ COMMANDS = [
     (["run", "laplacian", "a", "b", "--verify=some"], "'some'"),
     (["doctor", "--device", "gpu"], "'gpu' is not one of"),
     (["selftest", "--nosuch"], "--nosuch"),
+    (["selfest"], "No such command 'selfest'. Did you mean 'selftest'? Try: meshrun"),
     (["jobs"], "no ranks run jobs"),
     (["launch", "local", "--", "selftest"], "no ranks run launch"),
     (["bench", "nosuch"], "No such command 'nosuch'"),

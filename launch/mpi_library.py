@@ -1,0 +1,72 @@
+"""Which MPI library ranks will load, asked before any is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launch.mpiexec import Launcher
+
+PATIENCE = 60.0  # seconds: an installation on a network file system may take long to be read
+# Not initialised: that would take a second, and inside a job wait for the other ranks.
+ASK = (
+    "import mpi4py; mpi4py.rc.initialize = False\n"
+    "from mpi4py import MPI; name, (major, *_) = MPI.get_vendor(); print(major, name)"
+)
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI that mpi4py loads: whose, and its major version."""
+
+    vendor: str
+    major: int
+
+    def __str__(self) -> str:
+        return f"{self.vendor} {self.major}"
+
+
+def told(said: str) -> Library | None:
+    """What a Python has answered to ASK; None for anything else, which is what one without MPI says."""
+    major, _, vendor = said.strip().partition(" ")
+    return Library(vendor, int(major)) if major.isdecimal() and vendor else None
+
+
+def loaded() -> Library | None:
+    """The MPI that mpi4py loads here; None where there is none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ASK], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return told(done.stdout) if done.returncode == 0 else None
+
+
+def check(launcher: Launcher, libraries: Mapping[str, Library | None]) -> None:
+    """UserError where ranks would not find each other: hosts with different MPIs, or none the launcher's.
+
+    libraries: by host; None, where it cannot be seen, is no mistake yet.
+    """
+    from runner.errors import UserError
+
+    hosts: dict[Library, list[str]] = {}
+    for host, library in libraries.items():
+        if library:
+            hosts.setdefault(library, []).append(host)
+    if len(hosts) > 1:
+        raise UserError(
+            "the hosts have different MPI libraries",
+            got="; ".join(f"{library} on {', '.join(names)}" for library, names in hosts.items()),
+            hint="the same Python environment on every host",
+        )
+    library = next(iter(hosts), None)
+    if library and (launcher.vendor == "Open MPI") != (library.vendor == "Open MPI"):
+        raise UserError(
+            f"{launcher} starts no ranks of {library}, which mpi4py loads",
+            hint=f"the mpiexec of {library} first on PATH, or its module loaded",
+        )

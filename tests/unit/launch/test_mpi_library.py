@@ -1,0 +1,88 @@
+"""MPIs that do not go together are found before a rank is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import hosts, mpiexec, mpirun
+from launch.hosts import Answer
+from launch.mpi_library import Library, check, loaded, told
+from launch.mpiexec import Launcher, Vendor
+from launch.plan import Plan
+from runner.errors import UserError
+
+OPEN_MPI, MPICH = Library("Open MPI", 5), Library("MPICH", 5)
+
+
+def launcher(vendor: Vendor = "Open MPI") -> Launcher:
+    return Launcher(Path("/opt/mpiexec"), vendor, bundled=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "library"),
+    [
+        ("5 Open MPI\n", OPEN_MPI),
+        ("2021 Intel MPI", Library("Intel MPI", 2021)),
+        ("", None),
+        ("no MPI", None),
+    ],
+)
+def test_the_answer_of_a_python(said: str, library: Library | None) -> None:
+    assert told(said) == library
+
+
+def test_a_python_without_mpi4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('libmpi.so')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert loaded() is None
+
+
+def test_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = loaded()
+    if found is None:
+        pytest.skip("no MPI that mpi4py loads")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert loaded() is None
+    check(mpiexec.find(), {"n1": found})
+
+
+@pytest.mark.parametrize(
+    ("vendor", "library"),
+    [
+        ("Open MPI", OPEN_MPI),
+        ("Open MPI", None),
+        ("MPICH", MPICH),
+        ("MPICH", Library("MVAPICH", 4)),
+        ("Intel MPI", Library("Intel MPI", 2021)),
+        ("Intel MPI", MPICH),  # of one ABI
+    ],
+)
+def test_a_launcher_and_its_library(vendor: Vendor, library: Library | None) -> None:
+    check(launcher(vendor), {"n1": library, "n2": library})
+
+
+@pytest.mark.parametrize(("vendor", "library"), [("MPICH", OPEN_MPI), ("Open MPI", MPICH)])
+def test_a_launcher_of_another_mpi(vendor: Vendor, library: Library) -> None:
+    with pytest.raises(UserError) as failure:
+        check(launcher(vendor), {"n1": library})
+    assert str(failure.value) == (
+        f"{vendor} (/opt/mpiexec) starts no ranks of {library}, which mpi4py loads. "
+        f"Try: the mpiexec of {library} first on PATH, or its module loaded"
+    )
+
+
+def test_hosts_with_different_mpis_are_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(("selftest",), 3, 1, ("n1", "n2", "n3"))
+    found = [Answer("n1", OPEN_MPI, None), Answer("n2", MPICH, "eth0"), Answer("n3", OPEN_MPI, "eth0")]
+    monkeypatch.setattr(mpiexec, "find", launcher)
+    monkeypatch.setattr(hosts, "answers", lambda *_: found)
+    monkeypatch.setattr(mpirun.local, "conduct", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(UserError) as failure:
+        mpirun.start(plan)
+    assert str(failure.value) == (
+        "the hosts have different MPI libraries: got Open MPI 5 on n1, n3; MPICH 5 on n2. "
+        "Try: the same Python environment on every host"
+    )
