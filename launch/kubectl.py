@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch import pod_state
+from launch.ask import answer
 from launch.manifest import JOB, Document
 from launch.pod_state import Object
 
@@ -88,19 +89,7 @@ class Job:
         return found
 
     def _ask(self, words: Sequence[str], text: str = "", seconds: float = PATIENCE) -> str:
-        # A session of its own: a Ctrl-C is for this process, which then still has to ask.
-        try:
-            done = subprocess.run(
-                self._words(words),
-                input=text,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                start_new_session=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as reason:
-            raise NoAnswer(f"none in {seconds:g} s") from reason
+        done = answer(self._words(words), text, seconds)
         if done.returncode:
             raise NoAnswer(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
         return done.stdout

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launch.ask import answer
+
 if TYPE_CHECKING:
     from launch.mpiexec import Launcher
 
-PATIENCE = 60.0  # seconds: an installation on a network file system may take long to be read
 # Not initialised: that would take a second, and inside a job wait for the other ranks.
 ASK = (
     "import mpi4py; mpi4py.rc.initialize = False\n"
@@ -38,12 +38,7 @@ def told(said: str) -> Library | None:
 
 def loaded() -> Library | None:
     """The MPI that mpi4py loads here; None where there is none."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", ASK], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None
+    done = answer([sys.executable, "-c", ASK])
     return told(done.stdout) if done.returncode == 0 else None
 
 

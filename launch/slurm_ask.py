@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-PATIENCE = 60.0  # seconds for an answer
+from launch.ask import answer
+
 HINT = "on a login node of the cluster; meshrun launch mpirun for hosts that ssh reaches"
 GONE = "GONE"  # ours: Slurm has forgotten the job
 OVER = (
@@ -88,14 +88,3 @@ def program(name: str) -> str:
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
     said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
     return said[-1]
-
-
-def answer(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """A command run to its end, in a session of its own: a Ctrl-C is for this process."""
-    try:
-        return subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=PATIENCE, check=False,
-            start_new_session=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 1, "", f"no answer within {PATIENCE:g} s")

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch import local, slurm, slurm_ask
+from launch.ask import answer
 from launch.mpiexec import RUN_MARK
 from launch.mpirun import wanted
 from launch.plan import Plan
 from launch.slurm import Job
-from launch.slurm_ask import GONE, State, answer, last_line, program
+from launch.slurm_ask import GONE, State, last_line, program
 from launch.slurm_followed import Attempts, Followed, task_end
 from launch.told import Told
 from launch.watch import Outcome, handlers
