@@ -77,8 +77,8 @@ def in_bytes(text: str) -> float:
 @click.command()
 @SHAPE
 @click.option("--image", required=True, help="With meshrun in it; the Containerfile builds one.")
-@click.option("--name", help="Of the job. Default: meshrun- and some digits.")
-@click.option("-N", "--namespace", help="Default: the one that kubectl is set to.")
+@click.option("--name", help="Of the job.  [default: meshrun- and some digits]")
+@click.option("-N", "--namespace", help="Where.  [default: the one that kubectl is set to]")
 @click.option("--queue", metavar="NAME", help="Kueue's local queue.")
 @click.option(
     "--gpu-resource", default=Pods.gpu_resource, show_default=True, help="Of which each rank gets one."
@@ -126,7 +126,7 @@ def in_bytes(text: str) -> float:
     metavar="K[=V]:EFFECT",
     help="A taint that nodes may have.",
 )
-@click.option("--service-account", metavar="NAME", help="Default: the namespace's.")
+@click.option("--service-account", metavar="NAME", help="Of the pods.  [default: the namespace's]")
 @click.option(
     "--time-limit", type=Form("TIME", seconds), metavar="TIME", help="For the whole job: 90s, 30m, 2h, 1d."
 )
