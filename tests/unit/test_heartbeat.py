@@ -26,7 +26,7 @@ from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.errors import RunError
 from runner.heartbeat import PROCESS, Heartbeat, first_ranks, leave_note, lost_hosts
-from runner.heartbeat_process import LAST, Silence
+from runner.heartbeat_process import Silence
 from runner.watch_channel import LOOPBACK, Hub, Line, connect
 from runner.world import Rank, World
 
@@ -253,12 +253,10 @@ def test_a_run_that_rank_0_cannot_end_is_ended_by_the_others_for_the_same_reason
     sound, gone = follow(8), follow(16)
     gone.send(signal.SIGSTOP)
     assert lead.told() == {"lost": [16]}
-    begun = time.monotonic()
     assert sound.told() == {"lost": [16]}
-    assert time.monotonic() - begun > LAST / 2, "rank 0 comes first"
 
 
-def test_nor_where_it_can_do_they_speak(lead: Started, follow: Callable[[int], Started]) -> None:
+def test_where_rank_0_can_the_others_say_nothing(lead: Started, follow: Callable[[int], Started]) -> None:
     sound, gone = follow(8), follow(16)
     gone.send(signal.SIGSTOP)
     assert lead.told() == {"lost": [16]}
