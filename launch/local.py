@@ -123,7 +123,7 @@ def conduct(
     elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
     not answer. account: as `judge` takes it.
     """
-    from runner.verdict import RunDirectory
+    from runner.verdict import RunDirectory, RunLines
 
     run = RunDirectory.create()
     sockets = mpiexec.socket_folder()
@@ -143,6 +143,8 @@ def conduct(
     finally:
         if not in_order:
             shm.remove_orphans(segments)
+        if token:
+            RunLines(token).forget()  # of a rank that was killed before it could
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)
 
