@@ -17,16 +17,17 @@ from launch.plan import Plan
 PATIENCE = 30.0  # seconds that a host may take to answer: its sshd may just be starting
 ATTEMPT = 5  # seconds for one connection
 PAUSE = 0.5  # seconds between two
+IMPORT = 10  # seconds for Python to tell its MPI: it may be read from a slow file system for the first time
+CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables by which it is chosen
 SWEEP = 10.0  # seconds that a host has to be cleaned up
-AT_ONCE = 32  # hosts asked at the same time
+AT_ONCE = 128  # hosts asked at the same time
 # Where the answer begins, after what a login shell may print; whether the program is there; the MPI that it
 # loads; the interface with the address by which this host was reached; all of them.
 BEGIN = "meshrun-host"
 SCRIPT = """\
 echo {begin}
 test -x {python} && echo python || echo none
-{found_by}
-echo $({python} -c {ask} 2>/dev/null)
+echo $({variables} timeout {seconds} {python} -c {ask} 2>/dev/null)
 set -- $SSH_CONNECTION
 echo $(ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2)
 echo $(cut -s -d : -f 1 /proc/net/dev)
@@ -52,9 +53,16 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
             "other hosts are reached by ssh, and there is none",
             hint="apt-get install openssh-client, or the site's batch system",
         )
-    deadline = time.monotonic() + patience
+    variables = {**os.environ, **plan.settings}  # as ranks there get them
+    script = SCRIPT.format(
+        begin=BEGIN,
+        variables=" ".join(f"{n}={shlex.quote(v)}" for n, v in variables.items() if n.startswith(CHOOSING)),
+        seconds=IMPORT,
+        python=shlex.quote(python),
+        ask=shlex.quote(ASK),
+    )
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda host: _ask(host, python, deadline), plan.names))
+        found = list(pool.map(lambda host: _ask(host, script, patience), plan.names))
     silent = {host: said for host, said in zip(plan.names, found, strict=True) if isinstance(said, str)}
     if silent:
         raise UserError(
@@ -88,20 +96,18 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
     ]
 
 
-def _ask(host: str, python: str, deadline: float) -> list[str] | str:
+def _ask(host: str, script: str, patience: float) -> list[str] | str:
     """The lines that the script prints there, or the last reason why not."""
-    path = os.environ.get("LD_LIBRARY_PATH")  # as ranks there get it
-    found_by = f"export LD_LIBRARY_PATH={shlex.quote(path)}" if path else ":"
-    script = SCRIPT.format(begin=BEGIN, python=shlex.quote(python), found_by=found_by, ask=shlex.quote(ASK))
+    deadline = time.monotonic() + patience
     while True:
         left = deadline - time.monotonic()
         try:
             done = subprocess.run(
-                ["sh", "-c", script] if is_here(host) else _ssh(host, script),
-                stdin=subprocess.DEVNULL,
+                ["sh", "-s"] if is_here(host) else _ssh(host, "sh -s"),  # whatever the login shell is
+                input=script,
                 capture_output=True,
                 text=True,
-                timeout=max(left, ATTEMPT),
+                timeout=max(left, ATTEMPT) + IMPORT,
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.ask import answer
@@ -63,5 +64,7 @@ def check(launcher: Launcher, libraries: Mapping[str, Library | None]) -> None:
     if library and (launcher.vendor == "Open MPI") != (library.vendor == "Open MPI"):
         raise UserError(
             f"{launcher} starts no ranks of {library}, which mpi4py loads",
-            hint=f"the mpiexec of {library} first on PATH, or its module loaded",
+            hint="LD_LIBRARY_PATH and MPI4PY_*, which choose the library"
+            if launcher.path.parent == Path(sys.prefix, "bin")
+            else f"the mpiexec of {library} first on PATH, or its module loaded",
         )

@@ -18,7 +18,7 @@ from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher
 from launch.plan import Plan
 
 # What ranks on other hosts must have too. Open MPI passes on none of it.
-FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MESHRUN_")
+FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")
 FORWARDED_WHOLE = ("LD_LIBRARY_PATH", "PYTHONFAULTHANDLER")
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
@@ -62,7 +62,7 @@ def environment(plan: Plan, launcher: Launcher, base: Mapping[str, str]) -> dict
         defaults |= {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, **MPICH_OVER_TCP}
     else:
         defaults |= {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh, "I_MPI_PIN": "off"}
-        defaults |= INTEL_OVER_TCP
+        defaults |= {} if "FI_PROVIDER" in base else INTEL_OVER_TCP
     return {**defaults, **base, **wanted(plan)}
 
 

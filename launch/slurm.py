@@ -18,8 +18,11 @@ PER_TASK = "One GPU to each task: where Slurm shuts the others off, NCCL copies 
 # After srun, of a job that may be started again.
 AGAIN = """\
 status=$?
-# Ranks miss a host before Slurm does, which would call the job failed, and not start it again.
-[ ! -e "$lost" ] || scontrol requeue "$SLURM_JOB_ID"
+# Ranks miss a host before Slurm does, which would call the job failed, and not start it again. Three times at
+# most: a host that Slurm does not miss at all may be given to the job for ever.
+if [ $status -ne 0 ] && [ -e "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+    scontrol requeue "$job"
+fi
 exit $status"""
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -152,8 +155,9 @@ def _attempt(token: str | None) -> str:
     # A job that is started again begins with this line: what an attempt before it has told is void.
     from runner.verdict import LINE, lost_note
 
+    # SLURM_JOB_ID of one task of an array is the array's own, and means all of it to scontrol.
     job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-    lines = [f'lost="{lost_note(job)}"', 'rm -f "$lost"']
+    lines = [f'job="{job}"', f'lost="{lost_note("$job")}"', 'rm -f "$lost"']
     if token:
         lines.append(f"printf '\\{ord(LINE[0]):03o}%s\\n' '{LINE[1:]} {token} attempt 0' >&2")
     return "\n".join(lines)

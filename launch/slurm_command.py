@@ -73,7 +73,7 @@ def slurm(
     if inside and given:
         raise click.UsageError(
             f"--{given} is of a new job, and this is inside job {os.environ['SLURM_JOB_ID']}: "
-            "env -u SLURM_JOB_ID for one of its own"
+            "env -u SLURM_JOB_ID -u SLURM_ARRAY_JOB_ID for one of its own"
         )
     if not show:
         program("srun" if inside else "sbatch")

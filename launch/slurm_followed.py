@@ -97,7 +97,7 @@ class Followed:
         from runner.verdict import lost_note
 
         if self.state.state not in ("", "PENDING") and not self.requeue:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # none, or one that is just being replaced
                 note = lost_note(self.state.id)
                 sentence = note.read_text().strip().removeprefix("meshrun: ")
                 self.run.claim_failure({"exit_code": 1, "sentence": sentence, "rank": None})

@@ -178,8 +178,9 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
             follower.id = _submit(text)
             output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
             tell(f"job {follower.id} submitted, its output goes to {output}")
-            _remove_notes(follower.id)  # of another cluster's job
+            _remove_notes(follower.id, f"{follower.id}_*")  # of another cluster's job
             if follower.follow():
+                _remove_notes(follower.id, f"{follower.id}_*")
                 return follower.verdict(debug)
         assert follower.interrupted
         left = "the job stays" if follower.interrupted == signal.SIGHUP else "not waited for its end"
@@ -191,6 +192,8 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
 
 def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
     """Run the plan in the allocation around this process; the run's exit status."""
+    from runner.launcher import slurm_job
+
     token = secrets.token_hex(8)
 
     def started(run: Path, _: Path) -> tuple[list[str], dict[str, str]]:
@@ -201,14 +204,14 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
     try:
         return local.conduct(started, token=token, debug=debug, account=task_end)
     finally:
-        _remove_notes(os.environ["SLURM_JOB_ID"])
+        _remove_notes(slurm_job() or "")
 
 
-def _remove_notes(job: str) -> None:
+def _remove_notes(*jobs: str) -> None:
     from runner.verdict import lost_note
 
-    for name in (job, f"{job}_*"):
-        for note in Path().glob(str(lost_note(name))):
+    for job in jobs:
+        for note in Path().glob(f"{lost_note(job)}*"):  # unfinished ones too
             note.unlink(missing_ok=True)
 
 

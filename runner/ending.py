@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from runner.errors import MeshrunError, UserError, describe, tell
+from runner.launcher import announced
 from runner.verdict import Run, RunLines
 from runner.world import World
 
@@ -60,11 +61,14 @@ class Ending:
 
     def interrupted(self) -> None:
         """For `on_termination`: this process is told to end, and most often the others are too."""
-        run = self._where_to_claim()
-        if run is not None and run.close():
-            self.claimed = run  # a rank that misses the file from now on has nothing to tell
+        with contextlib.suppress(OSError):  # no room for notes, and there is more to be done
+            run = self._place()
+            if run is not None and run.close():
+                self.claimed = run  # a rank that misses the file from now on has nothing to tell
         self.clean()
-        if self.run is None:  # else whoever started the ranks tells
+        told = announced()
+        rank = self.world.rank if self.world else told.rank if told else 0
+        if self.run is None and rank == 0:  # else whoever started the ranks tells
             tell(self.farewell)
         self._forget()
 
@@ -82,7 +86,7 @@ class Ending:
     def end_now(self, failure: MeshrunError) -> None:
         """Tell `failure` and end every rank of the run at once; from any thread, and does not return."""
         assert self.world is not None
-        status = self.fail_alone(failure, "", self.world.rank, self.world.nonce)
+        status = self.fail_alone(failure, "", self.world.rank)
         self.world.control.abort(status)
         os._exit(status)
 
@@ -91,12 +95,12 @@ class Ending:
             return 1
         return self.usage_status if isinstance(failure, UserError) else failure.exit_code
 
-    def fail_alone(self, failure: BaseException, where: str, rank: int, nonce: str) -> int:
+    def fail_alone(self, failure: BaseException, where: str, rank: int) -> int:
         """Tell this rank's failure unless another rank's came first; the exit status to abort with."""
         status = self._status(failure)
         sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
-        run = self.run or RunLines(nonce, heard=False)
-        first = run.claim_failure(self._claim(failure, sentence, rank))
+        run = self._place()
+        first = run is None or run.claim_failure(self._claim(failure, sentence, rank))
         if first:
             self.claimed = run
             tell(sentence)
@@ -108,7 +112,8 @@ class Ending:
         self._forget()
         return status
 
-    def _where_to_claim(self) -> Run | None:
+    def _place(self) -> Run | None:
+        """Where ranks claim what only one of them is to tell; None for a rank alone."""
         if self.run is None and self.world is not None and self.world.size > 1:
             return RunLines(self.world.nonce, heard=False)
         return self.run
@@ -138,6 +143,7 @@ class Guard:
     speaks: bool = False
 
     def __enter__(self) -> Guard:
+        self.ending.world = self.world
         return self
 
     def __exit__(
@@ -151,7 +157,7 @@ class Guard:
             self.ending.clean()
             return
         where = "" if alone else str(self.world.here)
-        status = self.ending.fail_alone(failure, where, self.world.rank, self.world.nonce)
+        status = self.ending.fail_alone(failure, where, self.world.rank)
         if alone:
             raise SystemExit(status)
         self.world.control.abort(status)  # MPI does not return from it; simulated ranks do

@@ -34,6 +34,7 @@ class Heartbeat:
     def __init__(self, world: World, seconds: float, on_loss: Callable[[RunError], None]) -> None:
         self.warnings: list[str] = []
         self._world, self._seconds, self._on_loss = world, seconds, on_loss
+        self._folder = Path.cwd()  # a job may change it
         self._process: subprocess.Popen[str] | None = None
         first = first_ranks(world.ranks)
         if len(first) > 1:
@@ -88,7 +89,7 @@ class Heartbeat:
             lost = json.loads(line).get("lost", ())
             if lost:
                 failure = lost_hosts(self._world.ranks, lost, self._seconds)
-                note = threading.Thread(target=leave_note, args=(str(failure),), daemon=True)
+                note = threading.Thread(target=leave_note, args=(self._folder, str(failure)), daemon=True)
                 note.start()
                 note.join(NOTE)
                 self._on_loss(failure)
@@ -102,11 +103,11 @@ def first_ranks(ranks: Sequence[Rank]) -> list[int]:
     return sorted(hosts.values())
 
 
-def leave_note(sentence: str) -> None:
-    """Write to the working directory what a Slurm job's output may not get any more; elsewhere nothing."""
+def leave_note(folder: Path, sentence: str) -> None:
+    """Write to a file what a Slurm job's output may not get any more; elsewhere nothing."""
     if job := slurm_job():
         with contextlib.suppress(OSError):
-            write(lost_note(job), f"meshrun: {sentence}\n")
+            write(folder / lost_note(job), f"meshrun: {sentence}\n")
 
 
 def lost_hosts(ranks: Sequence[Rank], lost: Sequence[int], seconds: float) -> RunError:

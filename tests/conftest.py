@@ -23,10 +23,9 @@ settings.load_profile("meshrun")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell has what runs in the background ignore them, and so would all that tests start and interrupt.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    # A shell has what runs in the background ignore it, and so would all that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # While a test runs, pytest captures file descriptor 2 into a file that would be lost.
     config.stash[STDERR] = os.dup(2)
 

@@ -144,7 +144,7 @@ def watching(
         return
 
     def report(text: str) -> None:
-        ending.fail_alone(Stuck(text), "", world.rank, world.nonce)
+        ending.fail_alone(Stuck(text), "", world.rank)
 
     watched = everyone or world.control
     dog = runner.Watchdog(

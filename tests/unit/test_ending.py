@@ -23,8 +23,8 @@ def test_the_first_failure_is_told_and_the_second_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDirectory(tmp_path)
-    assert Ending(run).fail_alone(GONE, "rank 1", 1, "nonce") == 1
-    assert Ending(run).fail_alone(RunError("later"), "rank 2", 2, "nonce") == 1
+    assert Ending(run).fail_alone(GONE, "rank 1", 1) == 1
+    assert Ending(run).fail_alone(RunError("later"), "rank 2", 2) == 1
     assert capsys.readouterr().err == f"meshrun: [rank 1] {GONE}\n"
     failure = run.failure()
     assert failure is not None
@@ -40,7 +40,7 @@ def test_a_failure_while_ranks_are_ended_is_not_told(
     partial.touch()
     Ending(run, partial=partial).interrupted()
     assert not partial.exists()
-    Ending(run).fail_alone(GONE, "rank 1", 1, "nonce")
+    Ending(run).fail_alone(GONE, "rank 1", 1)
     assert capsys.readouterr().err == ""
     assert run.failure() is None
 
@@ -49,7 +49,7 @@ def test_a_failure_told_before_ranks_are_ended_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDirectory(tmp_path)
-    Ending(run).fail_alone(GONE, "rank 1", 1, "nonce")
+    Ending(run).fail_alone(GONE, "rank 1", 1)
     Ending(run).interrupted()
     failure = run.failure()
     assert failure is not None

@@ -279,13 +279,12 @@ def test_where_rank_0_can_the_others_say_nothing(lead: Started, follow: Callable
 def test_a_loss_is_noted_in_a_slurm_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], note: str | None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    leave_note("host c1 silent")
-    leave_note("host c1 silent")
+    leave_note(tmp_path, "host c1 silent")
+    leave_note(tmp_path, "host c1 silent")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == (
         {note: "meshrun: host c1 silent\n"} if note else {}
     )

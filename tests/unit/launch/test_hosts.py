@@ -18,8 +18,10 @@ from runner.errors import UserError
 SSH = """\
 #!/bin/sh
 while [ $# -gt 2 ]; do shift; done
-echo "$2" >>{folder}/asked-of-$1
-exec sh {folder}/$1 "$2"
+command=$2
+[ "$command" = "sh -s" ] && command=$(cat)
+echo "$command" >>{folder}/asked-of-$1
+exec sh {folder}/$1 "$command"
 """
 # A host with two interfaces. The lines are those of iproute2.
 SOUND = """\
@@ -142,6 +144,7 @@ def test_every_silent_host_is_named_each_with_its_reason(ssh: Ssh) -> None:
 
 def test_a_host_that_connects_and_hangs_is_named(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "ATTEMPT", 0.3)
+    monkeypatch.setattr(hosts, "IMPORT", 0)
     ssh.host("n1", "exec sleep 600\n")
     assert "no answer by ssh from n1 (connected, and said nothing)" in refused("n1", patience=0.1)
 
@@ -173,15 +176,30 @@ def test_the_path_of_python_is_one_word_there(ssh: Ssh, tmp_path: Path) -> None:
 def test_hosts_tell_the_mpi_that_ranks_there_will_load(
     ssh: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the library path that they are given."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/my mpi/lib")
+    """With the variables that they are given."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    monkeypatch.setenv("MPI4PY_MPIABI", "it's")
+    settings = {"LD_LIBRARY_PATH": "/opt/my mpi/lib", "NCCL_DEBUG": "INFO"}
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\n[ "$LD_LIBRARY_PATH" = "/opt/my mpi/lib" ] && echo "$MPI"\n')
+    python.write_text(
+        '#!/bin/sh\n[ "$LD_LIBRARY_PATH, $MPI4PY_MPIABI" = "/opt/my mpi/lib, it\'s" ] && echo "$MPI"\n'
+    )
     python.chmod(0o755)
     for name, mpi in (("n1", "5 Open MPI"), ("n2", ""), ("n3", "Traceback")):
         ssh.host(name, f"export MPI='{mpi}'\n{SOUND}")
-    found = answers(Plan(("selftest",), 3, 1, ("n1", "n2", "n3")), str(python))
+    found = answers(Plan(("selftest",), 3, 1, ("n1", "n2", "n3"), settings), str(python))
     assert [answer.mpi for answer in found] == [Library("Open MPI", 5), None, None]
+
+
+def test_a_python_that_does_not_tell_its_mpi_in_time(
+    ssh: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "IMPORT", 1)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    plan = Plan(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
+    assert answers(plan, str(python)) == [Answer("n1", None, "eth1")]
 
 
 def test_a_host_without_iproute_cannot_tell_its_interface(ssh: Ssh) -> None:
