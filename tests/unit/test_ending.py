@@ -8,6 +8,7 @@ import pytest
 
 from runner.ending import Ending
 from runner.errors import RunError
+from runner.launcher import Announced
 from runner.verdict import LINE, RunDirectory, RunLines
 
 GONE = RunError("rank 0 has out.npy, this rank cannot open it")
@@ -68,3 +69,23 @@ def test_on_another_host_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureF
     assert claimed == [False]
     assert LINE not in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_for_notes_the_rest_is_done(tmp_path: Path) -> None:
+    partial = tmp_path / "partial-output"
+    partial.touch()
+    kept: list[str] = []
+    ending = Ending(RunDirectory(tmp_path / "gone"), partial=partial, keep=lambda: kept.append("kept"))
+    ending.interrupted()
+    assert kept == ["kept"]
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "meshrun: interrupted; nothing was written\n"), ("1", "")])
+def test_of_many_ranks_one_says_that_it_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, said: str
+) -> None:
+    """Before there is a world, as ranks that MPI has not joined are."""
+    monkeypatch.setattr("runner.ending.announced", lambda: Announced("a launcher", 2, int(rank)))
+    Ending().interrupted()
+    assert capsys.readouterr().err == said

@@ -183,6 +183,11 @@ def test_root_is_allowed_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch) 
         assert not names & environment(PLAN, launcher("MPICH"), {}).keys()
 
 
+def test_a_provider_of_the_users_is_intel_mpis_too(machine: Machine) -> None:
+    found = machine.install(INTEL)
+    assert "I_MPI_OFI_PROVIDER" not in environment(PLAN, found, {"FI_PROVIDER": "verbs"})
+
+
 def test_what_ranks_on_other_hosts_must_have() -> None:
     theirs = {
         "NCCL_DEBUG": "INFO",
