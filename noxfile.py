@@ -33,7 +33,9 @@ def tests(session: nox.Session) -> None:
 def tests_mpich(session: nox.Session) -> None:
     """What depends on the MPI library, with MPICH."""
     session.install(".[mpich,test]")
-    session.run("pytest", "tests/faults", "tests/cluster", *session.posargs)
+    # Not the tests of the hosts and the Slurm that the others use.
+    those = [f"--ignore=tests/cluster/test_{name}.py" for name in ("hosts", "slurm_farm")]
+    session.run("pytest", "tests/faults", "tests/cluster", *those, *session.posargs)
     on_ranks(session, [])
 
 
