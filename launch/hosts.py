@@ -70,8 +70,8 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
             expected=f"ssh {next(iter(silent))} true, without a password, within {patience:g} s",
             hint="ssh-copy-id, or the host's name, power and firewall",
         )
-    lines_of = [said for said in found if not isinstance(said, str)]
-    lacking = [host for host, lines in zip(plan.names, lines_of, strict=True) if lines[0] != "python"]
+    answered = {host: said for host, said in zip(plan.names, found, strict=True) if not isinstance(said, str)}
+    lacking = [host for host, lines in answered.items() if lines[0] != "python"]
     if lacking:
         raise UserError(
             f"{python} is not there on {', '.join(lacking)}",
@@ -79,20 +79,15 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
             hint="a shared file system, or the same installation everywhere",
         )
     if plan.network is not None:
-        without = [
-            host
-            for host, lines in zip(plan.names, lines_of, strict=True)
-            if plan.network not in lines[3].split()
-        ]
+        without = [host for host, lines in answered.items() if plan.network not in lines[3].split()]
         if without:
             raise UserError(
                 f"there is no network interface {plan.network} on {', '.join(without)}",
-                expected=f"one of {', '.join(lines_of[plan.names.index(without[0])][3].split())}",
+                expected=f"one of {', '.join(answered[without[0]][3].split())}",
                 hint="--network, or none for the route to the hosts",
             )
     return [
-        Answer(host, told(lines[1]), None if is_here(host) else lines[2])
-        for host, lines in zip(plan.names, lines_of, strict=True)
+        Answer(host, told(lines[1]), None if is_here(host) else lines[2]) for host, lines in answered.items()
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from runner.backend import Backend
 from runner.comm import Control
 from runner.ending import Ending
-from runner.inspection import Unfit, inspect, judge
+from runner.inspection import inspect, judge, refuse
 from runner.launcher import Started
 from runner.problem import Problem
 from runner.rank import as_rank
@@ -48,8 +48,7 @@ def main(started: Started, device: DeviceChoice, file: Path | None = None, debug
             sys.stdout.flush()
             if file is not None:
                 write(record, file)
-        if failures := [problem for problem in problems if not problem.warning]:
-            raise Unfit(failures)
+        refuse(problems)
         return record
 
     return as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)

@@ -61,6 +61,12 @@ def judge(
     return shared
 
 
+def refuse(problems: Sequence[Problem]) -> None:
+    """Raise Unfit where there is more than warnings."""
+    if failures := [problem for problem in problems if not problem.warning]:
+        raise Unfit(failures)
+
+
 def preflight(started: Started, *, oversubscribe: bool = False) -> Check:
     """A check for `open_world`: raises Unfit, and returns warnings. A rank alone is not checked.
 
@@ -72,8 +78,7 @@ def preflight(started: Started, *, oversubscribe: bool = False) -> Check:
             return []
         surveys = inspect(control, ranks, backend)
         found = judge(control, surveys, started, oversubscribe=oversubscribe)
-        if failures := [problem for problem in found if not problem.warning]:
-            raise Unfit(failures)
+        refuse(found)
         if near := cores_near_gpu(surveys[control.rank]):
             os.sched_setaffinity(0, near)
         return [str(problem) for problem in found]
