@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch import mpiexec, noise, shm
+from launch import mpi_library, mpiexec, noise, shm
 from launch.mpiexec import RUN_MARK
 from launch.plan import Plan
 from launch.watch import Outcome, watch
@@ -58,9 +58,12 @@ def start(
     down) changes nothing about the results: that is a warning. Any other bad status of the
     launcher is a failure, record or not, and so is a good one without the record.
 
-    Raises UserError where there is no launcher. 130 (128 + signal) when interrupted.
+    Raises UserError where there is no launcher, or one of another MPI than mpi4py loads. 130 (128 + signal)
+    when interrupted.
     """
     launcher = mpiexec.find()
+    if not launcher.bundled:  # else both are of one environment, and asking takes a tenth of a second
+        mpi_library.check(launcher, {"here": mpi_library.loaded()})
 
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         ours = [*rank_words(str(run), columns), "-n", str(ranks)]

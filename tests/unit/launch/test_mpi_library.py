@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import hosts, mpiexec, mpirun
+from launch import hosts, local, mpi_library, mpiexec, mpirun
 from launch.hosts import Answer
 from launch.mpi_library import Library, check, loaded, told
 from launch.mpiexec import Launcher, Vendor
@@ -72,6 +72,20 @@ def test_a_launcher_of_another_mpi(vendor: Vendor, library: Library) -> None:
         f"{vendor} (/opt/mpiexec) starts no ranks of {library}, which mpi4py loads. "
         f"Try: the mpiexec of {library} first on PATH, or its module loaded"
     )
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_on_this_machine_a_launcher_from_elsewhere_is_checked(
+    monkeypatch: pytest.MonkeyPatch, bundled: bool
+) -> None:
+    monkeypatch.setattr(mpiexec, "find", lambda: Launcher(Path("/opt/mpiexec"), "Open MPI", bundled))
+    monkeypatch.setattr(mpi_library, "loaded", lambda: MPICH)
+    monkeypatch.setattr(local, "conduct", lambda *_, **__: 0)
+    if bundled:
+        assert local.start(2, ["selftest"]) == 0
+    else:
+        with pytest.raises(UserError, match="starts no ranks of MPICH 5, which mpi4py loads"):
+            local.start(2, ["selftest"])
 
 
 def test_hosts_with_different_mpis_are_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
