@@ -6,66 +6,24 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import nvml
 import pytest
+from nvml import UUID, NotSupported, NVMLError
 
 from runner.links import Nic, Reading, gpu_links, network_rate, nics, read_gpu_links
 
-UUID = "GPU-00000000-1111-2222-3333-444444444444"
 
+class Nvml(nvml.Nvml):
+    """With a link speed, and PCIe (generation, width), too."""
 
-class NVMLError(Exception):
-    pass
-
-
-class InvalidArgument(NVMLError):
-    pass
-
-
-class NotSupported(NVMLError):
-    pass
-
-
-class Nvml:
-    """What pynvml says of one GPU with these links (1 active, 0 down), link speed, and PCIe."""
-
-    NVMLError = NVMLError
-    NVMLError_InvalidArgument = InvalidArgument
-    NVMLError_NotSupported = NotSupported
-    NVML_NVLINK_MAX_LINKS = 36
-    NVML_FEATURE_ENABLED = 1
     NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
     NVML_FI_DEV_NVLINK_GET_SPEED = 164
     NVML_SUCCESS = 0
 
     def __init__(self, links: list[int], speed: int = 26562, pcie: tuple[int, int] = (5, 16)) -> None:
-        self.links, self.speed, self.pcie = links, speed, pcie
+        super().__init__(links)
+        self.speed, self.pcie = speed, pcie
         self.told: set[object] = {90}  # the fields that have the speed
-        self.initialized = 0
-        self.failing: dict[str, NVMLError] = {}
-
-    def _answer(self, name: str) -> None:
-        assert name == "init" or self.initialized == 1
-        if name in self.failing:
-            raise self.failing[name]
-
-    def nvmlInit(self) -> None:
-        self._answer("init")
-        self.initialized += 1
-
-    def nvmlShutdown(self) -> None:
-        self.initialized -= 1
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        self._answer("handle")
-        if uuid != UUID:
-            raise NVMLError("Not Found")
-        return "handle"
-
-    def nvmlDeviceGetNvLinkState(self, device: str, link: int) -> int:
-        self._answer("state")
-        if link >= len(self.links):
-            raise InvalidArgument("Invalid Argument")
-        return self.links[link]
 
     def nvmlDeviceGetFieldValues(self, device: str, fields: list[object]) -> list[SimpleNamespace]:
         value = SimpleNamespace(uiVal=self.speed)
@@ -167,7 +125,7 @@ def test_the_names_are_those_of_the_module() -> None:
     """The object above stands for pynvml: whatever it has, pynvml has."""
     pynvml = pytest.importorskip("pynvml")
     ours = [
-        name for name in [*vars(Nvml), *Nvml.__init__.__code__.co_names] if name.lower().startswith("nvml")
+        name for name in [*dir(Nvml), *Nvml.__init__.__code__.co_names] if name.lower().startswith("nvml")
     ]
     assert len(ours) > 10
     assert [name for name in ours if not hasattr(pynvml, name)] == []

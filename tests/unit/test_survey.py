@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+import nvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nvml import UUID, NotSupported, NVMLError
 
 from runner import survey_network, sysfs
 from runner.backend import Device
@@ -22,7 +23,6 @@ from runner.survey import Interface, Port, may_lock_all, numa_nodes, on_one_core
 from runner.survey_gpu import dotted, read_gpu, read_nvml
 from runner.survey_network import Configured, configured, interfaces, ports
 
-UUID = "GPU-00000000-1111-2222-3333-444444444444"
 GPU = Device("cuda", "NVIDIA H200", 1, UUID, "0000:1A:00.0")
 NOWHERE = Path("/nonexistent")
 
@@ -265,51 +265,8 @@ def test_rdma_ports(tmp_path: Path) -> None:
 # The GPU.
 
 
-class NVMLError(Exception):
-    pass
-
-
-class InvalidArgument(NVMLError):
-    pass
-
-
-class NotSupported(NVMLError):
-    pass
-
-
-class Nvml:
-    """What pynvml says of one of eight GPUs on a host."""
-
-    NVMLError = NVMLError
-    NVMLError_InvalidArgument = InvalidArgument
-    NVMLError_NotSupported = NotSupported
-    NVML_NVLINK_MAX_LINKS = 36
-    NVML_FEATURE_ENABLED = 1
-
-    def __init__(self, links: list[int], failing: dict[str, NVMLError] | None = None) -> None:
-        self.links, self.failing, self.initialized = links, failing or {}, 0
-
-    def _answer(self, name: str, value: Any) -> Any:
-        assert self.initialized == 1
-        if name in self.failing:
-            raise self.failing[name]
-        return value
-
-    def nvmlInit(self) -> None:
-        if "init" in self.failing:
-            raise self.failing["init"]
-        self.initialized += 1
-
-    def nvmlShutdown(self) -> None:
-        self.initialized -= 1
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return str(self._answer("handle" if uuid == UUID else "other", "handle"))
-
-    def nvmlDeviceGetNvLinkState(self, device: str, link: int) -> int:
-        if link >= len(self.links):
-            raise InvalidArgument
-        return int(self._answer("state", self.links[link]))
+class Nvml(nvml.Nvml):
+    """One of eight GPUs on a host."""
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return str(self._answer("driver", "580.95.05"))
@@ -462,7 +419,7 @@ def test_cuda_versions(number: int, text: str) -> None:
 def test_the_names_are_those_of_the_module() -> None:
     """The object above stands for pynvml: whatever it has, pynvml has."""
     pynvml = pytest.importorskip("pynvml")
-    ours = [name for name in vars(Nvml) if name.lower().startswith("nvml")]
+    ours = [name for name in dir(Nvml) if name.lower().startswith("nvml")]
     assert len(ours) > 12
     assert [name for name in ours if not hasattr(pynvml, name)] == []
     assert pynvml.NVML_FEATURE_ENABLED == Nvml.NVML_FEATURE_ENABLED

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import made_survey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,37 +18,22 @@ GIB = 1 << 30
 
 
 def made(host: int, local: int, per_host: int) -> Survey:
+    """With more to show, on hosts of two NUMA nodes."""
+    sound = made_survey.made(host, local, per_host)
+    assert sound.gpu is not None
     cores = tuple(range(48 * (local % 2), 48 * (local % 2) + 48))
-    device = Gpu(
-        name="NVIDIA H200",
+    device = replace(
+        sound.gpu,
         uuid=f"GPU-{host:04x}{local:04x}-1111-2222-3333-444444444444",
-        bus_id=f"0000:{local + 16:02x}:00.0",
-        index=local,
-        driver="580.95.05",
-        cuda="12.9",
-        cuda_driver="13.0",
         on_host=per_host,
-        nvlinks_up=18,
-        nvlinks=18,
-        pcie_generation=5,
-        pcie_generation_max=5,
-        pcie_width=16,
-        pcie_width_max=16,
         numa_node=local % 2,
         cpus=cores,
     )
-    return Survey(
-        rank=host * per_host + local,
-        host=f"n{host + 1}",
-        host_id=f"n{host + 1}/boot{host}",
-        local_rank=local,
-        pid=1000 + local,
+    return replace(
+        sound,
         gpu=device,
         visible="0,1",
         nccl=("2.28.9", "/opt/venv/lib/libnccl.so.2"),
-        mpi="Open MPI v5.0.11",
-        meshrun="0.1.0",
-        python="3.11.7",
         cpus=cores,
         numa=(local % 2,),
         interfaces=(
@@ -60,7 +46,6 @@ def made(host: int, local: int, per_host: int) -> Survey:
         if local == 0
         else (),
         memlock=8 << 20 if host else None,
-        shm_total=64 * GIB,
         shm_free=60 * GIB - local * GIB,
         settings={"NCCL_ALGO": "Ring", "NCCL_DEBUG": "WARN"},
     )

@@ -1,0 +1,57 @@
+"""NVML as an object with its functions: what pynvml says of one GPU, and what of it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+
+
+class NVMLError(Exception):
+    pass
+
+
+class InvalidArgument(NVMLError):
+    pass
+
+
+class NotSupported(NVMLError):
+    pass
+
+
+class Nvml:
+    """One with these NVLinks (1 active, 0 down). failing: what a call raises, by a word for it."""
+
+    NVMLError = NVMLError
+    NVMLError_InvalidArgument = InvalidArgument
+    NVMLError_NotSupported = NotSupported
+    NVML_NVLINK_MAX_LINKS = 36
+    NVML_FEATURE_ENABLED = 1
+
+    def __init__(self, links: list[int], failing: dict[str, NVMLError] | None = None) -> None:
+        self.links, self.failing, self.initialized = links, failing or {}, 0
+
+    def _answer(self, name: str, value: Any = None) -> Any:
+        assert self.initialized == (name != "init")
+        if name in self.failing:
+            raise self.failing[name]
+        return value
+
+    def nvmlInit(self) -> None:
+        self._answer("init")
+        self.initialized += 1
+
+    def nvmlShutdown(self) -> None:
+        self.initialized -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self._answer("handle")
+        if uuid != UUID:
+            raise NVMLError("Not Found")
+        return "handle"
+
+    def nvmlDeviceGetNvLinkState(self, device: str, link: int) -> int:
+        self._answer("state")
+        if link >= len(self.links):
+            raise InvalidArgument("Invalid Argument")
+        return self.links[link]
