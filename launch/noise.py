@@ -27,10 +27,11 @@ LINE = re.compile(
     rb"|Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort"
     rb"|Abort is in progress\.\.\.hit ctrl-c again"
     rb"|\[(mpiexec|proxy:\S+)@\S+\] "
+    rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\."  # of Open MPI's libevent, when a rank's pipe is gone
     rb"|\[\S+:\d+\] (\[\[\d+,\d+\],\d+\] )?(ORTE_ERROR_LOG|PRTE ERROR|PMIX ERROR)"
 )
 HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
-LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy")
+LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy", b"[warn] Epoll")
 
 # How the launchers tell of one process's end, white space joined.
 ENDS = (

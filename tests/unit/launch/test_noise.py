@@ -72,6 +72,10 @@ OPEN_MPI_4_LOG = (
     "[vm:20460] [[8978,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer in file "
     "../../../orte/util/show_help.c at line 501\n"
 )
+OPEN_MPI_5_EVENT = (
+    "[warn] Epoll MOD(4) on fd 21 failed. Old events were 6; read change was 2 (del); write change was 0 "
+    "(none); close change was 0 (none): Bad file descriptor\n"
+)
 MPICH_KILLED = f"""{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   PID 6569 RUNNING AT vm
 =   EXIT CODE: 9
@@ -106,6 +110,7 @@ ORDINARY = (
     "Abort the mission, said the log\n",
     "[vm:06428] *** Process received signal ***\n[vm:06428] Signal: Segmentation fault (11)\n",
     "This typically works\n",
+    "[warn] Epoll is a word, said the log\n",
     "\r 45% ████      ",
     "-" * 74,
 )
