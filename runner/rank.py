@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from runner import launcher
+from runner import early, launcher
 from runner.ending import GRACE, Ending, Guard, end_with_parent, on_termination
 from runner.errors import MeshrunError, UserError, tell
 from runner.heartbeat import Heartbeat
@@ -40,8 +40,11 @@ def as_rank(
         run_at(started.run) if started.run else None, debug, usage_status=usage_status, farewell=farewell
     )
     on_termination(ending.interrupted)
-    if launcher.announced() is not None:
+    told = launcher.announced()
+    if told is not None:
         end_with_parent()
+        if told.size != 1:
+            early.begin(device)
     world = enter(ending, device, oversubscribe, started, check)
     if isinstance(world, int):
         return world

@@ -35,6 +35,7 @@ LAYERS = (
     ("survey",),
     ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),
     ("comm.host", "comm.mpi", "comm.nccl_calls", "comm.simulated", "comm.staged"),
+    ("early",),
     ("comm.nccl",),
     ("backend.cpu", "backend.cuda", "survey_gpu", "survey_network"),
     ("backend",),  # the protocols
