@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda")
 HELP = ("--help", "-h")
-ALONE = (("jobs",), ("launch",), ("bench", "compare"), ("bench", "plot"))  # commands that no ranks run
+ALONE = (
+    ("jobs",),
+    ("launch",),
+    ("plan",),
+    ("bench", "compare"),
+    ("bench", "plot"),
+)  # commands that no ranks run
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ SUMMARIES = {
     "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
     "launch.doctor:doctor": "Show what every rank has, and what is wrong with it.",
     "launch.command:launch": "Start ranks on several hosts.",
+    "launch.forecast_command:plan": "Tell what a run will take, without a GPU or MPI.",
 }
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 

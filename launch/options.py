@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,11 @@ from launch.refuse import BROKEN
 if TYPE_CHECKING:
     from runner.declare import Job
     from runner.signature import Parameter
+    from runner.storage import Form
 
 VERIFY = ("off", "sample", "full")
+FORM = ("shape", "dtype", "order")
+STREAM = ("chunk_bytes", "host_memory", "device_memory", "depth", "resume", "static", "timeline")
 
 
 def job_command(name: str) -> click.Command:
@@ -32,8 +37,12 @@ def job_command(name: str) -> click.Command:
     def run(input: str, output: str | None, **values: Any) -> int:
         from runner.execute import Options
         from runner.main import main
+        from runner.stream.options import StreamOptions
 
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+        values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
+        values["rates"] = rates_file()
+        values["stream"] = StreamOptions(**{name: values.pop(name) for name in STREAM})
         door = click.get_current_context().obj
         return main(
             job,
@@ -52,7 +61,7 @@ def job_command(name: str) -> click.Command:
             click.Argument(["input"]),
             click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
             *own,
-            *runner_options(),
+            *runner_options({parameter.name for parameter in job.parameters}),
         ],
         help=_as_written(job),
         short_help=job.summary,
@@ -106,8 +115,8 @@ def _click_type(declared: Any) -> Any:
     return click.Path(path_type=Path) if declared is Path else declared
 
 
-def runner_options() -> list[click.Option]:
-    """The options that every job has: the fields of `runner.execute.Options`."""
+def runner_options(taken: Container[str] = ()) -> list[click.Option]:
+    """The options that every job has: the fields of `runner.execute.Options`. taken: the job's own names."""
     from runner.halo import BOUNDARIES
 
     return [
@@ -127,8 +136,84 @@ def runner_options() -> list[click.Option]:
         click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is on its way."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
+        *form_options(taken),
+        *stream_options(),
         debug_option(),
     ]
+
+
+def form_options(taken: Container[str]) -> list[click.Option]:
+    """What a file without a header does not say of itself. A job's own --dtype leaves --input-dtype."""
+
+    def option(name: str, **details: Any) -> click.Option:
+        short = [] if name in taken else [f"--{name}"]
+        return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
+
+    return [
+        option("shape", metavar="RxC", help="Of an input without a header, such as .raw."),
+        option("dtype", metavar="NAME", help="Likewise, such as float32."),
+        option("order", type=click.Choice(("C", "F")), help="Likewise; F: the first index runs fastest."),
+    ]
+
+
+def stream_options() -> list[click.Option]:
+    """The fields of `runner.stream.options.StreamOptions`."""
+    return [
+        click.Option(["--chunk-bytes"], type=SIZE, help="Send the array through in chunks of this size."),
+        click.Option(["--host-memory"], type=SIZE, help="What each rank's chunks may take of the host's."),
+        click.Option(["--device-memory"], type=SIZE, help="What they may take of a GPU's."),
+        click.Option(
+            ["--depth"], type=click.IntRange(min=1), default=3, show_default=True, help="Chunks under way."
+        ),
+        click.Option(["--resume"], is_flag=True, help="Go on where an unfinished run of this stopped."),
+        click.Option(["--static"], is_flag=True, help="Let no rank take over chunks of a slower one."),
+        click.Option(
+            ["--timeline"], metavar="FILE", help="Draw what ran when: .html, or .json for Perfetto."
+        ),
+    ]
+
+
+def rates_file() -> Path:
+    """Where this user's measured rates are: in the XDG base directory for configuration."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")  # to be ignored where it is no absolute path
+    folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".config")
+    return folder / "meshrun" / "rates.json"
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: 64M, 1.5G; K, M, G and T are powers of 1024."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+        size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
+        if size < 1:
+            self.fail(f"{value!r} is no size; expected a number of bytes such as 64M or 1.5G", param, ctx)
+        return size
+
+
+SIZE = Size()
+
+
+def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | None:
+    """What --shape, --dtype and --order say of a file; None where nothing was said."""
+    if shape is None and dtype is None and order is None:
+        return None
+    from runner.errors import UserError
+    from runner.storage import Form
+
+    lengths = None
+    if shape is not None:
+        words = shape.lower().split("x")
+        if not all(word.isdecimal() for word in words):
+            raise UserError(
+                "--shape does not parse", got=repr(shape), expected="lengths joined by x: 1000x512"
+            )
+        lengths = tuple(int(word) for word in words)
+    return Form(lengths, dtype, order or "C")
 
 
 def device_option() -> click.Option:

@@ -12,8 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
+from itertools import chain, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from runner.errors import RunError, UserError
 from runner.here import Here
 from runner.partition import Region, owner
 from runner.reduce import Tiles, reduce_array
-from runner.storage import HostArray, Sink, Source, open_source, read_back
+from runner.storage import HostArray, Sink, Source, read_back, reopen
 from runner.work import Work
 from runner.world import World, lone_world
 
@@ -61,7 +60,7 @@ def verify(world: World, work: Work, source: Source, sink: Sink, mode: str) -> d
     boxes = cells = 0
     for box in _boxes(world, work, mode, alone=not (source.parallel and sink.parallel)):
         if boxes == 0:
-            file, written = open_source(source.path), read_back(sink)
+            file, written = reopen(source), read_back(sink)
         boxes, cells = boxes + 1, cells + box.size
         wrong = wrong or _compare(work, file, written, box)
     found = world.control.allgather((wrong, boxes, cells))
@@ -90,12 +89,13 @@ def _boxes(world: World, work: Work, mode: str, alone: bool) -> Iterator[Region]
 
 def _leave_cache(sink: Sink) -> None:
     """Have what was written go to the disk and be read from there."""
-    descriptor = os.open(sink.partial, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+    for file in (path for path in (sink.partial, *sink.partial.rglob("*")) if path.is_file()):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def _compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch | None:
@@ -113,22 +113,32 @@ def _compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch
     return Mismatch(index, got[first], expected[first], allowed, int(bad.sum()), got.size, box)
 
 
-def padded(work: Work, array: HostArray, box: Region) -> HostArray:
-    """The input's `box` with its halo, cells beyond the array by the boundary's definition."""
-    outside: list[tuple[int, HostArray]] = []
-    cells = array
+def padded(work: Work, array: Any, box: Region) -> HostArray:
+    """The input's `box` with its halo, cells beyond the array by the boundary's definition.
+
+    array: sliced, nothing else, for what is not in memory.
+    """
+    places, beyond = [], []
     for axis, ((low, high), length) in enumerate(zip(work.widths, work.shape, strict=True)):
         wanted = np.arange(box.start[axis] - low, box.stop[axis] + high)
         index = sources(wanted, length, work.boundary)
-        if wanted[0] >= 0 and wanted[-1] < length:  # nothing beyond an edge: a slice, not a gather
-            cells = cells[(slice(None),) * axis + (slice(wanted[0], wanted[-1] + 1),)]
-        else:
-            cells = np.take(cells, np.maximum(index, 0), axis)
-            outside.append((axis, index < 0))
-    block = np.array(cells, dtype=work.dtype, order="C")
-    for axis, beyond in outside:
-        block[(slice(None),) * axis + (beyond,)] = work.cval
+        beyond.append(index < 0)
+        places.append(np.where(index < 0, np.clip(wanted, 0, length - 1), index))
+    needed = [np.unique(place) for place in places]
+    cells = np.empty([place.size for place in needed], work.dtype)
+    for parts in product(*(_stretches(place) for place in needed)):
+        cells[tuple(into for into, _ in parts)] = array[tuple(stretch for _, stretch in parts)]
+    index_of = (np.searchsorted(one, place) for one, place in zip(needed, places, strict=True))
+    block = np.array(cells[np.ix_(*index_of)], order="C")
+    for axis, outside in enumerate(beyond):
+        block[(slice(None),) * axis + (outside,)] = work.cval
     return block
+
+
+def _stretches(positions: HostArray) -> list[tuple[slice, slice]]:
+    """Neighbouring positions of rising ones: their numbers, and themselves."""
+    cuts = [0, *(np.flatnonzero(np.diff(positions) > 1) + 1), positions.size]
+    return [(slice(a, b), slice(int(positions[a]), int(positions[b - 1]) + 1)) for a, b in pairwise(cuts)]
 
 
 def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
@@ -173,18 +183,18 @@ def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostAr
 
 
 def verify_result(
-    world: World, job: Job, parameters: dict[str, Any], path: Path, result: Any
+    world: World, job: Job, parameters: dict[str, Any], source: Source, result: Any
 ) -> dict[str, Any]:
     """Check the result of a job that writes no array, on rank 0; RunError on every rank if wrong."""
     begin = time.perf_counter()
 
     def recompute() -> str:
         if job.reference is not None:
-            expected, against = job.reference(open_source(path).array, **parameters), REFERENCE
+            expected, against = job.reference(np.asarray(reopen(source).array), **parameters), REFERENCE
         elif job.kind == "reduce":
             alone = lone_world(CpuBackend())
             expected, against = (
-                reduce_array(alone, job, parameters, Tiles(alone, path, tile=OTHER_TILE)),
+                reduce_array(alone, job, parameters, Tiles(alone, reopen(source), tile=OTHER_TILE)),
                 RERUN,
             )
         else:

@@ -67,7 +67,7 @@ class Job:
 
     def __call__(self, array: Any, /, **parameters: Any) -> Any:
         """Apply the job to a whole array on this process alone; returns the result."""
-        from runner.execute import apply
+        from runner.apply import apply
 
         return apply(self, array, parameters)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from runner.errors import MeshrunError, UserError, describe, tell
 from runner.launcher import announced
-from runner.verdict import Run, RunLines
+from runner.verdict import Run, RunLines, remove_partial
 from runner.world import World
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -35,6 +35,7 @@ class Ending:
     run: of whoever started the ranks and waits for the verdict; None when nobody does.
     usage_status: the exit status of a UserError. farewell: what an interrupted run says. world: set
     once it is open. keep: saves what is worth it before this process ends; OSError is its own affair.
+    kept: what a run that fails from now on leaves behind, and how to go on; None: nothing.
     """
 
     run: Run | None = None
@@ -45,6 +46,7 @@ class Ending:
     world: World | None = None
     claimed: Run | None = field(default=None, init=False)  # by this rank, for now
     keep: Callable[[], None] | None = None
+    kept: str | None = None
 
     def unfinished(self, partial: Path | None) -> None:
         """Name the file to remove if the run fails; None once it has its final name."""
@@ -57,7 +59,7 @@ class Ending:
             with contextlib.suppress(OSError):
                 self.keep()
         if self.partial is not None:
-            self.partial.unlink(missing_ok=True)
+            remove_partial(self.partial)
 
     def interrupted(self) -> None:
         """For `on_termination`: this process is told to end, and most often the others are too."""
@@ -69,7 +71,7 @@ class Ending:
         told = announced()
         rank = self.world.rank if self.world else told.rank if told else 0
         if self.run is None and rank == 0:  # else whoever started the ranks tells
-            tell(self.farewell)
+            tell(f"interrupted; {self.kept}" if self.kept else self.farewell)
         self._forget()
 
     def fail_together(self, failure: MeshrunError, rank: int) -> int:
@@ -80,6 +82,7 @@ class Ending:
                 self.run.claim_failure(self._claim(failure, str(failure), rank))
                 self.run.forget()
             tell(str(failure))
+            self._tell_kept()
             self._trace()
         return self._status(failure)
 
@@ -104,6 +107,7 @@ class Ending:
         if first:
             self.claimed = run
             tell(sentence)
+            self._tell_kept()
             self._trace()
         # After the claim: a rank that misses the file while it writes would else be the first to fail.
         self.clean()
@@ -125,6 +129,10 @@ class Ending:
 
     def _claim(self, failure: BaseException, sentence: str, rank: int) -> dict[str, Any]:
         return {"exit_code": self._status(failure), "sentence": sentence, "rank": rank}
+
+    def _tell_kept(self) -> None:
+        if self.kept:
+            tell(self.kept)
 
     def _trace(self) -> None:
         if self.debug:

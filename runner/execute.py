@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from runner.backend.cpu import CpuBackend
 from runner.declare import Job
 from runner.ending import Ending, Guard
 from runner.errors import UserError
-from runner.load import load_block
-from runner.pipeline import Pipeline, Progress, quiet
+from runner.map_job import run_map
+from runner.options import VERIFY, Options, Run
+from runner.pipeline import Progress, quiet
 from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
 from runner.report.record import Record
-from runner.storage import (
-    MemorySource,
-    Sink,
-    Source,
-    check_output,
-    check_place,
-    commit,
-    open_sink,
-    open_source,
-)
-from runner.store import Store
+from runner.storage import Source, check_output, check_place, open_source
+from runner.stream.run import Show, unseen
 from runner.timing import Phases
-from runner.work import Work, decide
-from runner.world import DeviceChoice, World, lone_world, open_world
+from runner.world import World, open_world
 
-VERIFY = ("off", "sample", "full")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command's options of these names say.
-
-    overlap: None for what suits the device. boundary, cval: None for what the job declares.
-    """
-
-    device: DeviceChoice = "auto"
-    json: str | None = None
-    verify: str = "off"
-    grid: str | None = None
-    boundary: str | None = None
-    cval: float | None = None
-    overlap: bool | None = None
-    oversubscribe: bool = False
-    debug: bool = False
+__all__ = ["Options", "execute", "run"]
 
 
 def run(
@@ -80,21 +49,6 @@ def run(
             mine.close()
 
 
-@dataclass
-class Run:
-    """A run under way."""
-
-    world: World
-    job: Job
-    parameters: dict[str, Any]
-    source: Source
-    target: Path | None
-    options: Options
-    ending: Ending
-    progress: Progress
-    phases: Phases
-
-
 def execute(
     world: World,
     job: Job,
@@ -105,6 +59,7 @@ def execute(
     *,
     ending: Ending,
     progress: Progress = quiet,
+    show: Show = unseen,
 ) -> Record:
     """`run` in an open world, by a caller who sees to the end of failures."""
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
@@ -115,9 +70,9 @@ def execute(
     world.once(lambda: _check_files(target, options.json))
     phases = world.phases = Phases(world.backend)
     with phases("read"):
-        source: Source = world.once(lambda: open_source(Path(input)))
-    run = Run(world, job, parameters, source, target, options, ending, progress, phases)
-    details = _map(run) if job.kind == "map" else _result(run)
+        source: Source = world.once(lambda: open_source(Path(input), options.form))
+    run = Run(world, job, parameters, source, target, options, ending, progress, phases, show)
+    details = run_map(run) if job.kind == "map" else _result(run)
     found: Record = {
         "schema": records.SCHEMA,
         "job": job.name,
@@ -160,73 +115,6 @@ def _check_files(target: Path | None, record: str | None) -> None:
             raise UserError("OUTPUT and --json name the same file", got=record, expected="two files")
 
 
-def _map(run: Run) -> Record:
-    world, source, options = run.world, run.source, run.options
-
-    def cut() -> Work:
-        return decide(
-            run.job,
-            run.parameters,
-            source.shape,
-            source.dtype,
-            world.size,
-            grid=options.grid,
-            boundary=options.boundary,
-            cval=options.cval,
-        )
-
-    work = world.together(cut)
-    # A result that is known before the work is given its room on the disk before the work.
-    known = _create(run, work) if work.result else None
-    overlap = world.backend.asynchronous if options.overlap is None else options.overlap
-    pipeline = Pipeline(world, work, run.phases, overlap, run.progress)
-    block = load_block(world, source, work.partition, pipeline.plan, run.phases)
-    work = pipeline.prepare(block)
-    sink = known or _create(run, work)
-    store = Store(world, work, sink, run.phases)
-    for region, result in pipeline.results(block):
-        store.put(region, result)
-    store.finish()
-    proof = None
-    if options.verify != "off":
-        from runner.check import verify
-
-        with run.phases("verify"):
-            proof = verify(world, work, source, sink, options.verify)
-    world.once(lambda: commit(sink))
-    run.ending.unfinished(None)
-    assert work.result is not None
-    return {
-        "grid": list(work.partition.grid),
-        "halo": [list(width) for width in work.widths],
-        "boundary": work.boundary,
-        "overlap": pipeline.overlap,
-        "verify": proof,
-        "result": {"shape": list(work.result[0]), "dtype": str(work.result[1])},
-    }
-
-
-def _create(run: Run, work: Work) -> Sink:
-    """The output file, not yet under its final name; collective."""
-
-    def create() -> Sink:
-        assert work.result is not None
-        assert run.target is not None
-        sink = open_sink(run.target, *work.result, run.world.nonce)
-        if run.options.verify != "off" and not sink.lossless:
-            raise UserError(
-                f"--verify reads the output back, and {run.target.suffix} does not keep it exactly",
-                hint="an output that ends in .png or .npy",
-            )
-        run.ending.unfinished(sink.partial)
-        sink.create()
-        return sink
-
-    sink = run.world.once(create)
-    run.ending.unfinished(sink.partial)
-    return sink
-
-
 def _result(run: Run) -> Record:
     """A job whose result is not an array cut as its input is."""
     options = run.options
@@ -236,19 +124,19 @@ def _result(run: Run) -> Record:
             expected="a job made by map_blocks",
             everywhere=True,
         )
-    value = _call(run)
+    value = call(run)
     proof = None
     if options.verify != "off":
         from runner.check import verify_result
 
         with run.phases("verify"):
-            proof = verify_result(run.world, run.job, run.parameters, run.source.path, value)
+            proof = verify_result(run.world, run.job, run.parameters, run.source, value)
     result = value if isinstance(value, dict) else {"result": value}
-    cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
+    cut = {"grid": None, "halo": None, "boundary": None, "overlap": False, "stream": None}
     return {**cut, "verify": proof, "result": records.plain(result)}
 
 
-def _call(run: Run) -> Any:
+def call(run: Run) -> Any:
     world, job = run.world, run.job
     if job.kind == "reduce":
         return reduce_array(world, job, run.parameters, Tiles(world, run.source, run.phases))
@@ -264,31 +152,3 @@ def _memory_limit(world: World) -> tuple[float, str]:
         return device.bandwidth, device.bandwidth_source
     world.control.barrier()  # ranks share a host's memory: each measures its share
     return world.backend.copy_rate(), "a copy, measured on all ranks at once"
-
-
-def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
-    """A job on an array in memory, on this process alone: the result, of the same array module."""
-    if hasattr(array, "__cuda_array_interface__"):
-        from runner.backend.cuda import borrowed
-
-        with borrowed(array) as backend:
-            return _apply(lone_world(backend), job, array, parameters)
-    return _apply(lone_world(CpuBackend()), job, np.asarray(array), parameters)
-
-
-def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> Any:
-    parameters = job.complete(parameters)
-    phases = Phases(world.backend)
-    if job.kind != "map":
-        source = MemorySource(array)
-        return _call(Run(world, job, parameters, source, None, Options(), Ending(), quiet, phases))
-    work = decide(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
-    pipeline = Pipeline(world, work, phases)
-    block = world.backend.empty(pipeline.plan.shape, work.dtype)
-    block[pipeline.plan.core] = array
-    work = pipeline.prepare(block)
-    assert work.result is not None
-    whole = world.backend.empty(*work.result)
-    for region, result in pipeline.results(block):
-        whole[region.slices] = result
-    return whole

@@ -112,12 +112,12 @@ def runs(
     low, high = width
     found = [Run(low, stop - start, start, 1, coordinate)]
     for first, last in ((start - low, start), (stop, stop + high)):
-        found += _group(partition, axis, range(first, last), first - (start - low), boundary)
+        found += runs_beyond(length, parts, range(first, last), first - (start - low), boundary)
     return found
 
 
-def _group(partition: Partition, axis: int, positions: range, target: int, boundary: str) -> Iterator[Run]:
-    length, parts = partition.shape[axis], partition.grid[axis]
+def runs_beyond(length: int, parts: int, positions: range, target: int, boundary: str) -> Iterator[Run]:
+    """The runs that fill `positions` of an axis, inside or outside, in a padded block from `target` on."""
     open_run: Run | None = None
     for offset, position in enumerate(positions):
         source = source_index(position, length, boundary)

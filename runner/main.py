@@ -11,6 +11,7 @@ from runner.execute import Options, execute
 from runner.launcher import BY_HAND, Started
 from runner.rank import as_rank
 from runner.report import record as records
+from runner.report.flow_progress import FlowProgress
 from runner.report.progress import Progress
 from runner.report.summary import render, show_result
 from runner.world import World
@@ -33,8 +34,19 @@ def main(
     """
 
     def body(world: World, ending: Ending) -> dict[str, Any]:
-        with Progress(job.name, columns if world.rank == 0 else 0) as progress:
-            record = execute(world, job, input, output, parameters, options, ending=ending, progress=progress)
+        width = columns if world.rank == 0 else 0
+        with Progress(job.name, width) as rows, FlowProgress(job.name, width, ranks=world.size) as flow:
+            record = execute(
+                world,
+                job,
+                input,
+                output,
+                parameters,
+                options,
+                ending=ending,
+                progress=rows,
+                show=flow.update,
+            )
         if world.rank == 0:
             if record["output"] is None:
                 show_result(record["result"], sys.stdout)

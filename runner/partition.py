@@ -141,6 +141,14 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     return min(choices, key=lambda grid: (_surface(shape, grid), grid[::-1]))
 
 
+def grid_size(text: str) -> int | None:
+    """How many blocks a --grid means that leaves nothing to be chosen; None for others."""
+    words = text.lower().split("x")
+    if not all(word.isdecimal() and int(word) for word in words):
+        return None
+    return math.prod(int(word) for word in words)
+
+
 def _factorizations(number: int, parts: int) -> Iterator[Shape]:
     if parts == 0:
         if number == 1:

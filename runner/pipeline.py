@@ -133,43 +133,10 @@ class Pipeline:
 
     def _call(self, block: Array, rows: Rows, out: Array | None) -> Array:
         """The function's result for some of the block's own rows; `out` is for these, or for all of them."""
-        first, last = rows
-        part = self.plan.region.rows(first, last)
-        here = Here(
-            self.world.rank,
-            self.world.size,
-            self.world.here.host,
-            part.start,
-            part.shape,
-            self.work.shape,
-            self.world.backend.stream,
-            self.world.backend.xp,
-        )
-        if out is not None and out.shape[0] > last - first:
-            out = out[first:last]
-        low, high = self.plan.widths[0]
-        result = self.work.call(block[first : last + low + high], here, out)
-        self._check_dtype(result)
-        return result
-
-    def _check_dtype(self, result: Array) -> None:
-        if self.work.result is not None and result.dtype != self.work.result[1]:
-            raise RunError(
-                f"job {self.work.job.name} returned two dtypes",
-                got=result.dtype,
-                expected=f"{self.work.result[1]}, as declared or as the first call returned",
-                hint="return result.astype(...), or declare out=",
-            )
+        return call_rows(self.world, self.work, self.plan.region, block, rows, out)
 
     def _slabs(self, first: int, last: int) -> Iterator[Rows]:
-        """Rows first .. last - 1 in pieces that fit a cache."""
-        region = self.plan.region
-        if region.size == 0:
-            return
-        row_bytes = region.size // region.shape[0] * self.work.dtype.itemsize
-        step = max(SLAB // row_bytes, 4 * sum(self.plan.widths[0]), 1)
-        for begin in range(first, last, step):
-            yield begin, min(begin + step, last)
+        return slabs(self.plan.region, self.plan.widths[0], self.work.dtype.itemsize, (first, last))
 
     def _border(self) -> list[Rows]:
         first, last = self._interior
@@ -206,6 +173,54 @@ class Pipeline:
     def _exchanged(self) -> int:
         """Bytes received from other ranks and as many sent."""
         return self.plan.received_cells * self.work.dtype.itemsize
+
+
+def call_rows(world: World, work: Work, region: Region, block: Array, rows: Rows, out: Array | None) -> Array:
+    """The function's result for own rows `rows` of `block`, which is `region` with its halo.
+
+    out: for these rows, or for all of the region's; None for a job that returns its result.
+    """
+    first, last = rows
+    part = region.rows(first, last)
+    here = Here(
+        world.rank,
+        world.size,
+        world.here.host,
+        part.start,
+        part.shape,
+        work.shape,
+        world.backend.stream,
+        world.backend.xp,
+    )
+    if out is not None and out.shape[0] > last - first:
+        out = out[first:last]
+    result = work.call(block[first : last + sum(work.widths[0])], here, out)
+    if work.result is None:
+        return result
+    if result.shape[work.leading :] != work.result[0][work.leading :]:
+        raise RunError(
+            f"job {work.job.name} returned two shapes",
+            got=f"{result.shape[work.leading :]} after the first {work.leading} axes",
+            expected=f"{work.result[0][work.leading :]}, as declared or as the first call returned",
+        )
+    if result.dtype != work.result[1]:
+        raise RunError(
+            f"job {work.job.name} returned two dtypes",
+            got=result.dtype,
+            expected=f"{work.result[1]}, as declared or as the first call returned",
+            hint="return result.astype(...), or declare out=",
+        )
+    return result
+
+
+def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> Iterator[Rows]:
+    """Rows of `region` in pieces whose input fits a cache. width: of the halo along axis 0."""
+    if region.size == 0:
+        return
+    row_bytes = region.size // region.shape[0] * itemsize
+    step = max(SLAB // row_bytes, 4 * sum(width), 1)
+    for begin in range(*rows, step):
+        yield begin, min(begin + step, rows[1])
 
 
 def _shape_and_dtype(answer: tuple[tuple[int, ...], np.dtype[np.generic]]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -85,7 +86,7 @@ class RunDirectory:
     def remove_partial(self) -> None:
         note = self.path / "partial"
         if note.exists():
-            Path(note.read_text()).unlink(missing_ok=True)
+            remove_partial(Path(note.read_text()))
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         return claim(self.path / "failure.json", failure)
@@ -165,6 +166,14 @@ class RunLines:
         if self.heard:  # in one write, so that ranks do not mix
             sys.stderr.write(f"{LINE} {self.token} {kind} {json.dumps(content)}\n")
             sys.stderr.flush()
+
+
+def remove_partial(output: Path) -> None:
+    """Remove an unfinished output, a file or a folder, or nothing where there is none."""
+    if output.is_dir() and not output.is_symlink():
+        shutil.rmtree(output, ignore_errors=True)  # other ranks may be removing it too
+    else:
+        output.unlink(missing_ok=True)
 
 
 def _short(host: str) -> str:

@@ -35,6 +35,12 @@ class Work:
     cval: float
     result: tuple[Shape, np.dtype[Any]] | None = None
 
+    @property
+    def known(self) -> tuple[Shape, np.dtype[Any]]:
+        """`result`, by when it is known."""
+        assert self.result is not None
+        return self.result
+
     def plan(self, rank: int) -> HaloPlan:
         return HaloPlan(self.partition, rank, self.widths, self.boundary, self.cval)
 
@@ -48,6 +54,11 @@ class Work:
         return tuple(parted)
 
     @property
+    def fills(self) -> bool:
+        """Whether the job fills a result that it is given, instead of returning one."""
+        return "out" in self.job.services
+
+    @property
     def leading(self) -> int:
         """How many leading axes the result must share with the input: up to the last cut one."""
         return max(axis + 1 for axis, cut in enumerate(self.cut_axes) if cut)
@@ -57,12 +68,11 @@ class Work:
         if self.job.out is not None:
             out_shape, out_dtype = self.job.out(shape, self.dtype, **self.parameters)
             return tuple(out_shape), np.dtype(out_dtype)
-        return (shape, self.dtype) if "out" in self.job.services else None
+        return (shape, self.dtype) if self.fills else None
 
     def output_region(self, region: Region) -> Region:
         """Where the result of the input's `region` lies in the output."""
-        assert self.result is not None
-        tail = self.result[0][self.leading :]
+        tail = self.known[0][self.leading :]
         return Region(
             region.start[: self.leading] + (0,) * len(tail), region.stop[: self.leading] + tuple(tail)
         )
@@ -72,7 +82,7 @@ class Work:
 
     def buffer(self, cells: Shape, backend: Backend) -> Array | None:
         """A poisoned result for own cells of shape `cells`; None for a job that returns its result."""
-        if "out" not in self.job.services:
+        if not self.fills:
             return None
         declared = self.declared(cells)
         assert declared is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ import numpy as np
 from runner.comm import Array
 from runner.partition import Shape
 
+HostBytes = np.ndarray[Any, Any]  # of uint8
+Mark = Any  # a point in the work of a stream
 POISON = 0xA5  # what unwritten integer memory holds; unwritten floats hold NaN
 
 
@@ -88,6 +91,54 @@ class Backend(Protocol):
 
     def copy_rate(self) -> float:
         """Bytes per second, read plus written, of a large copy inside this device's memory; measured now."""
+
+    def lanes(self) -> Lanes:
+        """Copies beside what is computed; of an asynchronous device."""
+
+
+class NotMapped(Exception):
+    """These bytes of a file cannot be pinned: they are copied through a buffer instead."""
+
+
+class Mapped(Protocol):
+    """Bytes of a file as pinned host memory, until closed."""
+
+    @property
+    def bytes(self) -> HostBytes: ...
+
+    def close(self) -> None: ...
+
+
+class Lanes(Protocol):
+    """Copies in both directions beside what an asynchronous device computes.
+
+    Only `passed`, `map` and `Mapped.close` are for threads other than the one that computes; those
+    threads `join` first.
+    """
+
+    def join(self) -> None:
+        """For a thread: work on this rank's device."""
+
+    def mark(self) -> Mark:
+        """A point in what is computed."""
+
+    def wait(self, mark: Mark) -> None:
+        """What is computed from now on comes after `mark`."""
+
+    def send(self, host: HostBytes, device: Array) -> tuple[Mark, Mark]:
+        """Copy `host`, pinned, to `device`; begin and end."""
+
+    def fetch(self, device: Array, host: HostBytes, after: Mark) -> tuple[Mark, Mark]:
+        """Copy `device` to `host`, pinned, after `after`; begin and end."""
+
+    def passed(self, mark: Mark) -> float:
+        """Return when the device has passed `mark`: the time of that, as `time.perf_counter` has it."""
+
+    def named(self, name: str) -> AbstractContextManager[None]:
+        """What is issued inside has this name in a profiler."""
+
+    def map(self, path: Path, offset: int, nbytes: int, *, writable: bool) -> Mapped:
+        """Bytes of a file as pinned memory; NotMapped where that cannot be."""
 
 
 def poison(array: Array) -> None:

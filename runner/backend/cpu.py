@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend import Device
+from runner.backend import Device, Lanes
 from runner.comm import Array
 from runner.partition import Shape
 
@@ -63,6 +63,9 @@ class CpuBackend:
             np.copyto(target, source)
             times.append(time.perf_counter() - begin)
         return 2 * source.nbytes / min(times)
+
+    def lanes(self) -> Lanes:
+        raise NotImplementedError("a CPU computes where the arrays are")
 
 
 def _processor() -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.backend import Device
+from runner.backend import Device, Lanes
+from runner.backend.cuda_lanes import CudaLanes
 from runner.comm import Array
 from runner.partition import Shape
 
@@ -114,6 +115,9 @@ class CudaBackend:
             cupy.copyto(target, source)
         self.synchronize()
         return 2 * int(source.nbytes) / min(self.elapsed(a, b) for a, b in pairwise(marks[1:]))
+
+    def lanes(self) -> Lanes:
+        return CudaLanes(self.device.index, self.stream)
 
 
 @contextmanager

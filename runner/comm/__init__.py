@@ -60,6 +60,22 @@ class Arrays(Protocol):
         """Orderly end; every rank calls it."""
 
 
+class Counters(Protocol):
+    """One number per rank, from 0 up, that every rank can take from; for one thread of each rank."""
+
+    def take(self, owner: int) -> int:
+        """Add 1 to rank `owner`'s counter; its value before. No two calls get the same one."""
+
+    def read(self) -> list[int]:
+        """Every rank's counter, in rank order; others may have taken since."""
+
+    def poke(self) -> None:
+        """Serve who waits for this rank's counter: to be called every millisecond by a rank that waits."""
+
+    def close(self) -> None:
+        """Orderly end; every rank calls it."""
+
+
 class Control(Arrays, Protocol):
     """A world of ranks: small Python values, host arrays, the end."""
 
@@ -83,6 +99,9 @@ class Control(Arrays, Protocol):
 
     def shared_memory_size(self) -> int | None:
         """How many ranks share this rank's memory, as the transport sees it; None when it cannot tell."""
+
+    def counters(self) -> Counters:
+        """Counters that the ranks share, all 0; every rank calls it."""
 
     def split(self, color: int) -> Control:
         """The ranks that say the same color, in the order they have here; every rank calls it."""

@@ -82,6 +82,28 @@ class _Mail:
             as_bytes(array)[...] = as_bytes(sent)
 
 
+class SimulatedCounters:
+    """`runner.comm.Counters` that `size` threads share."""
+
+    def __init__(self, size: int) -> None:
+        self._values, self._lock = [0] * size, threading.Lock()
+
+    def take(self, owner: int) -> int:
+        with self._lock:
+            self._values[owner] += 1
+            return self._values[owner] - 1
+
+    def read(self) -> list[int]:
+        with self._lock:
+            return list(self._values)
+
+    def poke(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class SimulatedComm:
     """One rank of a Hub; without a hub, the only rank of its world."""
 
@@ -100,6 +122,10 @@ class SimulatedComm:
 
     def allgather(self, value: Any) -> list[Any]:
         return self.hub.gather(self.rank, value)
+
+    def counters(self) -> SimulatedCounters:
+        counters: SimulatedCounters = self.broadcast(SimulatedCounters(self.size))  # rank 0's
+        return counters
 
     def split(self, color: int) -> SimulatedComm:
         colors = self.allgather(color)

@@ -22,8 +22,6 @@ class Progress:
             self._task = self._bar.add_task(title, total=None)
 
     def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(
@@ -34,6 +32,7 @@ class Progress:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is not None:
+            self._bar.start()
             self._bar.update(self._task, completed=done, total=total)
         elif self._columns is None and time.monotonic() - self._last > QUIET:
             self._last = time.monotonic()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any, TextIO
 
+from runner.report.forecast_table import render_comparison
 from runner.report.record import Record
+from runner.report.units import bytes_text, counted, figure, seconds_text
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 
@@ -36,8 +38,8 @@ def _headline(record: Record) -> str:
     kind = "GPU" if record["devices"][0]["kind"] == "cuda" else "CPU"
     shape = "x".join(map(str, record["shape"]))
     return (
-        f"{record['job']} on {shape} {record['dtype']}: {_count(ranks, 'rank')} on {_count(hosts, 'host')} "
-        f"({kind}), {_seconds(record['seconds'])}"
+        f"{record['job']} on {shape} {record['dtype']}: {counted(ranks, 'rank')} on {counted(hosts, 'host')} "
+        f"({kind}), {seconds_text(record['seconds'])}"
     )
 
 
@@ -45,22 +47,32 @@ def _row(record: Record, name: str, phase: dict[str, Any]) -> tuple[str, ...]:
     rate, fraction = phase["bytes_per_second"], phase["fraction_of_limit"]
     return (
         name,
-        f"{_seconds(phase['seconds'])} {_place(record, phase['slowest_rank'])}",
-        f"{_seconds(phase['seconds_fastest'])} {_place(record, phase['fastest_rank'])}",
-        _bytes(phase["bytes"]),
-        _figure(rate / 1e9) if rate else "-",
-        f"{_figure(100 * fraction)} %" if fraction else "-",
+        f"{seconds_text(phase['seconds'])} {_place(record, phase['slowest_rank'])}",
+        f"{seconds_text(phase['seconds_fastest'])} {_place(record, phase['fastest_rank'])}",
+        bytes_text(phase["bytes"]) if phase["bytes"] else "-",
+        figure(rate / 1e9) if rate else "-",
+        f"{figure(100 * fraction)} %" if fraction else "-",
     )
-
-
-def _figure(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "<0.01"
 
 
 def _place(record: Record, rank: int) -> str:
     device = record["devices"][rank]
     gpu = f":gpu{device['index']}" if device["kind"] == "cuda" else ""
     return f"({rank} {device['host']}{gpu})"
+
+
+def _stream_notes(stream: Record) -> list[str]:
+    text = f"  in {counted(stream['chunks'], 'chunk')} of {counted(stream['rows'], 'row')}"
+    if stream["resumed"]:
+        text += f", {stream['resumed']} of them finished by an earlier run"
+    if taken := sum(stream["taken_over"]):
+        text += f", {taken} taken over from slower ranks"
+    plan = (
+        ["", *("  " + line for line in render_comparison(stream["plan"]).splitlines()), ""]
+        if stream["plan"]
+        else []
+    )
+    return [*plan, text, f"  {stream['limited_by']}"]
 
 
 def _notes(record: Record) -> list[str]:
@@ -74,6 +86,8 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
     if record["overlap"]:
         notes.append("  the exchange ran beside the kernel, inside its time")
+    if record["stream"]:
+        notes += _stream_notes(record["stream"])
     if record["verify"]:
         check = record["verify"]
         seen = f", {check['cells']:,} cells in {check['boxes']:,} boxes" if "cells" in check else ""
@@ -81,22 +95,3 @@ def _notes(record: Record) -> list[str]:
     if record["output"]:
         notes.append(f"  wrote {record['output']}")
     return notes
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
-
-
-def _bytes(count: int) -> str:
-    if not count:
-        return "-"
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -1,36 +1,84 @@
 """Array files. One module a format; this registry picks by suffix. Knows nothing of ranks.
 
 A source gives parts of an array that is on disk; a sink takes parts of one that will be. A sink
-works on a file beside the final name, which `commit` renames: a failed run leaves no half file
-and no changed old one.
+works on a file (or folder) beside the final name, which `commit` renames: a failed run leaves no
+half file and no changed old one. A container holds several arrays: `file.h5:/group/name`.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from runner.errors import RunError, UserError
+from runner.errors import UserError
 from runner.partition import Region, Shape
+from runner.storage.faults import listing, write_error
+from runner.storage.forms import agree
+from runner.storage.paths import partial_path as partial_path
+from runner.storage.paths import split as split
+from runner.storage.paths import suffix
+from runner.verdict import remove_partial as remove_partial
 
 HostArray = np.ndarray[Any, Any]
 # The module of each suffix, imported when the first such file is met.
-FORMATS = {".npy": "npy", **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"), "image")}
+FORMATS = {
+    ".npy": "npy",
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".bmp"), "image"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    **dict.fromkeys((".raw", ".bin", ".dat"), "raw"),
+    ".zarr": "zarr_store",
+    **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
+}
+FOLDERS = (".zarr",)
+CONTAINERS = (".zarr", ".h5", ".hdf5")
+EXTRAS = {"zarr": "zarr", "h5py": "hdf5", "tifffile": "tiff"}  # package: what to install with meshrun
+
+
+@dataclass(frozen=True)
+class Flat:
+    """An array's bytes in a file: C-contiguous, in native byte order, from byte `offset` on."""
+
+    path: Path
+    offset: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is said of a file's array from outside: by --input-shape, --input-dtype and --input-order.
+
+    A raw file cannot do without; what other files say of themselves must agree. order: "C", or "F"
+    for a file in which the first index runs fastest.
+    """
+
+    shape: Shape | None = None
+    dtype: str | None = None
+    order: str = "C"
 
 
 class Source(Protocol):
-    """An array on disk, opened for reading.
+    """An array on disk, opened for reading. Pickles as a description; each rank opens the file itself.
 
+    name: of the array in a container. form: what the file alone does not say.
     parallel: every rank may read its own part cheaply; otherwise one rank reads for all.
+    flat: where the array's bytes lie; None where they are not the array's own (compressed, chunked,
+    in Fortran order or another byte order).
+    chunks: the shape in which the format keeps the array; a read of less decodes the whole chunk.
     """
 
     path: Path
     parallel: bool
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def form(self) -> Form: ...
 
     @property
     def shape(self) -> Shape: ...
@@ -39,18 +87,29 @@ class Source(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
 
     @property
-    def array(self) -> HostArray:
-        """The whole array, lazily where the format allows."""
+    def flat(self) -> Flat | None: ...
+
+    @property
+    def chunks(self) -> Shape | None: ...
+
+    @property
+    def array(self) -> Any:
+        """The whole array: an ndarray, mapped where the format allows, or an `Unmapped`."""
 
     def read(self, region: Region, target: HostArray) -> None:
-        """Copy `region` to `target`, of that shape, in native byte order."""
+        """Copy `region` to `target`, of that shape and `dtype`, any strides. Several threads may at once.
+
+        The file's pages do not become this process's memory, as a map's would.
+        """
 
 
 class Sink(Protocol):
-    """An array file being written, at `partial` until it is renamed to `path`.
+    """An array being written, at `partial` until it is renamed to `path`.
 
     parallel: every rank writes its own part; otherwise one rank writes the whole.
     lossless: what is read back equals what was written.
+    chunks: regions written begin at multiples of it, and end at such or at the array's end; None: anywhere.
+    flat: where in `partial` the array's bytes lie, once it was created; None where they are not its own.
     """
 
     path: Path
@@ -58,11 +117,29 @@ class Sink(Protocol):
     parallel: bool
     lossless: bool
 
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def form(self) -> Form: ...
+
+    @property
+    def flat(self) -> Flat | None: ...
+
+    @property
+    def chunks(self) -> Shape | None: ...
+
     def create(self) -> None:
-        """Make the file with room for everything; one rank."""
+        """Make the file, with room for everything where that can be claimed; one rank."""
 
     def write(self, region: Region, array: HostArray) -> None:
-        """Write `array` as `region`; every rank, after `create` on one."""
+        """Write `array` as `region`; every rank, several threads at once, after `create` on one.
+
+        Also by a sink that finds `partial` as an earlier run has left it.
+        """
+
+    def sync(self) -> None:
+        """Return when what this process has written is on the disk."""
 
 
 @dataclass
@@ -72,6 +149,10 @@ class MemorySource:
     array: Any
     path: Path = Path("array in memory")
     parallel: bool = True
+    name: str | None = None
+    form: Form = Form()
+    flat: Flat | None = None
+    chunks: Shape | None = None
 
     @property
     def shape(self) -> Shape:
@@ -87,94 +168,105 @@ class MemorySource:
         target[...] = part.get() if hasattr(part, "__cuda_array_interface__") else part
 
 
-def open_source(path: Path) -> Source:
-    """Open an array file by its suffix. UserError for a missing, unreadable or broken file."""
-    try:
-        if not path.is_file():
-            kind = "a folder" if path.is_dir() else "nothing there"
-            raise UserError(
-                f"cannot read {path}", got=kind, expected="an array file", hint=f"ls {path.parent}"
-            )
-        source: Source = _format(path).open_source(path)
+def open_source(path: Path, form: Form | None = None) -> Source:
+    """Open an array by its file's suffix.
+
+    UserError for a missing, unreadable or broken file, for one that contradicts `form`, and for a
+    container of several arrays of which none is named.
+    """
+    return _open(*split(path), form or Form())
+
+
+def reopen(source: Source) -> Source:
+    """The same array opened anew, by the same means: nothing of `source` but its description is used."""
+    if isinstance(source, MemorySource):
         return source
-    except OSError as reason:
-        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
-
-
-def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sink:
-    """A sink for an array of `shape` and `dtype`; UserError when the format cannot hold it."""
-    sink: Sink = _format(path).open_sink(path, partial_path(path, nonce), shape, dtype)
-    return sink
+    return _open(source.path, source.name, source.form)
 
 
 def read_back(sink: Sink) -> Source:
     """What `sink` has written, opened as any file of its format would be."""
-    source: Source = _format(sink.path).open_source(sink.partial)
+    return _open(sink.partial, sink.name, sink.form)
+
+
+def _open(path: Path, name: str | None, form: Form) -> Source:
+    try:
+        folder = suffix(path) in FOLDERS
+        there = path.is_dir() if folder else path.is_file()
+        if not there:
+            kind = "a folder" if path.is_dir() else "a file" if path.exists() else "nothing there"
+            expected = "a folder that holds arrays" if folder else "an array file"
+            raise UserError(f"cannot read {path}", got=kind, expected=expected, hint=f"ls {path.parent}")
+        source: Source = _format(path).open_source(path, name, form)
+    except OSError as reason:
+        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+    agree(source, form)
     return source
 
 
-def partial_path(path: Path, nonce: str) -> Path:
-    """Where the file is until it is complete: beside its final name, so that the rename is atomic."""
-    return path.with_name(f".{path.name}.{nonce}.partial")
+def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sink:
+    """A sink for an array of `shape` and `dtype`; UserError when the format cannot hold it."""
+    file, name = split(path)
+    sink: Sink = _format(file).open_sink(file, partial_path(file, nonce), name, shape, dtype)
+    return sink
 
 
 def check_output(path: Path) -> None:
     """Refuse an output that could not be written, before any work is done."""
-    _format(path)
-    check_place(path, "output")
+    file, name = split(path)
+    format = _format(file)
+    check_place(file, "output", folder=suffix(file) in FOLDERS)
+    if suffix(file) in CONTAINERS and file.exists():
+        lost = set(format.names(file)) - {name or format.NAME}
+        if lost:
+            raise UserError(
+                f"{file} holds other arrays, which would be lost: the whole file is replaced",
+                got=listing(sorted(lost)),
+                hint="another file",
+            )
 
 
-def check_place(path: Path, what: str) -> None:
-    """Refuse a path at which no file could be made. what: the file's name in the sentence."""
-    folder = path.parent
+def check_place(path: Path, what: str, folder: bool = False) -> None:
+    """Refuse a path at which no file could be made. what: the file's name in the sentence.
+
+    folder: it is a folder that is made, and a file that is in its way.
+    """
+    parent = path.parent
     try:
-        is_folder, is_in_folder = path.is_dir(), folder.is_dir()
+        in_the_way = path.is_file() if folder else path.is_dir()
+        is_in_folder = parent.is_dir()
     except OSError as reason:  # a name too long, for one
         raise UserError(f"the {what}'s name cannot be used", got=reason.strerror) from reason
-    if is_folder:
-        raise UserError(f"the {what} is a folder", got=path, expected="a file name")
+    if in_the_way:
+        kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
+        raise UserError(f"the {what} is {kinds[1]}", got=path, expected=kinds[0])
     if not is_in_folder:
-        raise UserError(f"the {what}'s folder does not exist", got=folder, hint=f"mkdir -p {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"the {what}'s folder cannot be written to", got=folder, hint="another folder")
+        raise UserError(f"the {what}'s folder does not exist", got=parent, hint=f"mkdir -p {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"the {what}'s folder cannot be written to", got=parent, hint="another folder")
 
 
 def commit(sink: Sink) -> None:
-    """Give the finished file its final name."""
+    """Give the finished file or folder its final name."""
+    old = sink.partial.with_suffix(".replaced")
     try:
-        os.replace(sink.partial, sink.path)
+        for stray in sink.partial.rglob("*.partial"):  # chunks that a killed writer of a folder has begun
+            stray.unlink()
+        if sink.partial.is_dir() and sink.path.is_dir():  # a folder cannot be renamed over another one
+            os.rename(sink.path, old)
+        try:
+            os.replace(sink.partial, sink.path)
+        except OSError:
+            if old.exists():
+                os.rename(old, sink.path)
+            raise
     except OSError as reason:
         raise write_error(sink.path, reason) from reason
-
-
-def write_error(path: Path, reason: OSError, needed: int | None = None) -> RunError:
-    """The sentence for a failed write: a full disk is the common one."""
-    detail = reason.strerror or str(reason)
-    try:
-        disk = os.statvfs(path.parent)
-        free = disk.f_bavail * disk.f_frsize
-    except OSError:
-        return RunError(f"cannot write {path}", got=detail)
-    expected = None if needed is None else f"{needed:,} bytes"
-    return RunError(
-        f"cannot write {path}",
-        got=f"{detail}, {free:,} bytes free there",
-        expected=expected,
-        hint="an output on another disk",
-    )
-
-
-def not_shared(path: Path, reason: OSError) -> RunError:
-    """The sentence for a file that rank 0 has and this rank has not."""
-    return RunError(
-        f"rank 0 has {path}, this rank cannot open it",
-        got=reason.strerror or reason,
-        hint="a file system that all hosts share, with the same path on each",
-    )
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _format(path: Path) -> Any:
-    name = FORMATS.get(path.suffix.lower())
+    name = FORMATS.get(suffix(path))
     if name is None:
         raise UserError(
             f"unknown file format: {path}",
@@ -182,4 +274,14 @@ def _format(path: Path) -> Any:
             expected=", ".join(FORMATS),
             hint="numpy.save for anything else",
         )
-    return importlib.import_module(f"runner.storage.{name}")
+    try:
+        return importlib.import_module(f"runner.storage.{name}")
+    except ModuleNotFoundError as reason:
+        if reason.name not in EXTRAS:
+            raise
+        if name == "tiff":  # simple pictures need no more than Pillow
+            return importlib.import_module("runner.storage.image")
+        raise UserError(
+            f"{path} cannot be opened without the package {reason.name}",
+            hint=f"pip install 'meshrun[{EXTRAS[reason.name]}]'",
+        ) from reason

@@ -1,24 +1,27 @@
-"""Pictures through Pillow: PNG, JPEG, TIFF, BMP. One rank reads and writes the whole picture.
+"""Pictures through Pillow: PNG, JPEG, BMP, and the TIFF that is not tifffile's.
 
-A picture is (rows, columns) or (rows, columns, channels): uint8, uint16 (16-bit gray), int32 or
-float32 (TIFF). Palettes become RGB, and the orientation noted by a camera is applied.
+One rank reads and writes the whole picture. A picture is (rows, columns) or (rows, columns,
+channels): uint8, uint16 (16-bit gray), int32 or float32 (TIFF). Palettes become RGB, and the
+orientation noted by a camera is applied.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from runner.errors import UserError
 from runner.partition import Region, Shape
-from runner.storage import HostArray, write_error
+from runner.storage import Flat, Form, HostArray
+from runner.storage.faults import write_error
 
 FORMATS = {
     ".png": "PNG",
@@ -44,6 +47,10 @@ class ImageSource:
     shape: Shape
     dtype: np.dtype[Any]
     parallel: bool = False
+    name: ClassVar[None] = None
+    form: ClassVar[Form] = Form()
+    flat: ClassVar[Flat | None] = None
+    chunks: ClassVar[Shape | None] = None
 
     @cached_property
     def array(self) -> HostArray:
@@ -56,7 +63,7 @@ class ImageSource:
         return {key: value for key, value in self.__dict__.items() if key != "array"}
 
 
-def open_source(path: Path) -> ImageSource:
+def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
     # Decoded here already: a header can promise what a truncated file does not hold.
     array = _decode(path)
     source = ImageSource(path, array.shape, array.dtype)
@@ -98,7 +105,8 @@ def _any_size() -> Iterator[None]:
 
 def _refuse_losses(path: Path, opened: ImageFile.ImageFile) -> None:
     """Refuse what Pillow would read in part without saying so."""
-    hint = "convert it to .npy (scikit-image and tifffile read it whole)"
+    tiff = opened.format == "TIFF"
+    hint = "pip install 'meshrun[tiff]'" if tiff else "convert it to .npy (scikit-image reads it whole)"
     codecs = [str(tile[3]) for tile in opened.tile]  # such as "RGB;16B"
     if opened.mode in ("LA", "RGB", "RGBA") and any(";16" in codec for codec in codecs):
         raise UserError(f"{path} has 16 bits per channel, of which Pillow keeps 8", hint=hint)
@@ -114,6 +122,10 @@ class ImageSink:
     shape: Shape
     dtype: np.dtype[Any]
     parallel: bool = False
+    name: ClassVar[None] = None
+    form: ClassVar[Form] = Form()
+    flat: ClassVar[Flat | None] = None
+    chunks: ClassVar[Shape | None] = None
 
     @property
     def lossless(self) -> bool:
@@ -136,8 +148,15 @@ class ImageSink:
         except OSError as reason:
             raise write_error(self.path, reason, array.nbytes) from reason
 
+    def sync(self) -> None:
+        try:
+            with open(self.partial, "rb") as file:
+                os.fdatasync(file.fileno())
+        except OSError as reason:
+            raise write_error(self.path, reason) from reason
 
-def open_sink(path: Path, partial: Path, shape: Shape, dtype: np.dtype[Any]) -> ImageSink:
+
+def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> ImageSink:
     kind = FORMATS[path.suffix.lower()]
     holds = HOLDS[kind]
     channels = 0 if len(shape) == 2 else shape[2] if len(shape) == 3 else -1

@@ -22,15 +22,21 @@ LAYERS = (
     ("selftest",),
     ("doctor", "main"),
     ("rank",),
+    ("apply",),
     ("execute", "find", "heartbeat", "inspection", "mutations"),
-    ("check", "pipeline", "store"),
-    ("compare",),
+    ("map_job",),
+    ("options",),
+    ("forecast_record",),
+    ("calibrate", "forecast"),
+    ("check", "store", "stream"),
+    ("pipeline",),
+    ("compare", "rates"),
     ("load", "reduce", "report", "work"),
     ("declare", "ending"),
     ("exchange", "here", "storage"),
     ("world",),
     ("device", "preflight"),
-    ("clock", "heartbeat_process", "preflight_agree", "preflight_host", "timing", "watchdog"),
+    ("clock", "deal", "heartbeat_process", "preflight_agree", "preflight_host", "timing", "watchdog"),
     ("problem",),
     ("survey",),
     ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),
@@ -38,17 +44,19 @@ LAYERS = (
     ("early",),
     ("comm.nccl",),
     ("backend.cpu", "backend.cuda", "survey_gpu", "survey_network"),
+    ("backend.cuda_lanes",),
+    ("chunks", "window"),
     ("backend",),  # the protocols
     ("comm",),
     ("boxes", "halo", "signature"),
     ("partition", "watch_progress"),
-    ("launcher", "links", "verdict", "watch_channel", "watch_report"),
-    ("errors", "sysfs"),
+    ("journal", "launcher", "links", "verdict", "watch_channel", "watch_report"),
+    ("errors", "spans", "sysfs"),
 )
-# A declared job runs itself, `edges.run(...)`: the only look up, and only when it is called.
-LOOKS_UP = {("declare", "execute")}
+# A declared job runs itself, `edges.run(...)` and `edges(array)`: the only looks up, and only when called.
+LOOKS_UP = {("declare", "apply"), ("declare", "execute")}
 
-CUPY = ("runner/backend/cuda.py", "runner/comm/nccl*.py")
+CUPY = ("runner/backend/cuda*.py", "runner/comm/nccl*.py")
 MPI4PY = ("runner/comm/mpi*.py", "runner/world*.py")
 ENVIRONMENT = ("runner/launcher.py", "runner/world.py", "runner/comm/mpi.py", "launch/*.py")
 COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich")

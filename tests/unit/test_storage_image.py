@@ -1,10 +1,14 @@
-"""Pictures: every mode that Pillow gives becomes an array that a job can take, or is refused by name."""
+"""Pictures: every mode that Pillow gives becomes an array that a job can take, or is refused by name.
+
+By Pillow alone: what tifffile makes of TIFF, where it is installed, is in test_storage_tiff.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -17,7 +21,18 @@ from runner.partition import Region, Shape
 from runner.storage import commit, open_sink, open_source
 from runner.storage.image import HOLDS
 
+try:
+    import tifffile
+except ImportError:
+    tifffile = None
+
 ROWS, COLUMNS = 5, 7
+
+
+@pytest.fixture(autouse=True)
+def _pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "runner.storage.tiff", raising=False)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
 
 
 def pixels(channels: int = 0, dtype: str = "u1") -> np.ndarray:
@@ -175,12 +190,16 @@ def test_16_bit_colour_is_refused_rather_than_halved(tmp_path: Path, color_type:
         open_source(tmp_path / "a.png")
 
 
+@pytest.mark.skipif(tifffile is None, reason="Pillow writes no such file")
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_16_bit_tiff_colour_is_refused_rather_than_halved(tmp_path: Path, compression: str | None) -> None:
-    tifffile = pytest.importorskip("tifffile")  # comes with scikit-image; Pillow writes no such file
+def test_16_bit_tiff_colour_is_refused_rather_than_halved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str | None
+) -> None:
     path = tmp_path / "a.tif"
-    tifffile.imwrite(path, pixels(3, "u2"), photometric="rgb", compression=compression)
-    with pytest.raises(UserError, match="16 bits"):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tifffile", tifffile)
+        tifffile.imwrite(path, pixels(3, "u2"), photometric="rgb", compression=compression)
+    with pytest.raises(UserError, match=r"16 bits.*pip install 'meshrun\[tiff\]'"):
         open_source(path)
 
 
@@ -193,7 +212,7 @@ def test_a_cameras_picture_with_its_own_preview_is_read(tmp_path: Path) -> None:
 def test_a_file_of_several_pictures_is_refused_rather_than_cut_to_the_first(tmp_path: Path) -> None:
     first, second = Image.new("L", (3, 2)), Image.new("L", (3, 2), 9)
     first.save(tmp_path / "a.tif", save_all=True, append_images=[second])
-    with pytest.raises(UserError, match="2 pictures"):
+    with pytest.raises(UserError, match=r"2 pictures.*pip install 'meshrun\[tiff\]'"):
         open_source(tmp_path / "a.tif")
 
 

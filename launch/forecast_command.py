@@ -1,0 +1,275 @@
+"""`meshrun plan`: what a run will take, told without a GPU or MPI; and the measuring of a machine's rates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launch.cli import Jobs
+from launch.options import SIZE, JobCommand, debug_option, form_of, job_option, rates_file
+from launch.refuse import BROKEN
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from runner.declare import Job
+    from runner.rates import Machine
+    from runner.work import Work
+
+
+class Plans(Jobs):
+    """A command for every job, which plans a run of it."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return plan_command(cmd_name)
+
+
+@click.group(
+    cls=Plans,
+    subcommand_metavar="JOB [INPUT] [OPTIONS]",
+    options_metavar="[--calibrate]",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
+@click.option("--calibrate", is_flag=True, help="Measure this machine's rates, and keep them.")
+@click.option(
+    "--at",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=".",
+    metavar="FOLDER",
+    help="Where --calibrate writes and reads a file.  [default: here]",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def plan(ctx: click.Context, calibrate: bool, folder: Path, debug: bool) -> int | None:
+    """Tell what a run will take, without a GPU or MPI.
+
+    \b
+    meshrun plan laplacian in.npy --ranks 8
+    meshrun plan laplacian --shape 131072x131072 --input-dtype float32 --ranks 8 --gpu h200
+    meshrun plan --calibrate                 measure this machine, once
+
+    JOB and its options are those of meshrun run.
+    """
+    if ctx.invoked_subcommand is not None:
+        if calibrate:
+            raise click.UsageError("--calibrate measures the machine, for no job")
+        return None
+    if not calibrate:
+        raise click.UsageError("Missing JOB, or --calibrate.")
+    return measure(folder)
+
+
+def plan_command(name: str) -> click.Command:
+    """The command `meshrun plan NAME`; raises UserError when there is no such job, or it cannot be loaded."""
+    from runner.errors import UserError, describe
+    from runner.find import find
+
+    try:
+        job = find(name)
+    except BROKEN as reason:  # in the job's own module
+        raise UserError(f"job {name} cannot be loaded", got=describe(reason)) from reason
+    own = [job_option(parameter) for parameter in job.parameters]
+    ours = plan_options({parameter.name for parameter in job.parameters})
+    twice = {option.name for option in own} & {option.name for option in ours}
+    if twice:
+        raise UserError(
+            f"job {name} cannot be planned: meshrun plan has options of the same names as its own",
+            got=", ".join(sorted(str(option) for option in twice)),
+            hint="another name for the job's parameter",
+        )
+
+    def run(input: Path | None, **values: Any) -> None:
+        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+        forecast(job, input, parameters, **values)
+
+    return JobCommand(
+        name,
+        callback=run,
+        params=[click.Argument(["input"], required=False, type=click.Path(path_type=Path)), *own, *ours],
+        help=f"{job.summary}\n\nTells what meshrun run {name} will take.",
+        short_help=job.summary,
+        own=len(own),
+    )
+
+
+def plan_options(taken: Container[str]) -> list[click.Option]:
+    """taken: the job's own names. Its own --dtype leaves --input-dtype, as with `meshrun run`."""
+    from runner.halo import BOUNDARIES
+    from runner.stream.options import DEPTH
+
+    def of_input(name: str, **details: Any) -> click.Option:
+        short = [] if name in taken else [f"--{name}"]
+        return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
+
+    return [
+        of_input("shape", metavar="RxC", help="In place of INPUT."),
+        of_input("dtype", metavar="NAME", help="With --shape: the array's, such as float32."),
+        click.Option(["--ranks"], type=click.IntRange(min=1), required=True, metavar="N", help="How many."),
+        click.Option(
+            ["--hosts"], type=click.IntRange(min=1), metavar="H",
+            help="On so many hosts.  [default: as few as have GPUs enough]",
+        ),
+        click.Option(
+            ["--gpu"], metavar="NAME",
+            help="Such as h200, a100, l40s; cpu for none.  [default: what --calibrate measured, else h200]",
+        ),
+        click.Option(["--grid"], metavar="RxC", help="Cut the array like this, a number per axis."),
+        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="What lies beyond the array."),
+        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
+        click.Option(
+            ["--depth"], type=click.IntRange(min=1), default=DEPTH, show_default=True,
+            help="Chunks under way at once.",
+        ),
+        click.Option(
+            ["--chunk-bytes"], type=SIZE, help="Of a chunk's input.  [default: as a run's]"
+        ),
+        click.Option(
+            ["--host-memory"], type=SIZE,
+            help="That a rank may use.  [default: a quarter of the host's over its ranks]",
+        ),
+        click.Option(
+            ["--device-memory"], type=SIZE,
+            help="Likewise of its GPU.  [default: 80 % of it]",
+        ),
+        click.Option(["--json"], metavar="FILE", help="Write the plan there."),
+        debug_option(),
+    ]  # fmt: skip
+
+
+def forecast(
+    job: Job,
+    input: Path | None,
+    parameters: dict[str, Any],
+    *,
+    input_shape: str | None,
+    input_dtype: str | None,
+    ranks: int,
+    hosts: int | None,
+    gpu: str | None,
+    grid: str | None,
+    boundary: str | None,
+    cval: float | None,
+    depth: int,
+    chunk_bytes: int,
+    host_memory: int | None,
+    device_memory: int | None,
+    json: str | None,
+    debug: bool,
+) -> None:
+    """Print the plan of one job, and write it to `json` where that is asked for."""
+    from runner.errors import UserError
+    from runner.forecast import by_ranks
+    from runner.forecast import forecast as predicted
+    from runner.forecast_record import record
+    from runner.report.forecast_table import render
+    from runner.report.record import write
+    from runner.storage import check_place
+    from runner.stream.options import StreamOptions
+    from runner.work import decide
+
+    if job.kind != "map":
+        raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
+    if json is not None:
+        check_place(Path(json), "plan")
+    array, notes = described(input, input_shape, input_dtype)
+    machine = chosen(gpu)
+    work = decide(job, job.complete(parameters), *array, ranks, grid=grid, boundary=boundary, cval=cval)
+    work = settled(work)
+    options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
+    hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
+    last = predicted(work, machine, hosts, options)
+    found = record(by_ranks(last, work, machine, options), work, machine, options)
+    if not machine.measured:
+        notes.append("rates are nominal: meshrun plan --calibrate, on the machine itself, measures them")
+    found["notes"] = notes
+    if json is not None:
+        write(found, Path(json))
+    click.echo(render(found), nl=False)
+
+
+def described(
+    input: Path | None, shape: str | None, dtype: str | None
+) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], list[str]]:
+    """Shape and dtype of the array, and what is to be said of its file."""
+    import numpy as np
+
+    from runner.errors import UserError
+    from runner.storage import open_source
+
+    if (input is None) == (shape is None):
+        raise UserError(
+            "one array is planned for",
+            got="INPUT and --shape" if input else "neither INPUT nor --shape",
+            expected="one of them",
+        )
+    if input is not None:
+        if dtype is not None:
+            raise UserError("--input-dtype goes with --shape", expected=f"{input} says its own")
+        source = open_source(input)
+        single = f"{input} is read by one rank for all, and decoded: neither is in these times"
+        return (source.shape, source.dtype), [] if source.parallel else [single]
+    form = form_of(shape, None, None)
+    assert form is not None
+    assert form.shape is not None
+    if dtype is None:
+        raise UserError("--shape does not say the elements' type", hint="--input-dtype float32")
+    try:
+        return (form.shape, np.dtype(dtype)), []
+    except (TypeError, ValueError) as reason:
+        raise UserError("unknown --input-dtype", got=dtype, expected="uint8, float32, ...") from reason
+
+
+def chosen(gpu: str | None) -> Machine:
+    from runner.rates import choose, load, nominal_cpu
+    from runner.stream.memory import host_memory
+
+    here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
+    return choose(gpu, load(rates_file()), here)
+
+
+def settled(work: Work) -> Work:
+    from runner.errors import UserError, describe
+    from runner.forecast import settle
+
+    try:
+        return settle(work)
+    except BROKEN as reason:  # in the job's own function
+        raise UserError(
+            f"job {work.job.name} fails when called on zeros to see its result",
+            got=describe(reason),
+            hint="declare out= in its decorator",
+        ) from reason
+
+
+def measure(folder: Path) -> int:
+    """Measure this machine, print and keep what was found."""
+    from runner.backend import Backend
+    from runner.calibrate import calibrate
+    from runner.device import visible_gpus
+    from runner.rates import save
+    from runner.report.forecast_table import render_rates
+
+    def opened(index: int) -> Backend:
+        if not gpus:
+            from runner.backend.cpu import CpuBackend
+
+            return CpuBackend()
+        from runner.backend.cuda import CudaBackend
+
+        return CudaBackend(index)
+
+    gpus = visible_gpus("auto")
+    file = rates_file()
+    machine = calibrate(folder, gpus, opened)
+    save(machine, file)
+    what = f"{gpus} x {machine.name}" if gpus else f"CPU, {machine.name}"
+    click.echo(f"{machine.host}: {what}, {machine.cores} cores, files in {folder.resolve()}\n")
+    click.echo(render_rates({name: rate.value for name, rate in machine.rates.items()}))
+    click.echo(f"kept in {file}")
+    return 0

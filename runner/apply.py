@@ -1,0 +1,46 @@
+"""A job on an array in memory, on this process alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from runner.backend.cpu import CpuBackend
+from runner.declare import Job
+from runner.ending import Ending
+from runner.execute import call
+from runner.options import Options, Run
+from runner.pipeline import Pipeline, quiet
+from runner.storage import MemorySource
+from runner.timing import Phases
+from runner.work import decide
+from runner.world import World, lone_world
+
+
+def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
+    """The result of a job for an array of NumPy or CuPy, of the same array module."""
+    if hasattr(array, "__cuda_array_interface__"):
+        from runner.backend.cuda import borrowed
+
+        with borrowed(array) as backend:
+            return _apply(lone_world(backend), job, array, parameters)
+    return _apply(lone_world(CpuBackend()), job, np.asarray(array), parameters)
+
+
+def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> Any:
+    parameters = job.complete(parameters)
+    phases = Phases(world.backend)
+    if job.kind != "map":
+        source = MemorySource(array)
+        return call(Run(world, job, parameters, source, None, Options(), Ending(), quiet, phases))
+    work = decide(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
+    pipeline = Pipeline(world, work, phases)
+    block = world.backend.empty(pipeline.plan.shape, work.dtype)
+    block[pipeline.plan.core] = array
+    work = pipeline.prepare(block)
+    assert work.result is not None
+    whole = world.backend.empty(*work.result)
+    for region, result in pipeline.results(block):
+        whole[region.slices] = result
+    return whole

@@ -1,0 +1,232 @@
+"""This machine's rates, measured in under a minute: files, host memory, copies to and from its GPUs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from runner.backend import Backend
+from runner.errors import UserError
+from runner.rates import START_CPU, START_GPU, Machine, Rate
+from runner.storage import HostArray, check_place
+from runner.storage.faults import write_error
+from runner.stream.memory import host_memory
+
+FILE = 1 << 30  # bytes, or less where the disk or the memory is small
+PIECE = 64 << 20  # bytes of one call: what a streamed run wants of a chunk
+COPY = 256 << 20  # bytes of one copy to or from a GPU
+THREADS = 8  # that copy one host's files
+COPIERS = 32  # that copy inside a host's memory: more than its channels need
+ROUNDS, LONG = 3, 4.0  # the best of so many rounds, or of those that begin in so many seconds
+DIRECTIONS = ("to device", "from device", "both directions")
+BYTE = np.dtype(np.uint8)
+
+Act = Callable[[], object]
+Piece = Callable[[int, HostArray, int], None]  # descriptor, buffer, position
+
+
+def calibrate(
+    folder: Path, gpus: int, open_backend: Callable[[int], Backend], *, file: int = FILE, copy: int = COPY
+) -> Machine:
+    """Measure the machine that this process runs on; UserError where `folder` takes no file.
+
+    folder: where files of `file` bytes are written and read. gpus: of this host, to be measured each in a
+    thread of its own; 0 for its cores alone. copy: bytes of one copy to a GPU.
+    """
+    check_place(folder / "file", "test file")
+    cores = len(os.sched_getaffinity(0))
+    threads = min(cores, THREADS)
+    # A GPU, as CUDA has it, is current in a thread: each is used by one thread alone.
+    lanes = [ThreadPoolExecutor(1) for _ in range(max(gpus, 1))]
+    try:
+        begin = time.perf_counter()
+        backends = [lane.submit(open_backend, index).result() for index, lane in enumerate(lanes)]
+        opened = (time.perf_counter() - begin) / len(lanes)
+        buffers = [lanes[0].submit(backends[0].host_empty, (PIECE,), BYTE).result() for _ in range(threads)]
+        rates = _files(folder, _room(folder, file), buffers)
+        rates["host memory"] = _host_memory(min(cores, COPIERS))
+        rates["kernel"] = lanes[0].submit(backends[0].copy_rate).result()
+        if gpus:
+            pairs = [
+                lane.submit(_Copies, backend, copy).result()
+                for lane, backend in zip(lanes, backends, strict=True)
+            ]
+            rates |= {name: _pace(lanes[:1], pairs[:1], name) for name in DIRECTIONS}
+        if gpus > 1:
+            rates |= {f"host {name}": _pace(lanes, pairs, name) for name in DIRECTIONS}
+    finally:
+        for lane in lanes:
+            lane.shutdown()
+    today = date.today().isoformat()
+    device = backends[0].device
+    return Machine(
+        name=device.name.removeprefix("NVIDIA "),
+        gpus=gpus,
+        cores=cores,
+        threads=threads,
+        memory=host_memory(),
+        device_memory=device.memory,
+        start=(START_GPU[0], opened) if gpus else START_CPU,
+        rates={name: Rate(rate, f"measured {today}") for name, rate in rates.items()},
+        host=socket.gethostname(),
+        date=today,
+    )
+
+
+def _best(act: Act) -> float:
+    """The shortest of several rounds, in seconds."""
+    first = time.perf_counter()
+    found = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        act()
+        end = time.perf_counter()
+        found.append(end - begin)
+        if end - first > LONG:
+            break
+    return min(found)
+
+
+def _room(folder: Path, size: int) -> int:
+    """Bytes for a test file, whole pieces, that crowd out neither the disk nor the page cache."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    pieces = min(size, free // 4, memory // 4) // PIECE
+    if pieces < 1:
+        raise UserError(
+            f"no room for a test file in {folder}",
+            got=f"{free:,} bytes free on disk, {memory:,} of memory",
+            expected=f"{4 * PIECE:,} of each",
+            hint="--at FOLDER",
+        )
+    return pieces * PIECE
+
+
+def _files(folder: Path, size: int, buffers: Sequence[HostArray]) -> dict[str, float]:
+    """Reading a file that is in the page cache, writing a fresh one, both at once; buffers: one a thread."""
+    for buffer in buffers:
+        buffer.fill(1)
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=folder, prefix=".meshrun-") as place,
+            ThreadPoolExecutor(len(buffers)) as pool,
+        ):
+            one, other = Path(place, "one"), Path(place, "other")
+            files = _Files(size, list(buffers), pool)
+            return {
+                "write": size / _best(lambda: files.write(one)),
+                "read": size / _best(lambda: files.read(one)),
+                "read and write": 2 * size / _best(lambda: files.write(other, beside=one)),
+            }
+    except OSError as reason:
+        raise write_error(folder / "file", reason, size) from reason
+
+
+@dataclass
+class _Files:
+    """Files of `size` bytes copied piece by piece by the threads of `pool`, each with one of `buffers`."""
+
+    size: int
+    buffers: list[HostArray]
+    pool: ThreadPoolExecutor
+
+    def read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._run((_read_piece, file.fileno()))
+
+    def write(self, path: Path, beside: Path | None = None) -> None:
+        """A file that was not there; the other, if one is named, is read at the same time."""
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file, (beside or path).open("rb") as other:
+            reading = [(_read_piece, other.fileno())] if beside else []
+            self._run((_write_piece, file.fileno()), *reading)
+
+    def _run(self, *acts: tuple[Piece, int]) -> None:
+        pieces = [(*act, at) for at in range(0, self.size, PIECE) for act in acts]
+        for done in [self.pool.submit(self._with_buffer, *piece) for piece in pieces]:
+            done.result()
+
+    def _with_buffer(self, act: Piece, descriptor: int, position: int) -> None:
+        buffer = self.buffers.pop()
+        try:
+            act(descriptor, buffer, position)
+        finally:
+            self.buffers.append(buffer)
+
+
+def _read_piece(descriptor: int, buffer: HostArray, position: int) -> None:
+    if os.preadv(descriptor, [buffer.data], position) != PIECE:
+        raise OSError(errno.EIO, "a test file became shorter while it was read")
+
+
+def _write_piece(descriptor: int, buffer: HostArray, position: int) -> None:
+    data = buffer.data
+    while data:  # a disk that fills takes a part first
+        written = os.pwrite(descriptor, data, position)
+        data, position = data[written:], position + written
+
+
+def _host_memory(threads: int) -> float:
+    """Bytes per second, read plus written, that copies by so many threads move."""
+    pairs = [(np.ones(PIECE // 8), np.ones(PIECE // 8)) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = _best(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs)))
+    return 2 * PIECE * threads / seconds
+
+
+class _Copies:
+    """Host and device memory for copies both ways; made and used in the GPU's own thread."""
+
+    def __init__(self, backend: Backend, size: int) -> None:
+        self.backend, self.size = backend, size
+        self._host = [backend.host_empty((size,), BYTE) for _ in range(2)]
+        self._device = [backend.empty((size,), BYTE) for _ in range(2)]
+        for host in self._host:
+            host.fill(1)
+
+    def __call__(self, direction: str, count: int = 4) -> None:
+        """That many copies one after another; with "both directions" that many each way."""
+        backend = self.backend
+        begin = backend.mark()
+        if direction != "from device":
+            for _ in range(count):
+                backend.upload(self._host[0], self._device[0])
+        if direction != "to device":
+            with backend.beside(begin):
+                for _ in range(count):
+                    backend.download(self._device[1], self._host[1])
+        backend.synchronize()
+
+    def moved(self, direction: str, count: int = 4) -> int:
+        return count * self.size * (2 if direction == "both directions" else 1)
+
+
+def _pace(lanes: Sequence[ThreadPoolExecutor], pairs: Sequence[_Copies], direction: str) -> float:
+    """Bytes per second of all these GPUs at once, from the first that begins to the last that ends."""
+    together = threading.Barrier(len(lanes))
+
+    def copy(copies: _Copies) -> tuple[float, float]:
+        together.wait()
+        begin = time.perf_counter()
+        copies(direction)
+        return begin, time.perf_counter()
+
+    def act() -> float:
+        spans = [lane.submit(copy, copies) for lane, copies in zip(lanes, pairs, strict=True)]
+        found = [span.result() for span in spans]
+        return max(end for _, end in found) - min(begin for begin, _ in found)
+
+    seconds = min(act() for _ in range(1 + ROUNDS))  # the first time is slower
+    return sum(copies.moved(direction) for copies in pairs) / seconds

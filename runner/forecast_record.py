@@ -1,0 +1,116 @@
+"""A forecast as plain values, and what a run took beside what was forecast for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runner.backend import Device
+from runner.errors import UserError
+from runner.forecast import Forecast, enough, forecast
+from runner.rates import Machine, choose, load
+from runner.report.record import Record, plain
+from runner.spans import STAGES
+from runner.stream.options import StreamOptions
+from runner.work import Work
+
+SCHEMA = 1
+
+
+def record(forecasts: Sequence[Forecast], work: Work, machine: Machine, options: StreamOptions) -> Record:
+    """The last forecast in full, as plain values, and the others' times."""
+    assert work.result is not None
+    last = forecasts[-1]
+    part, gpu = last.part, machine.gpus > 0
+    return {
+        "schema": SCHEMA,
+        "job": work.job.name,
+        "parameters": plain(work.parameters),
+        "shape": list(work.shape),
+        "dtype": str(work.dtype),
+        "result": {"shape": list(work.result[0]), "dtype": str(work.result[1])},
+        "ranks": last.ranks,
+        "hosts": last.hosts,
+        "grid": list(last.grid),
+        "boundary": work.boundary,
+        "machine": {
+            "name": machine.name,
+            "kind": "cuda" if gpu else "cpu",
+            "measured": machine.date or None,
+            "host": machine.host or None,
+        },
+        "streamed": part.streamed,
+        "chunks": part.chunks,
+        "chunk_rows": part.chunk_rows,
+        "depth": min(options.depth, part.chunks) if part.streamed else 1,
+        "memory": asdict(part.memory),
+        "stages": [asdict(row) for row in last.rows],
+        "fill_seconds": last.fill,
+        "seconds": last.seconds,
+        "start_seconds": last.start,
+        "limit": last.limit.name,
+        "by_ranks": [
+            {
+                "ranks": one.ranks,
+                "hosts": one.hosts,
+                "streamed": one.part.streamed,
+                "seconds": one.seconds,
+                "start_seconds": one.start,
+                "limit": one.limit.name,
+            }
+            for one in forecasts
+        ],
+        "enough_ranks": enough(forecasts),
+    }
+
+
+def compare(
+    predicted: Forecast, measured: Mapping[str, tuple[int, float]], wall: float
+) -> list[dict[str, Any]]:
+    """What a run took beside what was forecast, stage by stage and, last, as a whole: rows of plain values.
+
+    measured: per stage, bytes of one rank and the seconds during which that rank had such work under way,
+    which for several threads are fewer than the sum of their times. wall: seconds from the first byte read
+    to the last one written. fraction: of the measured seconds, how many were forecast.
+    """
+    forecasts = {row.name: row.seconds for row in predicted.rows}
+    rows = [
+        _compared(name, *measured[name], forecasts.get(name)) for name in STAGES if name in measured
+    ]  # fmt: skip
+    return [*rows, _compared("run", None, wall, predicted.seconds)]
+
+
+def beside_run(
+    work: Work,
+    device: Device,
+    here: Machine,
+    hosts: int,
+    options: StreamOptions,
+    rates: Path | None,
+    measured: Mapping[str, tuple[int, float]],
+    wall: float,
+) -> list[dict[str, Any]] | None:
+    """`compare` for a run that is over; None for a GPU that nothing is known of.
+
+    work: cut into a block for each rank. device: of one of them. here: this host, without its GPUs. rates:
+    the file of measured ones, if there is any.
+    """
+    kept = load(rates) if rates is not None else None
+    try:
+        machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
+    except UserError:
+        return None
+    return compare(forecast(work, machine, hosts, options), measured, wall)
+
+
+def _compared(name: str, moved: int | None, seconds: float, predicted: float | None) -> dict[str, Any]:
+    return {
+        "stage": name,
+        "bytes": moved,
+        "bytes_per_second": moved / seconds if moved and seconds else None,
+        "forecast_seconds": predicted,
+        "seconds": seconds,
+        "fraction": predicted / seconds if predicted is not None and seconds else None,
+    }

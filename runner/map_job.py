@@ -1,0 +1,145 @@
+"""A map job from file to file: in one piece, the array cut into a block for each rank, or in chunks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from runner.errors import UserError
+from runner.load import load_block
+from runner.options import Run
+from runner.partition import grid_size
+from runner.pipeline import Pipeline
+from runner.report.record import Record
+from runner.storage import Sink, commit, open_sink
+from runner.store import Store
+from runner.stream.cut import in_chunks
+from runner.stream.memory import host_memory
+from runner.stream.run import Streaming
+from runner.work import Work, decide
+
+
+def run_map(run: Run) -> Record:
+    work = run.world.together(lambda: _cut(run, run.world.size, run.options.grid))
+    assert run.target is not None
+    if in_chunks(run.world, work, run.source, run.target, run.options.stream):
+        return _in_chunks(run, work)
+    return _in_one_piece(run, work)
+
+
+def _cut(run: Run, blocks: int, grid: str | None) -> Work:
+    options, source = run.options, run.source
+    return decide(
+        run.job,
+        run.parameters,
+        source.shape,
+        source.dtype,
+        blocks,
+        grid=grid,
+        boundary=options.boundary,
+        cval=options.cval,
+    )
+
+
+def _in_chunks(run: Run, work: Work) -> Record:
+    world, options = run.world, run.options
+    assert run.target is not None
+    if options.overlap is not None:
+        raise UserError("--overlap says nothing to a run in chunks, which always does", everywhere=True)
+    grid = options.grid or "1"
+    blocks = world.together(lambda: _cut(run, grid_size(grid) or world.size, grid))
+    streaming = Streaming(
+        world, blocks, run.source, run.target, options.stream, run.ending, run.phases, run.show
+    )
+    details = streaming.write()
+    proven = replace(work, result=streaming.work.result)
+    details["plan"] = world.once(lambda: _beside_plan(run, proven, details))
+    proof = _proof(run, proven, streaming.sink)
+    world.once(lambda: commit(streaming.sink))
+    streaming.commit()
+    return {**_described(streaming.work), "overlap": False, "verify": proof, "stream": details}
+
+
+def _beside_plan(run: Run, work: Work, details: Record) -> Any:
+    """What was forecast for the run beside what rank 0 measured; None where an earlier run did a part."""
+    if details["resumed"] or 0 in work.shape:
+        return None
+    from runner.forecast_record import beside_run
+    from runner.rates import nominal_cpu
+
+    world, options = run.world, run.options
+    measured = {
+        stage: (run.phases.phases[stage].moved, run.phases.phases[stage].seconds)
+        for stage in details["limits"]["stages"]
+        if stage in run.phases.phases
+    }
+    here = nominal_cpu(os.cpu_count() or 1, host_memory())
+    return beside_run(
+        work,
+        world.here.device,
+        here,
+        len(world.hosts),
+        options.stream,
+        options.rates,
+        measured,
+        details["limits"]["wall_seconds"],
+    )
+
+
+def _in_one_piece(run: Run, work: Work) -> Record:
+    world, source, options = run.world, run.source, run.options
+    # A result that is known before the work is given its room on the disk before the work.
+    known = _create(run, work) if work.result else None
+    overlap = world.backend.asynchronous if options.overlap is None else options.overlap
+    pipeline = Pipeline(world, work, run.phases, overlap, run.progress)
+    block = load_block(world, source, work.partition, pipeline.plan, run.phases)
+    work = pipeline.prepare(block)
+    sink = known or _create(run, work)
+    store = Store(world, work, sink, run.phases)
+    for region, result in pipeline.results(block):
+        store.put(region, result)
+    store.finish()
+    proof = _proof(run, work, sink)
+    world.once(lambda: commit(sink))
+    run.ending.unfinished(None)
+    return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "stream": None}
+
+
+def _proof(run: Run, work: Work, sink: Sink) -> Record | None:
+    if run.options.verify == "off":
+        return None
+    from runner.check import verify
+
+    with run.phases("verify"):
+        return verify(run.world, work, run.source, sink, run.options.verify)
+
+
+def _described(work: Work) -> Record:
+    return {
+        "grid": list(work.partition.grid),
+        "halo": [list(width) for width in work.widths],
+        "boundary": work.boundary,
+        "result": {"shape": list(work.known[0]), "dtype": str(work.known[1])},
+    }
+
+
+def _create(run: Run, work: Work) -> Sink:
+    """The output file, not yet under its final name; collective."""
+
+    def create() -> Sink:
+        assert work.result is not None
+        assert run.target is not None
+        sink = open_sink(run.target, *work.result, run.world.nonce)
+        if run.options.verify != "off" and not sink.lossless:
+            raise UserError(
+                f"--verify reads the output back, and {run.target.suffix} does not keep it exactly",
+                hint="an output that ends in .png or .npy",
+            )
+        run.ending.unfinished(sink.partial)
+        sink.create()
+        return sink
+
+    sink = run.world.once(create)
+    run.ending.unfinished(sink.partial)
+    return sink

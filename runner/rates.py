@@ -1,0 +1,184 @@
+"""What a machine's parts move, in bytes per second: nominal rates of known GPUs, or rates measured on it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runner.errors import UserError
+from runner.report.record import write
+
+SCHEMA = 1
+NOMINAL = "nominal"
+GB = 10**9
+
+# name: memory in GB, its peak rate in GB/s, PCIe generation of 16 lanes. NVIDIA's data sheets, SXM where
+# there is one and nothing else is said; of the A100 that with 80 GB.
+GPUS = {
+    "t4": (16, 320, 3),
+    "v100": (32, 900, 3),
+    "a10": (24, 600, 4),
+    "a30": (24, 933, 4),
+    "a40": (48, 696, 4),
+    "a100": (80, 2039, 4),
+    "a100-40gb": (40, 1555, 4),
+    "l4": (24, 300, 4),
+    "l40s": (48, 864, 4),
+    "h100": (80, 3350, 5),
+    "h100-pcie": (80, 2000, 5),
+    "h100-nvl": (94, 3900, 5),
+    "h200": (141, 4800, 5),
+    "b200": (180, 8000, 5),
+    "rtx-4090": (24, 1008, 4),
+    "rtx-5090": (32, 1792, 5),
+}
+# GB/s of pinned copies to one GPU, from it, and both at once (the sum). PCIe 4: an A100 (the README of
+# nvbandwidth); 5: an H200; 3: half of 4, as its lanes are.
+PCIE = {3: (13, 13, 18.5), 4: (26, 26, 37), 5: (54, 51, 95)}
+# GB/s to all GPUs of a host, and from all: four H200s of one host, measured one direction after the other.
+PCIE_HOST = {5: (183, 144)}
+# GB/s that a host's memory moves, read plus written: two sockets of 6 DDR4-2666, 8 DDR4-3200, 8 DDR5-4800.
+MEMORY = {3: 256, 4: 410, 5: 614}
+# A file in the page cache, GB/s of one host: several threads copy; writers wait for the file's one lock.
+READ, WRITE = 20, 4
+CORE = 10  # GB/s, read plus written, of a copy by one core
+GPUS_OF_HOST, CORES, HOST_MEMORY = 8, 64, 1 << 40
+# Seconds to start ranks on one host: any number, and each. Two and four GPUs, benchmarks/preflight.py; CPUs:
+# one and eight ranks, benchmarks/startup.py and benchmarks/preflight.py.
+START_GPU, START_CPU = (0.15, 0.6), (0.1, 0.1)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Bytes per second. source: "nominal", or "measured" and the date."""
+
+    value: float
+    source: str = NOMINAL
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host of a run, and its GPUs, which are alike.
+
+    name: of the GPU, or of the processor. gpus: on the host; 0 where ranks compute on its cores.
+    threads: that copied files when `rates` were measured. memory: bytes of the host; device_memory: of one
+    GPU. start: seconds until ranks run, for any number of them and more for each rank of a host.
+    rates: of the host's files: "read", "write", "read and write" (both at once, the sum); "host memory"
+    (read plus written). Of one GPU: "to device", "from device", "both directions" (the sum); the same names
+    with "host " before them are of all its GPUs at once. "kernel": of one GPU's memory, or of the host's
+    as one core reaches it, read plus written.
+    """
+
+    name: str
+    gpus: int
+    cores: int
+    threads: int
+    memory: int
+    device_memory: int
+    start: tuple[float, float]
+    rates: Mapping[str, Rate]
+    host: str = ""
+    date: str = ""
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.date)
+
+
+def nominal(gpu: str) -> Machine:
+    """A host with 8 GPUs of that name, a key of `GPUS`."""
+    memory, bandwidth, generation = GPUS[gpu]
+    to_device, from_device, both = PCIE[generation]
+    rates = {
+        "read": READ,
+        "write": WRITE,
+        "host memory": MEMORY[generation],
+        "to device": to_device,
+        "from device": from_device,
+        "both directions": both,
+        "kernel": bandwidth,
+    }
+    if generation in PCIE_HOST:
+        rates["host to device"], rates["host from device"] = PCIE_HOST[generation]
+    return Machine(
+        gpu.upper(), GPUS_OF_HOST, CORES, CORES, HOST_MEMORY, memory * GB, START_GPU,
+        {name: Rate(rate * GB) for name, rate in rates.items()},
+    )  # fmt: skip
+
+
+def nominal_cpu(cores: int, memory: int) -> Machine:
+    """A host without GPUs. memory: bytes."""
+    rates = {
+        "read": min(READ, CORE / 2 * cores),  # a copy reads and writes
+        "write": min(WRITE, CORE / 2 * cores),
+        "host memory": min(MEMORY[4], CORE * cores),
+        "kernel": CORE,
+    }
+    found = {name: Rate(rate * GB) for name, rate in rates.items()}
+    return Machine("cpu", 0, cores, cores, memory, 0, START_CPU, found)
+
+
+def known(name: str) -> str | None:
+    """The key of `GPUS` for a name such as "NVIDIA H100 80GB HBM3"; None for none of them.
+
+    The most particular key whose words are all in the name.
+    """
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    fits = [key for key in GPUS if {*key.split("-")} <= words]
+    return max(fits, key=len, default=None)
+
+
+def choose(gpu: str | None, measured: Machine | None, here: Machine) -> Machine:
+    """The machine that is meant: the measured one where it has such GPUs, or nothing is asked for.
+
+    gpu: a GPU's name, "cpu", or None. measured: what calibration kept. here: this host, without GPUs.
+    """
+    if gpu is None:
+        return measured or nominal("h200")
+    if gpu.lower() == "cpu":
+        return measured if measured and not measured.gpus else here
+    if measured and measured.gpus and gpu.lower() == measured.name.lower():
+        return measured
+    key = known(gpu)
+    if key is None:
+        raise UserError("unknown GPU", got=gpu, expected=f"{', '.join(GPUS)}, or cpu")
+    return measured if measured and measured.gpus and known(measured.name) == key else nominal(key)
+
+
+def save(machine: Machine, path: Path) -> None:
+    """Keep measured rates; the folder is made where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise UserError(f"cannot make the folder {path.parent}", got=reason.strerror) from reason
+    rates = {name: rate.value for name, rate in machine.rates.items()}
+    write({"schema": SCHEMA, **asdict(replace(machine, rates={})), "rates": rates}, path)
+
+
+def load(path: Path) -> Machine | None:
+    """What `save` kept; None where there is nothing. UserError for a file that is something else."""
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text())
+        if kept.pop("schema") != SCHEMA:
+            raise ValueError("of another version of meshrun")
+        source = f"measured {kept['date']}"
+        rates = {str(name): _rate(value, source) for name, value in kept.pop("rates").items()}
+        return Machine(**{**kept, "start": tuple(kept["start"]), "rates": rates})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
+        detail = f"no {reason}" if isinstance(reason, KeyError) else reason
+        raise UserError(
+            f"{path} holds no measured rates", got=detail, hint="meshrun plan --calibrate"
+        ) from reason
+
+
+def _rate(value: Any, source: str) -> Rate:
+    rate = Rate(float(value), source)
+    if not 0 < rate.value < float("inf"):
+        raise ValueError(f"a rate of {value}")
+    return rate

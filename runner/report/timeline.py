@@ -1,0 +1,239 @@
+"""Every stage of every chunk on every rank, drawn: a page of its own, or a trace for Perfetto.
+
+The page (`.html`) needs nothing but a browser: its data lies in it as JSON and a canvas draws it. The
+trace (`.json`) is Chrome's trace event format, which ui.perfetto.dev and chrome://tracing load.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runner.errors import RunError, UserError
+from runner.report.limits import Limits, idle_share, measure
+from runner.report.record import plain
+from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
+from runner.spans import STAGES, Span
+from runner.storage import check_place
+
+SUFFIXES = (".html", ".json")
+PAGE = Path(__file__).with_name("timeline.html")
+
+
+@dataclass
+class Lane:
+    """One rank and its spans.
+
+    device: such as "GPU 1", or "CPU". offset: seconds to add to this rank's clock so that all ranks' agree.
+    """
+
+    rank: int
+    host: str
+    device: str
+    offset: float
+    spans: list[Span]
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}, {self.device}"
+
+    @property
+    def gpu(self) -> bool:
+        return not self.device.startswith("CPU")
+
+
+class Bar(NamedTuple):
+    """A span as drawn: begin and end in whole nanoseconds since the run's first span began."""
+
+    chunk: int
+    begin: int
+    end: int
+    moved: int
+
+    @property
+    def rate(self) -> float | None:
+        """GB/s, which is bytes per nanosecond."""
+        return self.moved / (self.end - self.begin) if self.moved and self.end > self.begin else None
+
+
+@dataclass
+class Row:
+    """Bars of one stage of one rank that follow each other; a stage with overlapping spans has several."""
+
+    stage: str
+    number: int
+    bars: list[Bar]
+
+    @property
+    def name(self) -> str:
+        return self.stage if self.number == 1 else f"{self.stage} {self.number}"
+
+
+def check_timeline(path: Path) -> None:
+    """Refuse a `--timeline` that could not be written, before any work is done. UserError says why."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"unknown timeline format: {path}",
+            got=path.suffix or "no suffix",
+            expected="a name that ends in .html (a page) or .json (a trace for ui.perfetto.dev)",
+        )
+    check_place(path, "timeline")
+
+
+def write_timeline(path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> None:
+    """Draw the spans of all ranks into `path`, whole or not at all; one rank.
+
+    about: what to say of the run, name and value, in this order; "job" is the page's title.
+    UserError for another suffix or no such folder, RunError when writing fails.
+    """
+    check_timeline(path)
+    lanes = sorted(lanes, key=lambda lane: lane.rank)
+    limits = measure(_aligned(lanes), any(lane.gpu for lane in lanes))
+    draw = page if path.suffix.lower() == ".html" else trace
+    text = draw(lanes, plain(about), limits)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as reason:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"cannot write the timeline {path}", got=reason.strerror or reason) from reason
+
+
+def rows(lanes: Sequence[Lane]) -> list[list[Row]]:
+    """The rows of each lane, on one clock that starts at 0."""
+    aligned = _aligned(lanes)
+    zero = min((span.begin for spans in aligned for span in spans), default=0.0)
+    return [[row for stage in STAGES for row in _stacked(stage, spans, zero)] for spans in aligned]
+
+
+def _aligned(lanes: Sequence[Lane]) -> list[list[Span]]:
+    return [[span.shifted(lane.offset) for span in lane.spans] for lane in lanes]
+
+
+def _stacked(stage: str, spans: Iterable[Span], zero: float) -> list[Row]:
+    """Each bar in the first row that is free by then; both formats want no overlap within a row."""
+    found: list[Row] = []
+    bars = (
+        Bar(span.chunk, round(1e9 * (span.begin - zero)), round(1e9 * (span.end - zero)), span.moved)
+        for span in spans
+        if span.stage == stage
+    )
+    for bar in sorted(bars, key=lambda bar: (bar.begin, bar.end)):
+        row = next((row for row in found if row.bars[-1].end <= bar.begin), None)
+        if row is None:
+            row = Row(stage, len(found) + 1, [])
+            found.append(row)
+        row.bars.append(bar)
+    return found
+
+
+# The trace.
+
+
+def trace(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
+    """Chrome's trace event format: a process for each rank, a thread for each row, microseconds."""
+    events: list[dict[str, Any]] = []
+    for lane, lane_rows in zip(lanes, rows(lanes), strict=True):
+        events.append(_named("process_name", lane.rank, 0, name=lane.name))
+        events.append(_named("process_sort_index", lane.rank, 0, sort_index=lane.rank))
+        for thread, row in enumerate(lane_rows):
+            events.append(_named("thread_name", lane.rank, thread, name=row.name))
+            events.append(_named("thread_sort_index", lane.rank, thread, sort_index=thread))
+            events += (_event(bar, row.stage, lane.rank, thread) for bar in row.bars)
+    other = {**about, "summary": limits.sentence(), "limits": plain(limits.record())}
+    return _json({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}) + "\n"
+
+
+def _named(what: str, process: int, thread: int, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
+
+
+def _event(bar: Bar, stage: str, process: int, thread: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": f"{stage} {bar.chunk}",
+        "cat": stage,
+        "pid": process,
+        "tid": thread,
+        "ts": bar.begin / 1e3,
+        "dur": (bar.end - bar.begin) / 1e3,
+        "args": {"chunk": bar.chunk, "bytes": bar.moved, "GB/s": bar.rate and round(bar.rate, 3)},
+    }
+
+
+# The page.
+
+
+def page(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
+    """timeline.html with the run's words and numbers in place of its {{names}}."""
+    title = str(about.get("job", "streamed run"))
+    parts = {
+        "title": html.escape(title),
+        "limits": html.escape(limits.sentence()),
+        "facts": _facts(lanes, about, limits),
+        "stages": _stage_table(limits),
+        # "<" would let a text in the data end the script element.
+        "data": _json(_data(lanes, limits)).replace("<", "\\u003c"),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
+
+
+def _facts(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
+    own = {
+        "time": seconds_text(limits.wall),
+        "ranks": f"{len(lanes)} on {counted(len({lane.host for lane in lanes}), 'host')}",
+        "chunks": f"{sum(len({span.chunk for span in lane.spans}) for lane in lanes):,}",
+    }
+    facts = {**own, **{name: value for name, value in about.items() if name != "job"}}
+    return "".join(
+        f"<div><dt>{html.escape(str(name))}</dt><dd>{html.escape(str(value))}</dd></div>"
+        for name, value in facts.items()
+    )
+
+
+def _stage_table(limits: Limits) -> str:
+    return "\n".join(
+        f'<tr class="{"limit" if load is limits.limit else ""}" data-stage="{STAGES.index(load.stage)}">'
+        f'<th scope="row">{load.stage}</th>'
+        f'<td class="share"><span style="width:{100 * load.share:.2f}%"></span></td>'
+        f"<td>{percent_text(load.share)}</td><td>{seconds_text(load.seconds)}</td>"
+        f"<td>{bytes_text(load.moved)}</td><td>{rate_text(load.rate) if load.rate else '-'}</td></tr>"
+        for load in limits.loads
+    )
+
+
+def _data(lanes: Sequence[Lane], limits: Limits) -> dict[str, Any]:
+    """Columns, not records; begins as differences: half a million numbers stay a few megabytes."""
+    drawn = [
+        {
+            "name": lane.name,
+            "idle": round(idle_share(lane.spans, limits.wall, limits.gpu), 4),
+            "rows": [_columns(row) for row in lane_rows],
+        }
+        for lane, lane_rows in zip(lanes, rows(lanes), strict=True)
+    ]
+    return {"wall": round(1e9 * limits.wall), "stages": STAGES, "gpu": limits.gpu, "lanes": drawn}
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    begins = [bar.begin for bar in row.bars]
+    return {
+        "stage": STAGES.index(row.stage),
+        "name": row.name,
+        "chunk": [bar.chunk for bar in row.bars],
+        "begin": [after - before for before, after in pairwise([0, *begins])],
+        "length": [bar.end - bar.begin for bar in row.bars],
+        "bytes": [bar.moved for bar in row.bars],
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,44 @@
+"""What is said of a file's array by options, read and compared with what the file says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runner.errors import UserError
+
+if TYPE_CHECKING:
+    from runner.storage import Form, Source
+
+NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
+
+
+def agree(source: Source, form: Form) -> None:
+    """Refuse a file that says otherwise than what is said of it; the byte order is the file's affair."""
+    said: list[tuple[str, object, object]] = []
+    if form.shape is not None:
+        said.append(("shape", tuple(form.shape), source.shape))
+    if form.dtype is not None:
+        said.append(("dtype", parse_dtype(form.dtype).newbyteorder("="), source.dtype))
+    if form.order != "C":
+        said.append(("order", form.order, source.form.order))
+    for what, expected, got in said:
+        if expected != got:
+            raise UserError(
+                f"{source.path} is of another {what} than --input-{what} says",
+                got=f"{what} {got} in the file",
+                expected=expected,
+                hint=f"leave --input-{what} out: the file says it",
+            )
+
+
+def parse_dtype(text: str) -> np.dtype[Any]:
+    """The dtype of numbers that `text` ("float32", ">i2") names; UserError for anything else."""
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError) as reason:
+        raise UserError("--input-dtype names no dtype", got=text, hint="float32, or >f4") from reason
+    if dtype.kind not in NUMBERS:
+        raise UserError("--input-dtype names no numbers", got=text, expected="a numeric dtype")
+    return dtype

@@ -1,0 +1,28 @@
+"""What a path says: the file, the array in it, the format, and where it is until it is complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def split(path: Path) -> tuple[Path, str | None]:
+    """The file of `file.h5:/group/name` and what is named in it; None where nothing is."""
+    found = CONTAINER.fullmatch(str(path))
+    return (Path(found[1]), found[2].strip("/") or None) if found else (path, None)
+
+
+def partial_path(path: Path, nonce: str) -> Path:
+    """Where the file is until it is complete: beside its final name, so that the rename is atomic."""
+    file, _ = split(path)
+    return file.with_name(f".{file.name}.{nonce}.partial")
+
+
+def suffix(path: Path) -> str:
+    """What the format is known by, also of a file that is not complete: .NAME.SUFFIX.NONCE.partial."""
+    name = Path(path.name)
+    if name.suffix == ".partial":
+        name = name.with_suffix("").with_suffix("")
+    return name.suffix.lower()

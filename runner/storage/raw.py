@@ -1,0 +1,55 @@
+"""Raw binary files: the values and nothing else, so that shape and dtype have to be told."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.errors import UserError
+from runner.partition import Shape
+from runner.storage import Flat, Form
+from runner.storage.flat import FlatSink, FlatSource
+from runner.storage.forms import NUMBERS, parse_dtype
+
+
+def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
+    if form.shape is None or form.dtype is None:
+        said = (("--input-shape", form.shape), ("--input-dtype", form.dtype))
+        raise UserError(
+            f"{path} does not say what it holds, {path.stat().st_size:,} bytes of what shape and dtype",
+            got=" and ".join(f"no {option}" for option, value in said if value is None),
+            hint="--input-shape 1000x1000 --input-dtype float32",
+        )
+    if form.order not in ("C", "F"):
+        raise UserError("unknown --input-order", got=form.order, expected="C or F")
+    dtype = parse_dtype(form.dtype)
+    needed, size = math.prod(form.shape) * dtype.itemsize, path.stat().st_size
+    if size != needed or min(form.shape, default=0) < 0:
+        raise UserError(
+            f"{path} is not of this shape and dtype",
+            got=f"{size:,} bytes",
+            expected=f"{needed:,} for shape {form.shape} of {dtype}",
+        )
+    return FlatSource(path, tuple(form.shape), dtype, 0, form.order)
+
+
+class RawSink(FlatSink):
+    """An array that becomes a raw file, in C order."""
+
+    @property
+    def flat(self) -> Flat:
+        return Flat(self.partial, 0)
+
+    def lay_out(self) -> None:
+        """Nothing: there is no header."""
+
+
+def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> RawSink:
+    if dtype.kind not in NUMBERS:
+        raise UserError(
+            f"{path.suffix} cannot hold this result", got=f"dtype {dtype}", expected="plain numbers"
+        )
+    return RawSink(path, partial, shape, dtype)

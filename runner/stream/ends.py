@@ -1,0 +1,113 @@
+"""Where chunks come from and go to, and what an engine is asked for in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from runner.chunks import Chunks
+from runner.partition import Region
+from runner.spans import Spans, Stage
+from runner.storage import HostArray, Sink, Source
+from runner.window import Window
+from runner.work import Work
+from runner.world import World
+
+PIECE = 8 << 20  # bytes that one thread reads or writes, so that several share a chunk
+
+
+class Task(NamedTuple):
+    """Something for a thread to do: a part of one stage of a chunk. moved: bytes."""
+
+    stage: Stage
+    moved: int
+    do: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A streamed run's two files, what is done between them, and this rank's notes of when."""
+
+    world: World
+    work: Work
+    chunks: Chunks
+    source: Source
+    sink: Sink
+    spans: Spans
+
+    def window(self, number: int) -> Window:
+        work = self.work
+        return Window(self.chunks[number], work.shape, work.widths, work.boundary, work.cval)
+
+    @property
+    def result_dtype(self) -> np.dtype[Any]:
+        return self.work.known[1]
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Bytes of the largest padded block (what is read for it is no larger) and of the largest result."""
+        blocks = results = 0
+        for region in self.chunks.largest:
+            padded = (n + sum(width) for n, width in zip(region.shape, self.work.widths, strict=True))
+            blocks = max(blocks, math.prod(padded) * self.work.dtype.itemsize)
+            results = max(results, self.work.output_region(region).size * self.result_dtype.itemsize)
+        return blocks, results
+
+    def reads(self, window: Window, target: HostArray) -> list[Task]:
+        """All that is read for a window, to an array of its shape `staged`, in pieces."""
+        return [
+            Task("read", part.nbytes, partial(self.source.read, rows, part))
+            for region, place in window.reads()
+            for rows, part in _pieces(region, target[place], 1)
+        ]
+
+    def writes(self, region: Region, result: HostArray) -> list[Task]:
+        """All that is written of `region` of the output, in pieces."""
+        align = self.sink.chunks[0] if self.sink.chunks else 1
+        return [
+            Task("write", part.nbytes, partial(self.sink.write, rows, part))
+            for rows, part in _pieces(region, result, align)
+        ]
+
+
+class Engine(Protocol):
+    """What happens to a chunk between its file and the other one.
+
+    The main thread calls all but `join`, which every thread calls before its first task, and `finish`.
+    Slots are room for one chunk each.
+    """
+
+    def slots(self, count: int) -> list[Any]: ...
+
+    def join(self) -> None: ...
+
+    def begin(self, slot: Any, number: int) -> list[Task]:
+        """What threads have to do before `compute`."""
+
+    def compute(self, slot: Any) -> None:
+        """Make the chunk's result, or issue all that makes it."""
+
+    def finish(self, slot: Any) -> list[Task]:
+        """In a thread, when the result is there: what threads have to do with it."""
+
+    def release(self, slot: Any) -> None:
+        """The chunk is written; the slot may have another."""
+
+
+def shaped(memory: HostArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """The first of these bytes as an array; of NumPy or CuPy."""
+    return memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def _pieces(region: Region, array: HostArray, align: int) -> Iterator[tuple[Region, HostArray]]:
+    """A region and its array in runs of rows of about PIECE bytes, of multiples of `align` rows."""
+    rows = region.shape[0]
+    step = max(PIECE * rows // max(array.nbytes, 1) // align, 1) * align
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        yield region.rows(first, last), array[first:last]

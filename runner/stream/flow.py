@@ -1,0 +1,110 @@
+"""One rank's chunks on their way: the main thread computes, threads read and write, several chunks at once.
+
+The main thread alone calls MPI and issues work of the device. Chunks that are read are computed in the
+order in which they got there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
+
+from runner.stream.ends import Ends, Engine, Task
+
+LOOK = 0.05  # seconds between two calls of `idle` while nothing happens
+
+Event = tuple[Any, Literal["read", "written"]] | BaseException
+
+
+def stream(
+    engine: Engine,
+    ends: Ends,
+    numbers: Iterable[int],
+    *,
+    depth: int,
+    threads: int,
+    finished: Callable[[int], None],
+    idle: Callable[[], None],
+) -> None:
+    """Do these chunks.
+
+    depth: chunks under way. threads: that read and write. finished: called in this thread with the
+    number of each chunk whose bytes the file system has. idle: called in this thread now and then.
+
+    Raises the first failure of any thread, once all have stopped.
+    """
+    events: SimpleQueue[Event] = SimpleQueue()
+    dealt = iter(numbers)
+    free = engine.slots(depth)
+    # Besides those that read and write, one for each chunk that waits for the device.
+    pool = ThreadPoolExecutor(threads + depth, "stream", initializer=engine.join)
+
+    def after(tasks: list[Task], event: Event, number: int) -> None:
+        """Have threads do `tasks`; the last one to end notes when each stage was, and puts `event`."""
+        lock, left = threading.Lock(), len(tasks)
+        times: dict[Any, tuple[float, float, int]] = {}
+
+        def do(task: Task) -> None:
+            nonlocal left
+            begin = time.perf_counter()
+            try:
+                task.do()
+            except BaseException as failure:
+                events.put(failure)
+                return
+            end = time.perf_counter()
+            with lock:
+                left -= 1
+                first, last, moved = times.get(task.stage, (begin, end, 0))
+                times[task.stage] = min(first, begin), max(last, end), moved + task.moved
+                if left:
+                    return
+            for stage, (first, last, moved) in times.items():
+                ends.spans.add(stage, number, first, last, moved)
+            events.put(event)
+
+        for task in tasks:
+            pool.submit(do, task)
+
+    def wait_and_write(slot: Any) -> None:
+        try:
+            after(engine.finish(slot), (slot, "written"), slot.number)
+        except BaseException as failure:
+            events.put(failure)
+
+    busy = 0
+    try:
+        while True:
+            while free and (number := next(dealt, None)) is not None:
+                slot = free.pop()
+                busy += 1
+                after(engine.begin(slot, number), (slot, "read"), number)
+            if not busy:
+                return
+            slot, what = _next(events, idle)
+            if what == "read":
+                engine.compute(slot)
+                pool.submit(wait_and_write, slot)
+            else:
+                engine.release(slot)
+                finished(slot.number)
+                free.append(slot)
+                busy -= 1
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _next(events: SimpleQueue[Event], idle: Callable[[], None]) -> tuple[Any, str]:
+    while True:
+        try:
+            event = events.get(timeout=LOOK)
+        except Empty:
+            idle()
+            continue
+        if isinstance(event, BaseException):
+            raise event
+        return event

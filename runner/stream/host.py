@@ -1,0 +1,79 @@
+"""Chunks on a CPU: NumPy in the main thread, on slabs of rows that fit a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runner.backend import poison
+from runner.pipeline import call_rows, slabs
+from runner.storage import HostArray
+from runner.stream.ends import Ends, Task, shaped
+from runner.window import Window
+
+
+@dataclass
+class HostSlot:
+    """Buffers, as bytes, and of the chunk that has them: its padded block, what was read, its result."""
+
+    source: HostArray
+    target: HostArray
+    number: int
+    window: Window
+    block: HostArray
+    staged: HostArray | None
+    result: HostArray
+
+
+class HostEngine:
+    """The file is read into the padded block itself, except where its halo is read from elsewhere too."""
+
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
+
+    def slots(self, count: int) -> list[HostSlot]:
+        window, nothing = self._ends.window(0), np.empty(0)
+        blocks, results = self._ends.largest
+        return [
+            HostSlot(
+                np.empty(blocks, np.uint8), np.empty(results, np.uint8), -1, window, nothing, None, nothing
+            )
+            for _ in range(count)
+        ]
+
+    def join(self) -> None:
+        pass
+
+    def begin(self, slot: HostSlot, number: int) -> list[Task]:
+        ends, work = self._ends, self._ends.work
+        slot.number, slot.window = number, ends.window(number)
+        region = work.output_region(slot.window.region)
+        slot.block = shaped(slot.source, slot.window.shape, work.dtype)
+        slot.result = shaped(slot.target, region.shape, ends.result_dtype)
+        inside = slot.window.inside
+        slot.staged = np.empty(slot.window.staged, work.dtype) if inside is None else None
+        return ends.reads(slot.window, slot.block[inside] if slot.staged is None else slot.staged)
+
+    def compute(self, slot: HostSlot) -> None:
+        ends, work, window = self._ends, self._ends.work, slot.window
+        with ends.spans("kernel", slot.number, slot.block.nbytes + slot.result.nbytes):
+            if slot.staged is not None:
+                window.assemble(slot.staged, slot.block)
+            elif not window.direct:
+                window.fill(slot.block)
+            rows = (0, window.region.shape[0])
+            for first, last in slabs(window.region, work.widths[0], work.dtype.itemsize, rows):
+                out = slot.result[first:last]
+                if work.fills:
+                    poison(out)
+                given = out if work.fills else None
+                result = call_rows(ends.world, work, window.region, slot.block, (first, last), given)
+                if result is not out:
+                    out[...] = result
+
+    def finish(self, slot: HostSlot) -> list[Task]:
+        return self._ends.writes(self._ends.work.output_region(slot.window.region), slot.result)
+
+    def release(self, slot: HostSlot) -> None:
+        slot.staged = None

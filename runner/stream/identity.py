@@ -1,0 +1,76 @@
+"""What makes an unfinished run the one that is wanted: the same input, job, options and code."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from runner.chunks import Chunks
+from runner.declare import Job
+from runner.report.record import plain
+from runner.storage import Source
+from runner.work import Work
+from runner.world import World
+
+State = tuple[int, int, int]  # bytes, nanoseconds since 1970 of the last change, files
+
+
+def state_of(path: Path) -> State:
+    """What changes when a file, or a folder of files, does."""
+    if path.is_file():
+        found = path.stat()
+        return found.st_size, found.st_mtime_ns, 1
+    size = changed = count = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            found = os.stat(os.path.join(folder, name))
+            size, changed, count = size + found.st_size, max(changed, found.st_mtime_ns), count + 1
+    return size, changed, count
+
+
+def identity(world: World, work: Work, source: Source, chunks: Chunks, state: State) -> dict[str, Any]:
+    """Of a run, for its journal; plain values."""
+    size, changed, files = state
+    return {
+        "meshrun": _version(),
+        "job": work.job.name,
+        "code": code_of(work.job),
+        "parameters": plain(work.parameters),
+        "input": str(source.path.resolve()),
+        "input_array": source.name,
+        "input_order": source.form.order,
+        "input_bytes": size,
+        "input_changed_ns": changed,
+        "input_files": files,
+        "shape": list(work.shape),
+        "dtype": str(work.dtype),
+        "halo": [list(width) for width in work.widths],
+        "boundary": work.boundary,
+        "cval": plain(work.cval),
+        "device": world.backend.device.kind,  # whose rounding the result has
+        "grid": list(work.partition.grid),
+        "rows": chunks.rows,
+        "result_shape": list(work.known[0]),
+        "result_dtype": str(work.known[1]),
+    }
+
+
+def code_of(job: Job) -> str:
+    """SHA-256 of the file that the job's function is in; of its name where it is in none."""
+    try:
+        path = inspect.getsourcefile(job.function)
+    except TypeError:
+        path = None
+    code = Path(path).read_bytes() if path and os.path.exists(path) else job.function.__qualname__.encode()
+    return hashlib.sha256(code).hexdigest()
+
+
+def _version() -> str:
+    try:
+        return version("meshrun")
+    except PackageNotFoundError:  # run from a folder of sources
+        return ""
