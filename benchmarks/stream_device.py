@@ -146,7 +146,6 @@ def streamed(world: World, source: Path, target: Path, depth: int, chunk: int) -
         "seconds": limits["wall_seconds"],
         "whole_run_seconds": whole,
         "stages": stages,
-        "files": record["stream"]["files"],
         "limited_by": record["stream"]["limited_by"],
     }
 

@@ -49,9 +49,9 @@ class Ending:
     kept: str | None = None
 
     def unfinished(self, partial: Path | None) -> None:
-        """Name the file to remove if the run fails; None once it has its final name."""
+        """Name what to remove if the run fails; None once it has its final name, or is to be kept."""
         self.partial = partial
-        if self.run is not None and partial is not None:
+        if self.run is not None:
             self.run.keep_partial(partial)
 
     def clean(self) -> None:

@@ -28,8 +28,8 @@ class Run(Protocol):
     def register(self, rank: int, host: str, pid: int) -> None:
         """Say which process is which rank, so that a launcher's "PID 4711 was killed" gets a name."""
 
-    def keep_partial(self, output: Path) -> None:
-        """Name the unfinished output file, for removal if every rank is killed."""
+    def keep_partial(self, output: Path | None) -> None:
+        """Name the unfinished output, for removal if every rank is killed; None: none is to be removed."""
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         """Record `failure` if it is the first on this host; False when another came before."""
@@ -80,8 +80,11 @@ class RunDirectory:
         found = named or known
         return found[0] if len(found) == 1 else None
 
-    def keep_partial(self, output: Path) -> None:
-        write(self.path / "partial", str(output))
+    def keep_partial(self, output: Path | None) -> None:
+        if output is None:
+            (self.path / "partial").unlink(missing_ok=True)
+        else:
+            write(self.path / "partial", str(output))
 
     def remove_partial(self) -> None:
         note = self.path / "partial"
@@ -115,7 +118,7 @@ class RunDirectory:
         if kind == "rank":
             self.register(told["rank"], told["host"], told["pid"])
         elif kind == "partial":
-            self.keep_partial(Path(told))
+            self.keep_partial(Path(told) if told else None)
         elif kind == "failure":
             self.claim_failure(told)
         elif kind == "record":
@@ -134,8 +137,8 @@ class RunLines:
     def register(self, rank: int, host: str, pid: int) -> None:
         self._say("rank", {"rank": rank, "host": host, "pid": pid})
 
-    def keep_partial(self, output: Path) -> None:
-        self._say("partial", str(output))
+    def keep_partial(self, output: Path | None) -> None:
+        self._say("partial", str(output) if output else "")
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         first = self._claim(failure)

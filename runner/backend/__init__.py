@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -96,24 +95,10 @@ class Backend(Protocol):
         """Copies beside what is computed; of an asynchronous device."""
 
 
-class NotMapped(Exception):
-    """These bytes of a file cannot be pinned: they are copied through a buffer instead."""
-
-
-class Mapped(Protocol):
-    """Bytes of a file as pinned host memory, until closed."""
-
-    @property
-    def bytes(self) -> HostBytes: ...
-
-    def close(self) -> None: ...
-
-
 class Lanes(Protocol):
     """Copies in both directions beside what an asynchronous device computes.
 
-    Only `passed`, `map` and `Mapped.close` are for threads other than the one that computes; those
-    threads `join` first.
+    Only `passed` is for threads other than the one that computes; those threads `join` first.
     """
 
     def join(self) -> None:
@@ -136,9 +121,6 @@ class Lanes(Protocol):
 
     def named(self, name: str) -> AbstractContextManager[None]:
         """What is issued inside has this name in a profiler."""
-
-    def map(self, path: Path, offset: int, nbytes: int, *, writable: bool) -> Mapped:
-        """Bytes of a file as pinned memory; NotMapped where that cannot be."""
 
 
 def poison(array: Array) -> None:

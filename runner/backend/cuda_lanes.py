@@ -1,22 +1,17 @@
-"""Copies beside a GPU's kernels: a stream for each direction, and files that the GPU copies from itself."""
+"""Copies beside a GPU's kernels: a stream for each direction."""
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import cupy
-import numpy as np
 
-from runner.backend import HostBytes, Mark, NotMapped
+from runner.backend import HostBytes, Mark
 from runner.comm import Array
 
 UP, DOWN = cupy.cuda.runtime.memcpyHostToDevice, cupy.cuda.runtime.memcpyDeviceToHost
-READ_ONLY = 8  # cudaHostRegisterReadOnly
 
 
 class CudaLanes:
@@ -64,10 +59,6 @@ class CudaLanes:
         finally:
             cupy.cuda.nvtx.RangePop()
 
-    def map(self, path: Path, offset: int, nbytes: int, *, writable: bool) -> Mapping:
-        """Bytes of a file as host memory that the device copies from or to without a copy in between."""
-        return Mapping(path, offset, nbytes, writable)
-
     def _copy(
         self, stream: cupy.cuda.Stream, target: int, source: int, nbytes: int, kind: int
     ) -> tuple[Mark, Mark]:
@@ -79,38 +70,3 @@ class CudaLanes:
         event = cupy.cuda.Event(block=True)  # a thread that waits leaves its core to others
         event.record(stream)
         return event
-
-
-class Mapping:
-    """A part of a file in the page cache, its pages pinned.
-
-    Each has addresses of its own, so that two that share a page, as neighbouring chunks do, can both
-    be pinned. NotMapped where the file system does not let a device write to its pages (only those
-    in memory do), or the mapping fails otherwise.
-    """
-
-    def __init__(self, path: Path, offset: int, nbytes: int, writable: bool) -> None:
-        skipped = offset % mmap.ALLOCATIONGRANULARITY
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        try:
-            with open(path, "r+b" if writable else "rb") as file:
-                self._map = mmap.mmap(file.fileno(), skipped + nbytes, offset=offset - skipped, access=access)
-        except (OSError, ValueError) as reason:
-            raise NotMapped(str(reason)) from reason
-        self._whole: Any = np.frombuffer(self._map, np.uint8)
-        try:
-            cupy.cuda.runtime.hostRegister(
-                self._whole.ctypes.data, self._whole.nbytes, 0 if writable else READ_ONLY
-            )
-        except cupy.cuda.runtime.CUDARuntimeError as reason:
-            self._whole = None
-            self._map.close()
-            raise NotMapped(str(reason)) from reason
-        self.bytes: HostBytes = self._whole[skipped:]
-
-    def close(self) -> None:
-        """Give the pages back; nothing may be under way."""
-        cupy.cuda.runtime.hostUnregister(self._whole.ctypes.data)
-        del self.bytes
-        self._whole = None
-        self._map.close()

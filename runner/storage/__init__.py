@@ -110,12 +110,14 @@ class Sink(Protocol):
     lossless: what is read back equals what was written.
     chunks: regions written begin at multiples of it, and end at such or at the array's end; None: anywhere.
     flat: where in `partial` the array's bytes lie, once it was created; None where they are not its own.
+    threads: of this process that write at once, to be set by whoever has several.
     """
 
     path: Path
     partial: Path
     parallel: bool
     lossless: bool
+    threads: int
 
     @property
     def name(self) -> str | None: ...

@@ -1,8 +1,9 @@
 """Arrays whose bytes lie in a file as they do in memory: read and written in place, by every rank at once.
 
 Reads and writes go through preadv and pwrite rather than a map, so that a file of any size leaves no
-pages in a process's memory, and a full disk or a shortened file is an error, not a signal. A file is
-opened for each: no state is shared by threads, and closing is what makes NFS send what was written.
+pages in a process's memory, and a full disk or a shortened file is an error, not a signal; only several
+threads that write a claimed file go through its pages (`mapped`). A file is opened for each: no state is
+shared by threads, and closing is what makes NFS send what was written.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from runner.errors import RunError
 from runner.partition import Region, Shape
-from runner.storage import Flat, Form, HostArray
+from runner.storage import Flat, Form, HostArray, mapped
 from runner.storage.faults import not_shared, write_error
 
 BUFFER = 1 << 18  # bytes that pass through memory of their own, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows no longer than this are read whole, for less than the calls that skip would cost
+SEVERAL = 4  # threads: fewer write faster by pwrite, which lets one at a time into a file
+WORTH_MAPPING = 1 << 20  # bytes
 
 
 @dataclass
@@ -105,6 +108,7 @@ class FlatSink(ABC):
     name: str | None = None
     parallel: bool = True
     lossless: bool = True
+    threads: int = 1
     chunks: ClassVar[Shape | None] = None
 
     @property
@@ -143,6 +147,9 @@ class FlatSink(ABC):
         if array.size == 0:
             return
         try:
+            if self._through_pages and (start := _run(self.shape, region)) is not None and _large(array):
+                mapped.write(self.partial, self._at(start), array)
+                return
             with open(self.partial, "r+b", buffering=0) as file:
                 self._write(file.fileno(), region, array)
         except FileNotFoundError as reason:  # rank 0 made it; this host may have no such folder
@@ -162,15 +169,25 @@ class FlatSink(ABC):
                 _write_all(descriptor, _bytes(np.ascontiguousarray(piece)), position)
                 position += piece.nbytes
 
+    @cached_property
+    def _through_pages(self) -> bool:
+        return self.threads >= SEVERAL and mapped.claims(self.partial)
+
     def _at(self, element: int) -> int:
         return self.flat.offset + element * self.dtype.itemsize
 
     def sync(self) -> None:
         try:
-            with open(self.partial, "rb") as file:
-                os.fdatasync(file.fileno())
+            os.fdatasync(self._file.fileno())
+        except FileNotFoundError as reason:
+            raise not_shared(self.path, reason) from reason
         except OSError as reason:
             raise write_error(self.path, reason) from reason
+
+    @cached_property
+    def _file(self) -> BinaryIO:
+        # Kept open: the kernel tells of a page that it could not write to those who had the file open then.
+        return open(self.partial, "rb")
 
 
 def allocate(descriptor: int, size: int) -> None:
@@ -190,6 +207,17 @@ def _leading(shape: Shape, region: Region) -> int:
     while whole > 0 and region.shape[whole - 1] == shape[whole - 1]:
         whole -= 1
     return max(whole - 1, 0)
+
+
+def _run(shape: Shape, region: Region) -> int | None:
+    """The first of the region's elements, counted in C order, if they lie one after another; else None."""
+    if math.prod(region.shape[: _leading(shape, region)]) != 1:
+        return None
+    return sum(a * stride for a, stride in zip(region.start, _strides(shape), strict=True))
+
+
+def _large(array: HostArray) -> bool:
+    return array.flags.c_contiguous and array.nbytes >= WORTH_MAPPING
 
 
 def _strides(shape: Shape) -> list[int]:

@@ -122,6 +122,7 @@ class ImageSink:
     shape: Shape
     dtype: np.dtype[Any]
     parallel: bool = False
+    threads: int = 1
     name: ClassVar[None] = None
     form: ClassVar[Form] = Form()
     flat: ClassVar[Flat | None] = None

@@ -177,6 +177,7 @@ class ZarrSink:
     chunks: Shape
     parallel: bool = True
     lossless: bool = True
+    threads: int = 1
     flat: ClassVar[Flat | None] = None
     _written: SimpleQueue[Path] = field(default_factory=SimpleQueue, init=False, repr=False)
 

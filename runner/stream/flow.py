@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-from runner.stream.ends import Ends, Engine, Task
+from runner.spans import Spans
+from runner.stream.ends import Engine, Task
 
 LOOK = 0.05  # seconds between two calls of `idle` while nothing happens
 
@@ -22,7 +23,7 @@ Event = tuple[Any, Literal["read", "written"]] | BaseException
 
 def stream(
     engine: Engine,
-    ends: Ends,
+    spans: Spans,
     numbers: Iterable[int],
     *,
     depth: int,
@@ -32,7 +33,7 @@ def stream(
 ) -> None:
     """Do these chunks.
 
-    depth: chunks under way. threads: that read and write. finished: called in this thread with the
+    spans: what is done when is noted there. depth: chunks under way. threads: that read and write. finished: called in this thread with the
     number of each chunk whose bytes the file system has. idle: called in this thread now and then.
 
     Raises the first failure of any thread, once all have stopped.
@@ -64,7 +65,7 @@ def stream(
                 if left:
                     return
             for stage, (first, last, moved) in times.items():
-                ends.spans.add(stage, number, first, last, moved)
+                spans.add(stage, number, first, last, moved)
             events.put(event)
 
         for task in tasks:

@@ -64,6 +64,7 @@ class Streaming:
         world, options = self.world, self.options
         self.work = known_result(world, self.work, self.source)
         self.sink = open_sink(self.target, *self.work.known, KEPT)
+        self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
         before, kept = world.once(self._look)
         rows = kept["rows"] if kept else None
@@ -71,6 +72,7 @@ class Streaming:
         whole = identity(world, self.work, self.source, chunks, before)
         finished = world.once(lambda: self._settle(kept, whole))
         self.ending.kept = "finished chunks are kept; the same command with --resume goes on"
+        self.sink.sync()  # on every rank, before it writes: see Syncer
         todo = [number for number in range(len(chunks)) if number not in finished]
         ends = Ends(world, self.work, chunks, self.source, self.sink, Spans())
         engine: Engine = DeviceEngine(ends) if world.backend.asynchronous else HostEngine(ends)
@@ -83,7 +85,6 @@ class Streaming:
             "resumed": len(finished),
             "own": [one[0] for one in deal],
             "taken_over": [one[1] for one in deal],
-            "files": getattr(engine, "how", None),
             **self._report(ends),
         }
 
@@ -136,7 +137,7 @@ class Streaming:
             if todo:
                 stream(
                     engine,
-                    ends,
+                    ends.spans,
                     deal,
                     depth=min(options.depth, len(todo)),
                     threads=threads_of(world),

@@ -87,16 +87,6 @@ def test_any_depth_and_chunk(folder: Path, depth: int, chunk: int) -> None:
     assert stages["from device"]["bytes"] == ROWS * COLUMNS * 4
 
 
-def test_files_in_memory_are_mapped_both_ways() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        folder = Path(name)
-        stream = StreamOptions(chunk_bytes=1 << 20)
-        record = run(
-            scaled, make_input(folder), folder / "out.npy", {}, Options(device="cuda", stream=stream)
-        )
-    assert record["stream"]["files"] == {"read": "mapped", "write": "mapped"}
-
-
 def test_a_run_that_stopped_goes_on(tmp_path: Path) -> None:
     source = make_input(tmp_path)
     calls = []

@@ -51,7 +51,11 @@ def test_shapes_without_rows(tmp_path: Path, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("form", "missing"),
-    [(None, "no --input-shape and no --input-dtype"), (Form((4, 6)), "no --input-dtype"), (Form(dtype="f4"), "no --input-shape")],
+    [
+        (None, "no --input-shape and no --input-dtype"),
+        (Form((4, 6)), "no --input-dtype"),
+        (Form(dtype="f4"), "no --input-shape"),
+    ],
 )
 def test_what_a_raw_file_does_not_say_must_be_told(tmp_path: Path, form: Form | None, missing: str) -> None:
     (tmp_path / "a.raw").write_bytes(ARRAY.tobytes())
