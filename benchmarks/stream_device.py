@@ -1,16 +1,16 @@
-"""A streamed map on GPUs against bare pinned copies, and against one step after another; taking turns.
+"""A streamed map on GPUs against bare copies, and against one step after another; taking turns.
 
     mpirun -n RANKS python benchmarks/stream_device.py --dir /dev/shm [--gib 8] [--rounds 5] [--json FILE]
 
 The job doubles float32 numbers and adds 1. Its input lies in the page cache, and the output's room is
-claimed before the clock starts (in memory that makes its pages). In each round, in turn:
+claimed before the clock starts. In each round, in turn, all in GB/s of input and output together:
 
-bare        every rank copies the bytes that it has in a run, pinned, in both directions at once
-streamed    `meshrun run`'s own way, from the first chunk's begin to the last one's end
-in turn     per chunk: memory-mapped input, pageable copy up, kernel, pageable copy down, memory-mapped
-            output; one rank only, at a quarter of the size
-
-Efficiency: streamed bytes per second (in and out together) over bare ones.
+bare          every rank copies pinned memory to its GPU and back, both directions at once
+pinned        `meshrun run`'s pipeline between pinned buffers: no file is read or written
+bare files    the input read and the output written by as many threads, in the same pieces, without a GPU
+streamed      the whole: from the first chunk's begin to the last one's end
+in turn       per chunk: memory-mapped input, pageable copy up, kernel, pageable copy down, memory-mapped
+              output; one rank only, at a quarter of the size
 """
 
 from __future__ import annotations
@@ -20,16 +20,28 @@ import os
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import numpy as np
 
 import runner
 from runner.backend import Backend
+from runner.calibrate import Nothing
+from runner.chunks import Chunks
 from runner.execute import Options, run
+from runner.partition import Region, bounds
 from runner.report.record import places, versions, write
+from runner.spans import Spans
+from runner.storage import Source, open_sink, open_source
+from runner.stream.device import DeviceEngine
+from runner.stream.ends import PIECE, Ends
+from runner.stream.flow import stream
 from runner.stream.options import StreamOptions
+from runner.stream.run import threads_of
+from runner.work import Work, decide
 from runner.world import World, open_world
 
 ROW = 1 << 20  # bytes
@@ -62,8 +74,11 @@ def main() -> None:
     try:
         for number in range(options.rounds + 1):
             row: dict[str, Any] = {"bare": bare(world, nbytes)}
+            row["bare files"] = bare_files(world, source, target)
             for depth, chunk in cases:
-                row[f"depth {depth}, {chunk} MiB"] = streamed(world, source, target, depth, chunk << 20)
+                case = f"depth {depth}, {chunk} MiB"
+                row[f"pinned, {case}"] = pinned(world, source, depth, chunk << 20)
+                row[f"streamed, {case}"] = streamed(world, source, target, depth, chunk << 20)
             if options.in_turn and world.rank == 0:
                 row["in turn"] = in_turn(world, source, target, nbytes // 4)
             world.control.barrier()
@@ -86,7 +101,7 @@ def report(world: World, options: argparse.Namespace, found: list[dict[str, Any]
     for name, median in medians.items():
         share = f"{median / medians['bare']:7.1%} of bare" if name != "bare" else ""
         more = details.get(name, {}).get("stages", "")
-        print(f"  {name:24} {median:8.1f}  {share}  {more}")
+        print(f"  {name:30} {median:8.1f}  {share}  {more}")
     if options.json:
         record = {
             "benchmark": "stream_device",
@@ -131,6 +146,60 @@ def bare(world: World, nbytes: int) -> float:
         world.control.barrier()
         times.append(time.perf_counter() - begin)
     return 2 * (nbytes // piece) * piece * world.size / min(times) / 1e9
+
+
+def shares(world: World, path: Path, rows: int) -> tuple[Source, Work, list[Region]]:
+    """An open input, the job's work on it, and this rank's regions of `rows` rows."""
+    source = open_source(path)
+    work = decide(light, {}, source.shape, source.dtype, 1)
+    regions = Chunks(work.partition, rows)
+    first, last = bounds(len(regions), world.size, world.rank)
+    return source, work, [regions[number] for number in range(first, last)]
+
+
+def bare_files(world: World, path: Path, target: Path) -> float:
+    source, _, regions = shares(world, path, PIECE // ROW)
+    sink = open_sink(target, source.shape, source.dtype, "bare")
+    sink.threads = threads_of(world)
+    world.once(sink.create)
+    mine = local()
+
+    def copy(region: Region) -> None:
+        if not hasattr(mine, "buffer"):
+            mine.buffer = np.empty((PIECE // ROW, ROW // 4), np.float32)
+        part = mine.buffer[: region.shape[0]]
+        source.read(region, part)
+        sink.write(region, part)
+
+    world.control.barrier()
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(sink.threads) as pool:
+        list(pool.map(copy, regions))
+    world.control.barrier()
+    seconds = time.perf_counter() - begin
+    world.once(sink.partial.unlink)
+    return 2 * int(np.prod(source.shape)) * 4 / seconds / 1e9
+
+
+def pinned(world: World, path: Path, depth: int, chunk: int) -> float:
+    source, work, _ = shares(world, path, 1)
+    chunks = Chunks(work.partition, chunk // ROW)
+    nothing: Any = Nothing(source.shape, source.dtype)
+    ends = Ends(world, work, chunks, nothing, nothing, Spans())
+    engine = DeviceEngine(ends)
+    world.control.barrier()
+    stream(
+        engine,
+        ends.spans,
+        range(*bounds(len(chunks), world.size, world.rank)),
+        depth=depth,
+        threads=threads_of(world),
+        finished=lambda number: None,
+        idle=lambda: None,
+    )
+    copies = [span for span in ends.spans.found if span.stage in ("to device", "from device")]
+    seconds = max(span.end for span in copies) - min(span.begin for span in copies)
+    return 2 * int(np.prod(source.shape)) * 4 / max(world.control.allgather(seconds)) / 1e9
 
 
 def streamed(world: World, source: Path, target: Path, depth: int, chunk: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import tempfile
@@ -13,15 +12,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from runner.backend import Backend
+from runner.chunks import Chunks
+from runner.declare import map_blocks
 from runner.errors import UserError
+from runner.partition import Region, Shape
 from runner.rates import START_CPU, START_GPU, Machine, Rate
-from runner.storage import HostArray, check_place
+from runner.report.limits import wall_time
+from runner.spans import Spans
+from runner.storage import HostArray, Sink, Source, check_place, commit, open_sink, open_source
 from runner.storage.faults import write_error
+from runner.stream.device import DeviceEngine
+from runner.stream.ends import Ends
+from runner.stream.flow import stream
 from runner.stream.memory import host_memory
+from runner.stream.options import DEPTH
+from runner.stream.run import threads_of
+from runner.work import decide
+from runner.world import lone_world
 
 FILE = 1 << 30  # bytes, or less where the disk or the memory is small
 PIECE = 64 << 20  # bytes of one call: what a streamed run wants of a chunk
@@ -33,7 +45,6 @@ DIRECTIONS = ("to device", "from device", "both directions")
 BYTE = np.dtype(np.uint8)
 
 Act = Callable[[], object]
-Piece = Callable[[int, HostArray, int], None]  # descriptor, buffer, position
 
 
 def calibrate(
@@ -53,8 +64,10 @@ def calibrate(
         begin = time.perf_counter()
         backends = [lane.submit(open_backend, index).result() for index, lane in enumerate(lanes)]
         opened = (time.perf_counter() - begin) / len(lanes)
-        buffers = [lanes[0].submit(backends[0].host_empty, (PIECE,), BYTE).result() for _ in range(threads)]
-        rates = _files(folder, _room(folder, file), buffers)
+        way: Callable[[Source, Sink], float] = Streaming(backends[0])
+        if not backends[0].asynchronous:
+            way = Copying([np.ones(PIECE, BYTE) for _ in range(threads)])
+        rates = lanes[0].submit(_files, folder, _room(folder, file), way).result()
         rates["host memory"] = _host_memory(min(cores, COPIERS))
         rates["kernel"] = lanes[0].submit(backends[0].copy_rate).result()
         if gpus:
@@ -114,68 +127,107 @@ def _room(folder: Path, size: int) -> int:
     return pieces * PIECE
 
 
-def _files(folder: Path, size: int, buffers: Sequence[HostArray]) -> dict[str, float]:
-    """Reading a file that is in the page cache, writing a fresh one, both at once; buffers: one a thread."""
-    for buffer in buffers:
-        buffer.fill(1)
+def _files(folder: Path, size: int, way: Callable[[Source, Sink], float]) -> dict[str, float]:
+    """Reading a file that is in the page cache, writing one whose room is claimed, both at once.
+
+    way: the seconds that all of a source takes to a sink.
+    """
+    shape, dtype = (size // PIECE, PIECE), BYTE
     try:
-        with (
-            tempfile.TemporaryDirectory(dir=folder, prefix=".meshrun-") as place,
-            ThreadPoolExecutor(len(buffers)) as pool,
-        ):
-            one, other = Path(place, "one"), Path(place, "other")
-            files = _Files(size, list(buffers), pool)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".meshrun-") as place:
+            first = open_sink(Path(place, "one.npy"), shape, dtype, "first")
+            first.create()
+            for row in range(shape[0]):
+                first.write(Region((row, 0), (row + 1, PIECE)), np.ones((1, PIECE), dtype))
+            commit(first)
+            source = open_source(first.path)
+
+            def writing(given: Source) -> float:
+                found = []
+                for _ in range(ROUNDS):
+                    sink = open_sink(Path(place, "other.npy"), shape, dtype, "other")
+                    sink.create()
+                    found.append(way(given, sink))
+                    sink.partial.unlink()
+                return min(found)
+
+            nothing: Any = Nothing(shape, dtype)
             return {
-                "write": size / _best(lambda: files.write(one)),
-                "read": size / _best(lambda: files.read(one)),
-                "read and write": 2 * size / _best(lambda: files.write(other, beside=one)),
+                "write": size / writing(nothing),
+                "read": size / min(way(source, nothing) for _ in range(ROUNDS)),
+                "read and write": 2 * size / writing(source),
             }
     except OSError as reason:
         raise write_error(folder / "file", reason, size) from reason
 
 
 @dataclass
-class _Files:
-    """Files of `size` bytes copied piece by piece by the threads of `pool`, each with one of `buffers`."""
+class Nothing:
+    """A source whose values are there already, and a sink that leaves them where they are."""
 
-    size: int
+    shape: Shape
+    dtype: np.dtype[Any]
+    chunks: Shape | None = None
+    threads: int = 1
+
+    def read(self, region: Region, target: HostArray) -> None:
+        pass
+
+    def write(self, region: Region, array: HostArray) -> None:
+        pass
+
+
+@dataclass
+class Copying:
+    """Files copied as a streamed run does on a CPU, by as many threads as there are buffers."""
+
     buffers: list[HostArray]
-    pool: ThreadPoolExecutor
 
-    def read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._run((_read_piece, file.fileno()))
+    def __call__(self, source: Source, sink: Sink) -> float:
+        sink.threads = len(self.buffers)
 
-    def write(self, path: Path, beside: Path | None = None) -> None:
-        """A file that was not there; the other, if one is named, is read at the same time."""
-        path.unlink(missing_ok=True)
-        with path.open("xb") as file, (beside or path).open("rb") as other:
-            reading = [(_read_piece, other.fileno())] if beside else []
-            self._run((_write_piece, file.fileno()), *reading)
+        def copy(row: int) -> None:
+            buffer = self.buffers.pop()
+            try:
+                region, part = Region((row, 0), (row + 1, PIECE)), buffer.reshape(1, PIECE)
+                source.read(region, part)
+                sink.write(region, part)
+            finally:
+                self.buffers.append(buffer)
 
-    def _run(self, *acts: tuple[Piece, int]) -> None:
-        pieces = [(*act, at) for at in range(0, self.size, PIECE) for act in acts]
-        for done in [self.pool.submit(self._with_buffer, *piece) for piece in pieces]:
-            done.result()
-
-    def _with_buffer(self, act: Piece, descriptor: int, position: int) -> None:
-        buffer = self.buffers.pop()
-        try:
-            act(descriptor, buffer, position)
-        finally:
-            self.buffers.append(buffer)
+        with ThreadPoolExecutor(len(self.buffers)) as pool:
+            begin = time.perf_counter()
+            list(pool.map(copy, range(source.shape[0])))
+            return time.perf_counter() - begin
 
 
-def _read_piece(descriptor: int, buffer: HostArray, position: int) -> None:
-    if os.preadv(descriptor, [buffer.data], position) != PIECE:
-        raise OSError(errno.EIO, "a test file became shorter while it was read")
+@dataclass
+class Streaming:
+    """Files copied as a streamed run does on a GPU, which all of it goes through."""
+
+    backend: Backend
+
+    def __call__(self, source: Source, sink: Sink) -> float:
+        world = lone_world(self.backend)
+        sink.threads = threads_of(world)
+        work = decide(_same, {}, source.shape, source.dtype, 1)
+        chunks = Chunks(work.partition, 1)
+        ends = Ends(world, work, chunks, source, sink, Spans())
+        stream(
+            DeviceEngine(ends),
+            ends.spans,
+            range(len(chunks)),
+            depth=DEPTH,
+            threads=sink.threads,
+            finished=lambda number: None,
+            idle=lambda: None,
+        )
+        return wall_time([ends.spans.found])
 
 
-def _write_piece(descriptor: int, buffer: HostArray, position: int) -> None:
-    data = buffer.data
-    while data:  # a disk that fills takes a part first
-        written = os.pwrite(descriptor, data, position)
-        data, position = data[written:], position + written
+@map_blocks()
+def _same(block: Any, *, out: Any) -> None:
+    out[...] = block
 
 
 def _host_memory(threads: int) -> float:

@@ -10,7 +10,10 @@ what all ranks hold. Where the cuts between ranks fall changes who combines, not
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from runner.timing import Phases
 from runner.world import World
 
 TILE = 1 << 20  # elements
+AHEAD = 3  # tiles that are read while one is worked on
 Combine = Callable[[Any, Any], Any]
 
 
@@ -127,23 +131,48 @@ class Tiles:
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         backend = self.world.backend
         size = math.prod(self._tile)
-        host, device = backend.host_empty((size,), self.dtype), None
-        if backend.asynchronous:
-            device = backend.empty((size,), self.dtype)
-        for number in range(self._first, self._stop):
-            region = tile_region(self.shape, self._tile, number)
-            block = host[: region.size].reshape(region.shape)
-            with self.phases("read", region.size * self.dtype.itemsize):
-                if number in self._received:
-                    block[...] = self._received[number]
-                else:
-                    self.source.read(region, block)
-            if device is not None:
-                with self.phases("to device", block.nbytes):
-                    on_device = device[: region.size].reshape(region.shape)
-                    backend.upload(block, on_device)
-                    block = on_device
-            yield number, block
+        device = backend.empty((size,), self.dtype) if backend.asynchronous else None
+        for number, block in self._read_ahead(size):
+            if device is None:
+                yield number, block
+                continue
+            with self.phases("to device", block.nbytes):
+                on_device = device[: block.size].reshape(block.shape)
+                backend.upload(block, on_device)
+            yield number, on_device
+
+    def _read_ahead(self, size: int) -> Iterator[tuple[int, HostArray]]:
+        """This rank's tiles, on the host; while one is worked on, the next ones are read."""
+        numbers = range(self._first, self._stop)
+        buffers = [
+            self.world.backend.host_empty((size,), self.dtype) for _ in range(min(AHEAD + 1, len(numbers)))
+        ]
+        with ThreadPoolExecutor(AHEAD, "read") as pool:
+
+            def begin(number: int) -> Future[tuple[HostArray, float]]:
+                return pool.submit(self._read, number, buffers[number % len(buffers)])
+
+            under_way = deque(begin(number) for number in numbers[:AHEAD])
+            try:
+                for number in numbers:
+                    block, seconds = under_way.popleft().result()
+                    self.phases.add("read", seconds, block.nbytes)
+                    if number + AHEAD in numbers:
+                        under_way.append(begin(number + AHEAD))
+                    yield number, block
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _read(self, number: int, buffer: HostArray) -> tuple[HostArray, float]:
+        """A tile, in `buffer`, and the seconds that it took."""
+        region = tile_region(self.shape, self._tile, number)
+        block = buffer[: region.size].reshape(region.shape)
+        begin = time.perf_counter()
+        if number in self._received:
+            block[...] = self._received[number]
+        else:
+            self.source.read(region, block)
+        return block, time.perf_counter() - begin
 
     def _scatter(self) -> dict[int, HostArray]:
         """This rank's tiles of an array that only rank 0 can read."""

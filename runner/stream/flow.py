@@ -33,8 +33,9 @@ def stream(
 ) -> None:
     """Do these chunks.
 
-    spans: what is done when is noted there. depth: chunks under way. threads: that read and write. finished: called in this thread with the
-    number of each chunk whose bytes the file system has. idle: called in this thread now and then.
+    spans: notes what is done when. depth: chunks under way. threads: that read and write. finished: called
+    in this thread with the number of each chunk whose bytes the file system has. idle: called in this
+    thread now and then.
 
     Raises the first failure of any thread, once all have stopped.
     """
