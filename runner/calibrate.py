@@ -31,12 +31,13 @@ from runner.stream.ends import Ends
 from runner.stream.flow import stream
 from runner.stream.memory import host_memory
 from runner.stream.options import DEPTH
-from runner.stream.run import threads_of
+from runner.stream.dealt import threads_of
 from runner.work import decide
 from runner.world import lone_world
 
 FILE = 1 << 30  # bytes, or less where the disk or the memory is small
-PIECE = 64 << 20  # bytes of one call: what a streamed run wants of a chunk
+PIECE = 64 << 20  # bytes of a chunk, as a streamed run wants them
+ROW = 1 << 20  # bytes: threads share a chunk's rows
 COPY = 256 << 20  # bytes of one copy to or from a GPU
 THREADS = 8  # that copy one host's files
 COPIERS = 32  # that copy inside a host's memory: more than its channels need
@@ -132,13 +133,14 @@ def _files(folder: Path, size: int, way: Callable[[Source, Sink], float]) -> dic
 
     way: the seconds that all of a source takes to a sink.
     """
-    shape, dtype = (size // PIECE, PIECE), BYTE
+    shape, dtype = (size // ROW, ROW), BYTE
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".meshrun-") as place:
             first = open_sink(Path(place, "one.npy"), shape, dtype, "first")
             first.create()
-            for row in range(shape[0]):
-                first.write(Region((row, 0), (row + 1, PIECE)), np.ones((1, PIECE), dtype))
+            full = np.ones((PIECE // ROW, ROW), dtype)
+            for row in range(0, shape[0], len(full)):
+                first.write(Region((row, 0), (row + len(full), ROW)), full)
             commit(first)
             source = open_source(first.path)
 
@@ -189,7 +191,8 @@ class Copying:
         def copy(row: int) -> None:
             buffer = self.buffers.pop()
             try:
-                region, part = Region((row, 0), (row + 1, PIECE)), buffer.reshape(1, PIECE)
+                part = buffer.reshape(-1, ROW)
+                region = Region((row, 0), (row + len(part), ROW))
                 source.read(region, part)
                 sink.write(region, part)
             finally:
@@ -197,7 +200,7 @@ class Copying:
 
         with ThreadPoolExecutor(len(self.buffers)) as pool:
             begin = time.perf_counter()
-            list(pool.map(copy, range(source.shape[0])))
+            list(pool.map(copy, range(0, source.shape[0], PIECE // ROW)))
             return time.perf_counter() - begin
 
 
@@ -211,7 +214,7 @@ class Streaming:
         world = lone_world(self.backend)
         sink.threads = threads_of(world)
         work = decide(_same, {}, source.shape, source.dtype, 1)
-        chunks = Chunks(work.partition, 1)
+        chunks = Chunks(work.partition, PIECE // ROW)
         ends = Ends(world, work, chunks, source, sink, Spans())
         stream(
             DeviceEngine(ends),

@@ -17,7 +17,7 @@ from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
 from runner.report.record import Record
 from runner.storage import Source, check_output, check_place, open_source
-from runner.stream.run import Show, unseen
+from runner.stream.dealt import Show, unseen
 from runner.timing import Phases
 from runner.world import World, open_world
 

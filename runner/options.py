@@ -10,8 +10,8 @@ from runner.declare import Job
 from runner.ending import Ending
 from runner.pipeline import Progress
 from runner.storage import Form, Source
+from runner.stream.dealt import Show, unseen
 from runner.stream.options import StreamOptions
-from runner.stream.run import Show, unseen
 from runner.timing import Phases
 from runner.world import DeviceChoice, World
 

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from runner.clock import clock_offsets
-from runner.comm import Counters
-from runner.deal import Deal
 from runner.ending import Ending
-from runner.errors import RunError, UserError
+from runner.errors import RunError
 from runner.journal import Journal, Syncer
-from runner.report.flow_progress import BETWEEN, recent_rates
-from runner.report.limits import busy, measure
-from runner.report.timeline import Lane, check_timeline, write_timeline
-from runner.spans import STAGES, Spans
-from runner.storage import Sink, Source, open_sink, remove_partial
+from runner.spans import Spans
+from runner.storage import Sink, Source, open_sink
 from runner.stream.cut import KEPT, chunks_of, known_result
+from runner.stream.dealt import Show, report, threads_of, unseen, work_off
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import Ends, Engine
-from runner.stream.flow import stream
 from runner.stream.host import HostEngine
 from runner.stream.identity import State, identity, state_of
 from runner.stream.options import StreamOptions
+from runner.stream.unfinished import look, settle
 from runner.timing import Phases
 from runner.work import Work
 from runner.world import World
-
-MOST_THREADS = 16
-Show = Callable[[int, int, dict[str, float]], None]  # bytes done, in all, rank 0's rates
-
-
-def unseen(done: int, total: int, rates: dict[str, float]) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass
@@ -85,7 +70,7 @@ class Streaming:
             "resumed": len(finished),
             "own": [one[0] for one in deal],
             "taken_over": [one[1] for one in deal],
-            **self._report(ends),
+            **report(world, self.phases, ends.spans, options.timeline, self._about),
         }
 
     def commit(self) -> None:
@@ -93,68 +78,40 @@ class Streaming:
         self.ending.kept = None
         self.world.once(self.journal.remove)
 
+    @property
+    def _about(self) -> dict[str, Any]:
+        files = {"input": str(self.source.path), "output": str(self.target)}
+        return {"job": self.work.job.name, **files}
+
     def _look(self) -> tuple[State, dict[str, Any] | None]:
         """The input's state, and the identity of an unfinished run; on rank 0."""
-        if self.options.timeline is not None:
-            check_timeline(Path(self.options.timeline))
-        kept = self.journal.kept()
-        if kept is not None and not self.options.resume:
-            raise self.journal.unfinished(self.sink.partial)
+        kept = look(self.journal, self.sink.partial, self.options)
         return state_of(self.source.path), kept
 
     def _settle(self, kept: dict[str, Any] | None, whole: dict[str, Any]) -> set[int]:
-        """Begin the output, or go on with one: the chunks that are finished. On rank 0."""
-        if kept is None:
-            remove_partial(self.sink.partial)  # of a run that ended before its journal was there
-            self.ending.unfinished(self.sink.partial)
-            self.sink.create()
-            self.sink.sync()  # its header, before anything says that it is there
-            self.journal.begin(whole)
-            self.ending.unfinished(None)
-            return set()
-        self.journal.check(kept, whole, self.sink.partial)
-        if not self.sink.partial.exists():
-            raise UserError(
-                f"the unfinished output {self.sink.partial} is gone",
-                hint=f"rm -r {self.journal.folder}, to begin anew, or where {self.sink.path} is finished",
-            )
-        return self.journal.finished({rank.host_id for rank in self.world.ranks})
+        return settle(self.world, self.ending, self.journal, self.sink.partial, kept, whole, self._create)
+
+    def _create(self) -> None:
+        self.sink.create()
+        self.sink.sync()
 
     def _work_off(self, engine: Engine, ends: Ends, todo: list[int]) -> list[tuple[int, int]]:
         """Do what is to be done; how many chunks each rank had of its own, and of others."""
-        world, options = self.world, self.options
-        counters = None if options.static or world.size == 1 else self._counters()
-        deal = Deal(todo, world.rank, world.size, counters)
+        world, itemsize = self.world, self.work.dtype.itemsize
         log = self.journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
-        progress = _Progress(ends, todo, deal, self.show) if world.rank == 0 else None
         with closing(Syncer(log, self.sink.sync)) as syncer:
-
-            def finished(number: int) -> None:
-                syncer.done(number)
-                if progress is not None:
-                    progress.note()
-
-            if todo:
-                stream(
-                    engine,
-                    ends.spans,
-                    deal,
-                    depth=min(options.depth, len(todo)),
-                    threads=threads_of(world),
-                    finished=finished,
-                    idle=counters.poke if counters else _nothing,
-                )
-        everyone: list[tuple[int, int]] = world.control.allgather((deal.own, deal.taken_over))
-        if counters is not None:
-            counters.close()
-        return everyone
-
-    def _counters(self) -> Counters | None:
-        try:
-            return self.world.control.counters()
-        except RunError as reason:  # on every rank alike
-            self.world.warnings.append(f"no rank takes over chunks of a slower one: {reason}")
-            return None
+            return work_off(
+                world,
+                self.options,
+                engine,
+                ends.spans,
+                todo,
+                depth=self.options.depth,
+                done=syncer.done,
+                left=sum(ends.chunks[number].size for number in todo) * itemsize,
+                total=sum(region.size for region in self.work.partition) * itemsize,
+                show=self.show,
+            )
 
     def _check_unchanged(self, before: State) -> None:
         after = state_of(self.source.path)
@@ -166,60 +123,3 @@ class Streaming:
                 hint=f"rm -r {self.journal.folder} {self.sink.partial}, then the run again",
                 everywhere=True,
             )
-
-    def _report(self, ends: Ends) -> dict[str, Any]:
-        world, mine = self.world, ends.spans.found
-        for stage in STAGES:
-            spans = [span for span in mine if span.stage == stage]
-            if spans:
-                self.phases.add(stage, busy(spans), sum(span.moved for span in spans))
-        offsets = clock_offsets(world.control)
-        lanes = [
-            Lane(rank.number, rank.host, str(rank.device), -offsets[rank.number].offset, spans)
-            for rank, spans in zip(world.ranks, world.control.allgather(mine), strict=True)
-        ]
-        shifted = [[span.shifted(lane.offset) for span in lane.spans] for lane in lanes]
-        limits = measure(shifted, gpu=world.backend.asynchronous)
-        if self.options.timeline is not None and world.rank == 0:
-            about = {
-                "job": self.work.job.name,
-                "input": str(self.source.path),
-                "output": str(self.target),
-                "ranks": world.size,
-            }
-            write_timeline(Path(self.options.timeline), lanes, about)
-        return {"limits": limits.record(), "limited_by": limits.sentence()}
-
-
-class _Progress:
-    """How far the run is, as far as rank 0 knows: its own chunks, and what others have been dealt."""
-
-    def __init__(self, ends: Ends, todo: list[int], deal: Deal, show: Show) -> None:
-        self._ends, self._deal, self._show = ends, deal, show
-        itemsize = ends.work.dtype.itemsize
-        self._total = sum(region.size for region in ends.work.partition) * itemsize
-        self._each = sum(ends.chunks[number].size for number in todo) * itemsize / max(len(todo), 1)
-        self._before = self._total - round(self._each * len(todo))
-        self._own, self._shown = 0, 0.0
-        show(self._before, self._total, {})
-
-    def note(self) -> None:
-        self._own += 1
-        now = perf_counter()
-        if now - self._shown < BETWEEN:
-            return
-        self._shown = now
-        under_way = self._deal.own + self._deal.taken_over - self._own
-        others = max(self._deal.dealt() - self._own - under_way * self._ends.world.size, 0)
-        done = self._before + round(self._each * (self._own + others))
-        self._show(min(done, self._total), self._total, recent_rates(reversed(self._ends.spans.found), now))
-
-
-def threads_of(world: World) -> int:
-    """Threads that read and write: this rank's share of its cores, two at least."""
-    beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    return max(2, min(len(os.sched_getaffinity(0)) // beside, MOST_THREADS))
-
-
-def _nothing() -> None:
-    pass
