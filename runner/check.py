@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def verify(world: World, work: Work, source: Source, sink: Sink, mode: str) -> d
     """
     begin = time.perf_counter()
     if world.rank == 0:
-        _leave_cache(sink)
+        leave_cache(sink.partial)
     world.control.barrier()
     wrong: Mismatch | None = None
     boxes = cells = 0
@@ -62,7 +63,7 @@ def verify(world: World, work: Work, source: Source, sink: Sink, mode: str) -> d
         if boxes == 0:
             file, written = reopen(source), read_back(sink)
         boxes, cells = boxes + 1, cells + box.size
-        wrong = wrong or _compare(work, file, written, box)
+        wrong = wrong or compare(work, file, written, box)
     found = world.control.allgather((wrong, boxes, cells))
     for mismatch, _, _ in found:
         if mismatch is not None:
@@ -87,9 +88,9 @@ def _boxes(world: World, work: Work, mode: str, alone: bool) -> Iterator[Region]
     return chain.from_iterable(sample(work.partition, rank, work.cut_axes, world.nonce) for rank in ranks)
 
 
-def _leave_cache(sink: Sink) -> None:
-    """Have what was written go to the disk and be read from there."""
-    for file in (path for path in (sink.partial, *sink.partial.rglob("*")) if path.is_file()):
+def leave_cache(written: Path) -> None:
+    """Have a file, or a folder's files, go to the disk and be read from there."""
+    for file in (path for path in (written, *written.rglob("*")) if path.is_file()):
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -98,7 +99,8 @@ def _leave_cache(sink: Sink) -> None:
             os.close(descriptor)
 
 
-def _compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch | None:
+def compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch | None:
+    """Compute a box of the result again from the input's file: what is wrong in the written one, if anything."""
     region = work.output_region(box)
     got = np.empty(region.shape, written.dtype)
     written.read(region, got)

@@ -63,8 +63,8 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(self.folder / TEMPORARY, self.folder / IDENTITY)
-            _sync_folder(self.folder)
-            _sync_folder(self.folder.parent)
+            sync_folder(self.folder)
+            sync_folder(self.folder.parent)
 
     def kept(self) -> dict[str, Any] | None:
         """The identity of the unfinished run; None when there is none. UserError when it is broken."""
@@ -143,7 +143,7 @@ class Log:
         with _told("write", path):
             # O_EXCL: what is appended to another's torn line would be lost.
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         self._append(f"boot {json.dumps(boot)}")
 
     def done(self, number: int) -> None:
@@ -277,7 +277,7 @@ def _read(path: Path) -> tuple[str, list[int], int]:
     return boot, done, synced
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable, where its file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -43,8 +43,9 @@ PCIE = {3: (13, 13, 18.5), 4: (26, 26, 37), 5: (54, 51, 95)}
 PCIE_HOST = {5: (183, 144)}
 # GB/s that a host's memory moves, read plus written: two sockets of 6 DDR4-2666, 8 DDR4-3200, 8 DDR5-4800.
 MEMORY = {3: 256, 4: 410, 5: 614}
-# A file in the page cache, GB/s of one host: several threads copy; writers wait for the file's one lock.
-READ, WRITE = 20, 4
+# Files in the page cache, GB/s of one host with 64 cores, of which 4 ranks use 16 each: either way while the
+# other goes on, and both together (benchmarks/stream_device.py).
+READ, WRITE, BOTH_FILES = 35, 25, 50
 CORE = 10  # GB/s, read plus written, of a copy by one core
 GPUS_OF_HOST, CORES, HOST_MEMORY = 8, 64, 1 << 40
 # Seconds to start ranks on one host: any number, and each. Two and four GPUs, benchmarks/preflight.py; CPUs:
@@ -96,6 +97,7 @@ def nominal(gpu: str) -> Machine:
     rates = {
         "read": READ,
         "write": WRITE,
+        "read and write": BOTH_FILES,
         "host memory": MEMORY[generation],
         "to device": to_device,
         "from device": from_device,

@@ -36,10 +36,7 @@ def identity(world: World, work: Work, source: Source, chunks: Chunks, state: St
     """Of a run, for its journal; plain values."""
     size, changed, files = state
     return {
-        "meshrun": _version(),
-        "job": work.job.name,
-        "code": code_of(work.job),
-        "parameters": plain(work.parameters),
+        **of_work(world, work),
         "input": str(source.path.resolve()),
         "input_array": source.name,
         "input_order": source.form.order,
@@ -49,13 +46,23 @@ def identity(world: World, work: Work, source: Source, chunks: Chunks, state: St
         "shape": list(work.shape),
         "dtype": str(work.dtype),
         "halo": [list(width) for width in work.widths],
-        "boundary": work.boundary,
-        "cval": plain(work.cval),
-        "device": world.backend.device.kind,  # whose rounding the result has
         "grid": list(work.partition.grid),
         "rows": chunks.rows,
         "result_shape": list(work.known[0]),
         "result_dtype": str(work.known[1]),
+    }
+
+
+def of_work(world: World, work: Work) -> dict[str, Any]:
+    """What is done, to whatever array."""
+    return {
+        "meshrun": _version(),
+        "job": work.job.name,
+        "code": code_of(work.job),
+        "parameters": plain(work.parameters),
+        "boundary": work.boundary,
+        "cval": plain(work.cval),
+        "device": world.backend.device.kind,  # whose rounding the result has
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import runner
 from runner.execute import Options, run
+from runner.stream.options import StreamOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -53,6 +54,17 @@ def test_the_launch_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "launch.md", tmp_path)) > 2
 
 
+def test_the_streaming_pages_commands_succeed(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    assert len(run_commands(ROOT / "docs" / "streaming.md", tmp_path)) > 2
+    assert (tmp_path / "run.html").exists()
+
+
+def test_the_formats_pages_commands_succeed(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    assert len(run_commands(ROOT / "docs" / "formats.md", tmp_path)) > 2
+
+
 def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
     (tmp_path / "edges.py").write_text(example)
@@ -79,6 +91,9 @@ def test_every_key_of_the_record_is_documented_and_no_other(tmp_path: Path) -> N
     assert set(record) == documented("# The record of a run")
     for phase in record["phases"].values():
         assert set(phase) == documented("A phase:")
+    streamed = Options(device="cpu", stream=StreamOptions(chunk_bytes=100))
+    record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, streamed)
+    assert set(record["stream"]) == documented("`stream`:")
 
 
 def test_links_lead_somewhere() -> None:

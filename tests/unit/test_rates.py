@@ -85,8 +85,8 @@ def test_what_is_kept_is_what_is_loaded(tmp_path: Path) -> None:
         lambda text: text[:40],
         lambda text: "[]",
         lambda text: text.replace('"schema": 1', '"schema": 2'),
-        lambda text: text.replace('"read": 20000000000', '"read": 0'),
-        lambda text: text.replace('"read": 20000000000', '"read": NaN'),
+        lambda text: text.replace('"read": 35000000000', '"read": 0'),
+        lambda text: text.replace('"read": 35000000000', '"read": NaN'),
         lambda text: text.replace('"cores"', '"kernels"'),
     ],
 )

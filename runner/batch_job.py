@@ -1,0 +1,148 @@
+"""A map job over a folder of images: what of the options it has, the proof of its results, its record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.boxes import everything, sample
+from runner.check import REFERENCE, RERUN, Mismatch, compare, leave_cache
+from runner.declare import Job
+from runner.ending import Ending
+from runner.errors import RunError, UserError
+from runner.options import Options
+from runner.partition import Shape, bounds
+from runner.report.record import Record
+from runner.storage import open_source
+from runner.storage.folder import LOSSY, Folder
+from runner.stream.batch import Batch
+from runner.stream.dealt import Show
+from runner.timing import Phases
+from runner.work import Work, decide
+from runner.world import World
+
+
+@dataclass
+class BatchRun:
+    """A job over a folder; collective."""
+
+    world: World
+    job: Job
+    parameters: dict[str, Any]
+    folder: Folder
+    target: Path
+    options: Options
+    ending: Ending
+    phases: Phases
+    show: Show
+
+    def run(self) -> Record:
+        """Make the output folder; this part of the run's record."""
+        world, options = self.world, self.options
+        world.together(self._check)
+        batch = Batch(
+            world, self.folder, self.target, self.decide, options.stream, self.ending, self.phases, self.show
+        )
+        details = batch.write()
+        proof = None
+        if options.verify != "off":
+            with self.phases("verify"):
+                proof = self._verify(batch.partial)
+        batch.commit()
+        return {
+            "shape": [len(self.folder.images)],
+            "dtype": None,
+            "grid": None,
+            "halo": None,
+            "boundary": options.boundary or self.job.boundary,
+            "result": {"shape": [len(self.folder.images)], "dtype": None},
+            "overlap": False,
+            "verify": proof,
+            "stream": details,
+        }
+
+    def decide(self, shape: Shape, dtype: np.dtype[Any]) -> Work:
+        options = self.options
+        return decide(
+            self.job, self.parameters, shape, dtype, 1, boundary=options.boundary, cval=options.cval
+        )
+
+    def _check(self) -> None:
+        """Refuse what a folder has no use for."""
+        options = self.options
+        if self.job.kind != "map":
+            raise UserError(
+                f"{self.folder.path} is a folder of images, and job {self.job.name} takes one array",
+                expected="a job made by map_blocks, or a file",
+            )
+        given = {
+            "--grid": options.grid,
+            "--overlap": options.overlap,
+            "--input-shape, --input-dtype and --input-order": options.form,
+            "--chunk-bytes": options.stream.chunk_bytes,
+            "--device-memory": options.stream.device_memory,
+        }
+        named = next((name for name, value in given.items() if value is not None), None)
+        if named is not None:
+            raise UserError(
+                f"{named}: nothing of a folder of images, whose images each go through one rank whole",
+                hint=f"leave {'them' if ',' in named else 'it'} out",
+            )
+        lossy = next((one.name for one in self.folder.images if Path(one.name).suffix.lower() in LOSSY), None)
+        if options.verify != "off" and lossy is not None:
+            raise UserError(
+                f"--verify reads the output back, and {Path(lossy).suffix} does not keep it exactly",
+                got=self.folder.path / lossy,
+                hint="images that end in .png or .npy: an output has its image's name",
+            )
+
+    def _verify(self, written: Path) -> Record:
+        """Check each image's result, on whichever rank; the record of the check."""
+        begin = time.perf_counter()
+        world, images = self.world, self.folder.images
+        found: tuple[str, Mismatch] | None = None
+        boxes = cells = 0
+        for number in range(*bounds(len(images), world.size, world.rank)):
+            name = images[number].name
+            leave_cache(written / name)
+            file, result = open_source(self.folder.path / name), open_source(written / name)
+            work = self.decide(file.shape, file.dtype)
+            work = work.with_result(result.shape[work.leading :], result.dtype)
+            for box in self._boxes(work, name):
+                boxes, cells = boxes + 1, cells + box.size
+                wrong = compare(work, file, result, box)
+                if wrong is not None and found is None:
+                    found = name, wrong
+        everyone = world.control.allgather((found, boxes, cells))
+        for failure, _, _ in everyone:
+            if failure is not None:
+                raise _failure(*failure)
+        return {
+            "mode": self.options.verify,
+            "against": REFERENCE if self.job.reference else RERUN,
+            "boxes": sum(entry[1] for entry in everyone),
+            "cells": sum(entry[2] for entry in everyone),
+            "seed": world.nonce,
+            "seconds": time.perf_counter() - begin,
+        }
+
+    def _boxes(self, work: Work, name: str) -> Any:
+        if self.options.verify == "full":
+            return everything(work.partition, 0, work.cut_axes)
+        return sample(work.partition, 0, work.cut_axes, f"{self.world.nonce}/{name}")
+
+
+def _failure(name: str, wrong: Mismatch) -> RunError:
+    allowed = f" within {wrong.tolerance:.3g}" if wrong.tolerance else ""
+    return RunError(
+        f"verification failed: cell {list(wrong.index)} of {name} is wrong on disk "
+        f"({wrong.wrong:,} of {wrong.cells:,} cells of box {wrong.box} are)",
+        got=wrong.got,
+        expected=f"{wrong.expected}{allowed}",
+        hint="meshrun selftest, which tells a broken installation from a broken job",
+        everywhere=True,
+    )

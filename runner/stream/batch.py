@@ -1,0 +1,164 @@
+"""A map job over a folder of images: each goes to one rank, its result to a file of the same name.
+
+The results are made in a folder beside the final name, which it gets at the end. The journal has an
+image by its `key`, not by its place in the folder: an image that is mended, added or taken out between two
+runs costs none of the others' results.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.ending import Ending
+from runner.errors import UserError
+from runner.journal import Journal, Syncer, sync_folder
+from runner.storage import Source, open_source, partial_path
+from runner.storage.faults import write_error
+from runner.storage.folder import Folder
+from runner.stream.batch_engine import BatchEnds, BatchEngine, Decide, naming, sink_for
+from runner.stream.cut import KEPT, known_result, need_of
+from runner.stream.dealt import Show, report, threads_of, unseen, work_off
+from runner.stream.identity import of_work
+from runner.stream.memory import limits
+from runner.stream.options import StreamOptions
+from runner.stream.unfinished import Identity, look, settle
+from runner.timing import Phases
+from runner.work import Work
+from runner.world import World
+
+
+@dataclass
+class Batch:
+    """One run over a folder, for `write` and then `commit`; collective."""
+
+    world: World
+    folder: Folder
+    target: Path
+    decide: Decide
+    options: StreamOptions
+    ending: Ending
+    phases: Phases
+    show: Show = unseen
+    partial: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.partial = partial_path(self.target, KEPT)
+        self._journal = Journal(self.target)
+
+    def write(self) -> dict[str, Any]:
+        """Write every image's result into `partial`; this part of the run's record.
+
+        Raises UserError where an unfinished run is in the way, or another one than this, or where the
+        largest image cannot go through; RunError for an image that cannot, with its name.
+        """
+        world, images = self.world, self.folder.images
+        kept = world.once(lambda: look(self._journal, self.partial, self.options))
+        work = self._sample()
+        depth = self._depth(work)
+        finished = world.once(lambda: self._settle(kept, of_work(world, work)))
+        self.ending.kept = "finished images are kept; the same command with --resume goes on"
+        todo = [number for number in range(len(images)) if number not in finished]
+        ends = BatchEnds(world, self.folder, self.partial, self.decide)
+        log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
+        with closing(Syncer(log, lambda: self._sync(ends))) as syncer:
+            deal = work_off(
+                world,
+                self.options,
+                BatchEngine(ends),
+                ends.spans,
+                todo,
+                depth=depth,
+                done=lambda number: syncer.done(images[number].key),
+                left=sum(images[number].size for number in todo),
+                total=sum(image.size for image in images),
+                show=self.show,
+            )
+        about = {"job": work.job.name, "input": str(self.folder.path), "output": str(self.target)}
+        return {
+            "chunks": len(images),
+            "rows": None,
+            "depth": depth,
+            "resumed": len(finished),
+            "own": [one[0] for one in deal],
+            "taken_over": [one[1] for one in deal],
+            **report(world, self.phases, ends.spans, self.options.timeline, about),
+            "plan": None,
+        }
+
+    def commit(self) -> None:
+        """Give the folder its name: nothing is unfinished any more."""
+
+        def rename() -> None:
+            try:
+                os.rename(self.partial, self.target)  # over an empty folder, if there is one
+            except OSError as reason:
+                raise write_error(self.target, reason) from reason
+            self._journal.remove()
+
+        self.world.once(rename)
+        self.ending.kept = None
+
+    def _sample(self) -> Work:
+        """The work on the largest image, with its result's shape and dtype, which its file can hold."""
+        world, largest = self.world, max(self.folder.images, key=lambda image: image.size)
+        path = self.folder.path / largest.name
+        source: Source = world.once(lambda: open_source(path))
+
+        def decide() -> Work:
+            with naming(path, error=UserError):
+                return self.decide(source.shape, source.dtype)
+
+        def check(work: Work) -> None:
+            with naming(path, error=UserError):
+                sink_for(self.partial, path.name, *work.known, world.nonce)
+
+        work = known_result(world, world.together(decide), source)
+        world.once(lambda: check(work))
+        return work
+
+    def _depth(self, work: Work) -> int:
+        """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
+        memory is enough for so many of the largest one."""
+        takes = need_of(self.world, work, work.partition[0]).host
+        room = limits(self.world, self.options).host // takes if takes else 1
+        if room == 0 and self.options.host_memory is not None:
+            raise UserError(
+                "--host-memory is less than the largest image takes",
+                got=f"{self.options.host_memory:,} bytes",
+                expected=f"at least {takes:,}",
+                everywhere=True,
+            )
+        return max(1, min(threads_of(self.world) + self.options.depth, room))
+
+    def _settle(self, kept: Identity | None, work: Identity) -> set[int]:
+        """Begin the output, or go on with one: the images that are finished. On rank 0."""
+        wanted = {**work, "input": str(self.folder.path.resolve())}
+        keys = settle(self.world, self.ending, self._journal, self.partial, kept, wanted, self._create)
+        if kept is None:
+            return set()
+        names = {image.name for image in self.folder.images}
+        there = set(os.listdir(self.partial))
+        for name in there - names:  # half a file, or of an image that is gone
+            (self.partial / name).unlink()
+        pairs = enumerate(self.folder.images)
+        return {number for number, image in pairs if image.key in keys and image.name in there}
+
+    def _create(self) -> None:
+        try:
+            self.partial.mkdir()
+        except OSError as reason:
+            raise write_error(self.target, reason) from reason
+
+    def _sync(self, ends: BatchEnds) -> None:
+        """Return when the files written so far are on the disk."""
+        try:
+            for _ in range(len(ends.written)):
+                with open(ends.written.popleft(), "rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(self.partial)
+        except OSError as reason:
+            raise write_error(self.target, reason) from reason

@@ -1,0 +1,185 @@
+"""One image after another through a job: decoded and encoded in threads, several at once.
+
+An image is whole in memory, and on the device: its halo lies beyond its own edges, and is made where it
+is decoded. Copies to and from a GPU wait for each other: decoding is what takes the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from runner.backend import poison
+from runner.comm import Array
+from runner.errors import MeshrunError, RunError, UserError, describe
+from runner.partition import Region, Shape
+from runner.pipeline import call_rows, slabs
+from runner.spans import Spans
+from runner.storage import HostArray, Sink, commit, open_sink, open_source
+from runner.storage.folder import Folder
+from runner.stream.ends import Task
+from runner.window import Window
+from runner.work import Work
+from runner.world import World
+
+Decide = Callable[[Shape, np.dtype[Any]], Work]  # for an image, in one block; UserError
+
+
+@dataclass(frozen=True)
+class BatchEnds:
+    """Where images come from and go to. written: the files that are not on the disk yet."""
+
+    world: World
+    folder: Folder
+    into: Path
+    decide: Decide
+    spans: Spans = field(default_factory=Spans)
+    written: deque[Path] = field(default_factory=deque)
+
+
+@dataclass
+class ImageSlot:
+    """An image under way: its work, its padded block, and its result."""
+
+    number: int = -1
+    work: Work | None = None
+    block: HostArray | None = None
+    result: HostArray | None = None
+
+
+class BatchEngine:
+    def __init__(self, ends: BatchEnds) -> None:
+        self._ends = ends
+
+    def slots(self, count: int) -> list[ImageSlot]:
+        return [ImageSlot() for _ in range(count)]
+
+    def join(self) -> None:
+        """Nothing: the threads do no work on the device."""
+
+    def begin(self, slot: ImageSlot, number: int) -> list[Task]:
+        slot.number = number
+        return [Task("read", self._ends.folder.images[number].size, partial(self._read, slot))]
+
+    def compute(self, slot: ImageSlot) -> None:
+        assert slot.work is not None
+        assert slot.block is not None
+        with naming(self._path(slot)):
+            slot.result = self._result(slot.number, slot.work, slot.block)
+        slot.block = None
+
+    def finish(self, slot: ImageSlot) -> list[Task]:
+        assert slot.result is not None
+        return [Task("write", slot.result.nbytes, partial(self._write, slot))]
+
+    def release(self, slot: ImageSlot) -> None:
+        slot.work = slot.result = None
+
+    def _path(self, slot: ImageSlot) -> Path:
+        return self._ends.folder.path / self._ends.folder.images[slot.number].name
+
+    def _read(self, slot: ImageSlot) -> None:
+        image, path = self._ends.folder.images[slot.number], self._path(slot)
+        with naming(path, "mend it or take it out of the folder, then the command with --resume"):
+            source = open_source(path)
+            work = slot.work = self._ends.decide(source.shape, source.dtype)
+            window = Window(work.partition[0], work.shape, work.widths, work.boundary, work.cval)
+            assert window.inside is not None
+            slot.block = np.empty(window.shape, work.dtype)
+            source.read(window.region, slot.block[window.inside])
+            window.fill(slot.block)
+            found = path.stat()
+            if (found.st_size, found.st_mtime_ns) != (image.size, image.changed):
+                raise RunError(f"{path} has changed since the run began", hint="the command with --resume")
+
+    def _result(self, number: int, work: Work, block: HostArray) -> HostArray:
+        world, spans, on_gpu = self._ends.world, self._ends.spans, self._ends.world.backend.asynchronous
+        own: Array = block
+        if on_gpu:
+            own = world.backend.empty(block.shape, work.dtype)
+            with spans("to device", number, block.nbytes):
+                world.backend.upload(block, own)
+                world.backend.synchronize()
+        begin = perf_counter()
+        result = result_of(world, work, own)
+        world.backend.synchronize()
+        spans.add("kernel", number, begin, perf_counter(), block.nbytes + result.nbytes)
+        if not on_gpu:
+            return np.asarray(result)
+        host = np.empty(result.shape, result.dtype)
+        with spans("from device", number, host.nbytes):
+            world.backend.download(result, host)
+            world.backend.synchronize()
+        return host
+
+    def _write(self, slot: ImageSlot) -> None:
+        result = slot.result
+        assert result is not None
+        path = self._path(slot)
+        with naming(path):
+            nonce = self._ends.world.nonce
+            sink = sink_for(self._ends.into, path.name, result.shape, result.dtype, nonce)
+            sink.create()
+            sink.write(Region((0,) * result.ndim, result.shape), result)
+            commit(sink)
+        self._ends.written.append(sink.path)
+
+
+def result_of(world: World, work: Work, block: Array) -> Array:
+    """The job's result for an array's padded block on this rank's device, C-contiguous."""
+    region, backend = work.partition[0], world.backend
+    rows = (0, region.shape[0])
+    whole: Array = None
+    ranges = slabs(region, work.widths[0], work.dtype.itemsize, rows)
+    for first, last in [rows] if backend.asynchronous and region.size else ranges:
+        if whole is None and work.result is not None:
+            whole = _empty(world, work)
+        out = whole[first:last] if work.fills else None
+        found = call_rows(world, work, region, block, (first, last), out)
+        if whole is None:
+            work = work.with_result(found.shape[work.leading :], np.dtype(found.dtype))
+            whole = _empty(world, work)
+        if found is not out:
+            whole[first:last] = found
+    if whole is None:  # without cells
+        whole = _empty(world, work if work.result else work.with_result(work.shape[work.leading :], work.dtype))
+    return whole
+
+
+def _empty(world: World, work: Work) -> Array:
+    result = world.backend.empty(*work.known)
+    if work.fills:
+        poison(result)
+    return result
+
+
+def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sink:
+    """A sink for an image's result; UserError where a file of that name cannot hold it."""
+    try:
+        return open_sink(into / name, shape, dtype, nonce)
+    except UserError as failure:
+        failure.hint = "the images as .npy files, which hold anything: an output has its image's name"
+        raise
+
+
+@contextmanager
+def naming(path: Path, hint: str | None = None, error: type[MeshrunError] = RunError) -> Iterator[None]:
+    """Whatever fails inside is told with the image's name, as `error`. hint: where the failure has none."""
+    try:
+        yield
+    except MeshrunError as failure:
+        what = failure.what if str(path) in failure.what else f"{path}: {failure.what}"
+        told = error(what, got=failure.got, expected=failure.expected, hint=failure.hint or hint)
+        raise told from failure
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as failure:  # a user's function raises what it likes
+        raise RunError(f"{path}: {describe(failure)}") from failure
