@@ -21,9 +21,12 @@ from runner.work import Work, decide
 
 
 def run_map(run: Run) -> Record:
-    work = run.world.together(lambda: _cut(run, run.world.size, run.options.grid))
+    world, options = run.world, run.options
+    # Chunks may be of a grid that has nothing to do with the ranks.
+    other = options.stream.named and options.grid and grid_size(options.grid) not in (None, world.size)
+    work = world.together(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
-    if in_chunks(run.world, work, run.source, run.target, run.options.stream):
+    if in_chunks(world, work, run.source, run.target, options.stream):
         return _in_chunks(run, work)
     return _in_one_piece(run, work)
 

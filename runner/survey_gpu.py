@@ -55,15 +55,21 @@ def read_gpu(device: Device, cuda_runtime: int, root: Path, cpu_count: int) -> G
         "cuda": dotted(cuda_runtime),
         "numa_node": numa_node(device.bus_id, root),
     }
+    # NVML knows them too, but is slow to say so, the more ranks ask at once.
+    near = sysfs.numbers(sysfs.text(_pci(device.bus_id, root) / "local_cpulist"))
     try:
         import pynvml
     except ImportError:
-        return Gpu(**known)
-    return Gpu(**known, **read_nvml(device.uuid, cpu_count, pynvml))
+        return Gpu(**known, cpus=near)
+    told = read_nvml(device.uuid, 0 if near else cpu_count, pynvml)
+    return Gpu(**{**known, **told, "cpus": near or told.get("cpus", ())})
 
 
 def read_nvml(uuid: str, cpu_count: int, nvml: Any) -> dict[str, Any]:
-    """NVML's share of Gpu's fields; empty where NVML does not answer. nvml: pynvml, not initialised."""
+    """NVML's share of Gpu's fields; empty where NVML does not answer. nvml: pynvml, not initialised.
+
+    cpu_count: the highest CPU number + 1; 0: the cores near the GPU are not asked for.
+    """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -81,7 +87,7 @@ def read_nvml(uuid: str, cpu_count: int, nvml: Any) -> dict[str, Any]:
             "pcie_generation_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device),
             "pcie_width": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, device),
             "pcie_width_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device),
-            "cpus": _cpus(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, device, -(-cpu_count // 64))),
+            "cpus": _near(device, cpu_count, nvml) if cpu_count else (),
         }
     except nvml.NVMLError:
         return {}
@@ -106,6 +112,10 @@ def _nvlinks(device: Any, nvml: Any) -> tuple[int | None, int | None]:
     return sum(states), len(states)
 
 
+def _near(device: Any, cpu_count: int, nvml: Any) -> tuple[int, ...]:
+    return _cpus(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, device, -(-cpu_count // 64)))
+
+
 def _cpus(words: Any) -> tuple[int, ...]:
     """CPU numbers of a mask in words of 64 bits, lowest first."""
     return tuple(
@@ -121,8 +131,12 @@ def numa_node(bus_id: str, root: Path) -> int | None:
 
     Not NVML's node of a GPU, which is that of the GPU's own memory where the system sees it as one.
     """
-    node = sysfs.text(root / "bus" / "pci" / "devices" / bus_id.lower() / "numa_node")
+    node = sysfs.text(_pci(bus_id, root) / "numa_node")
     return int(node) if node.isdecimal() else None
+
+
+def _pci(bus_id: str, root: Path) -> Path:
+    return root / "bus" / "pci" / "devices" / bus_id.lower()
 
 
 def dotted(number: int) -> str:
