@@ -1,27 +1,32 @@
 """A streamed map on CPUs, from a `.npy` file to a `.npy` file: `meshrun run`, dask.array and NumPy by hand.
 
     pip install "dask[array]"
-    python benchmarks/stream_host.py [--gib 4] [--chunk-mib 8] [--memory-mib 256] [--dir DIR] [--rounds 5]
-                                     [--processes] [--json FILE]
+    python benchmarks/stream_host.py [--gib 4] [--chunk-mib 8] [--memory-mib 256] [--dir DIR] [--rounds 7]
+                                     [--json FILE]
 
-All call the same function on blocks of the same rows with their halo: the difference between each cell
-and the mean of its four neighbours, float32, five light passes. In each round, in turn:
+All call the same function on blocks of the same rows with their halo: the mean of each cell's four
+neighbours less the cell, float32, five light passes. Two processes or threads each; in turn:
 
 meshrun               `meshrun -n 2 run stream_host.py:edges IN OUT`
-dask, 2 threads       dask.array.map_overlap from a memory-mapped file, stored to another
-dask, 2 processes     the same with dask's scheduler for processes; with --processes only
-loop                  one chunk after another, from a memory-mapped file to another
+dask                  dask.array.map_overlap from a memory-mapped file, stored to another, two threads
+loop                  one process: chunk after chunk from a memory-mapped file to another
 loop, 2 processes     the same, half of the rows in each
-one rank              `meshrun`'s run in one process
+one rank              what `meshrun run` does, in one process
 one rank, no journal  the same without all that a later --resume needs: the journal, and its syncs
+copy                  one process that copies the file, by read and write: no function, no halo
 
-The input is in the page cache before each, what was written before it is on the disk, and its output is
-a new file. Memory: the most that is resident in any one process, file pages that it has mapped included.
+Before each, the input is in the page cache, what was written earlier is on the disk, and no output is
+there. whole: from the command to its end; inside: without Python's start, imports and MPI's. Memory: the
+most that is resident in any one process, file pages that it has mapped included.
+
+Where a virtual machine gives free memory back to its host, new pages cost many times a copy, and at
+random: `copy` then differs from round to round, and so does everything else.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -41,7 +46,6 @@ import runner
 COLUMNS = 16384
 STEP = 8 << 20  # bytes of a file that are read or made at a time, so that this process stays small
 RANKS = 2
-NO_DASK = 'dask.array is not installed: pip install "dask[array]"'
 
 
 @runner.map_blocks(halo=1, boundary="reflect")
@@ -63,34 +67,24 @@ def computed(block: Any) -> Any:
 # The peers, each in a process of its own: source, target, rows of a chunk, memory in bytes.
 
 
-class Npy:
-    """A file of an array that each process maps for itself, however this object got there."""
-
-    def __init__(self, path: Path, mode: Any) -> None:
-        array = np.load(path, mmap_mode=mode)
-        self.path, self.mode, self.shape, self.dtype, self.ndim = path, mode, array.shape, array.dtype, 2
-
-    def __getitem__(self, where: Any) -> Any:
-        return np.load(self.path, mmap_mode=self.mode)[where]
-
-    def __setitem__(self, where: Any, values: Any) -> None:
-        np.load(self.path, mmap_mode=self.mode)[where] = values
-
-
-def dask_in(scheduler: str, source: Path, target: Path, rows: int) -> None:
+def dask_threads(source: Path, target: Path, rows: int, memory: int) -> None:
     import dask
     import dask.array
 
-    shape = create(source, target).shape
-    threads = scheduler == "threads"
-    given = np.load(source, mmap_mode="r") if threads else Npy(source, "r")
-    made = np.load(target, mmap_mode="r+") if threads else Npy(target, "r+")
-    array = dask.array.from_array(given, chunks=(rows, shape[1]))
+    made = create(source, target)
+    array = dask.array.from_array(np.load(source, mmap_mode="r"), chunks=(rows, made.shape[1]))
+    # dask's "reflect" is ours for one cell: the outermost cell once more.
     result = dask.array.map_overlap(
         computed, array, depth=1, boundary="reflect", trim=False, meta=np.empty((0, 0), array.dtype)
     )
-    with dask.config.set(scheduler=scheduler, num_workers=RANKS):
+    with dask.config.set(scheduler="threads", num_workers=RANKS):
         dask.array.store(result, made, lock=False)
+
+
+def copy(source: Path, target: Path, rows: int, memory: int) -> None:
+    with open(target, "wb", buffering=0) as file:
+        for piece in pieces(source):
+            file.write(piece)
 
 
 def loop(source: Path, target: Path, rows: int, first: int = 0, last: int | None = None) -> None:
@@ -165,12 +159,17 @@ def one_rank_unjournaled(source: Path, target: Path, rows: int, memory: int) -> 
 
 
 PEERS: dict[str, Callable[[Path, Path, int, int], None]] = {
-    "dask, 2 threads": lambda source, target, rows, memory: dask_in("threads", source, target, rows),
-    "dask, 2 processes": lambda source, target, rows, memory: dask_in("processes", source, target, rows),
+    "dask": dask_threads,
     "loop": loop_in_one,
     "loop, 2 processes": loop_in_two,
     "one rank": one_rank,
     "one rank, no journal": one_rank_unjournaled,
+    "copy": copy,
+}
+IMPORTS = {  # that `inside` leaves out
+    "dask": ["dask.array"],
+    "one rank": ["runner.execute", "runner.stream.run"],
+    "one rank, no journal": ["runner.execute", "runner.stream.run"],
 }
 
 
@@ -181,11 +180,8 @@ def create(source: Path, target: Path) -> Any:
 
 def alone(name: str, source: Path, target: Path, rows: int, memory: int) -> None:
     """A peer in this process; prints its seconds without Python's start and the imports."""
-    if name.startswith("dask"):
-        import dask.array  # noqa: F401
-    if name.startswith("one rank"):
-        import runner.execute
-        import runner.stream.run  # noqa: F401
+    for module in IMPORTS.get(name, []):
+        importlib.import_module(module)
     begin = time.perf_counter()
     PEERS[name](source, target, rows, memory)
     print(json.dumps({"seconds": time.perf_counter() - begin}))
@@ -227,10 +223,11 @@ def measured(name: str, source: Path, target: Path, rows: int, columns: int, mem
         text = told.read().decode()
     if process.returncode:
         raise SystemExit(f"{name} failed:\n{text}")
-    found = {"whole": whole, "resident": usage.ru_maxrss << 10}
+    found = {"whole": whole, "cpu": usage.ru_utime + usage.ru_stime, "resident": usage.ru_maxrss << 10}
     if name == "meshrun":
         record = json.loads(target.with_suffix(".json").read_text())
-        assert record["stream"]["rows"] == rows, "meshrun has other chunks than the peers"
+        if record["stream"]["rows"] != rows:
+            raise SystemExit("meshrun's chunks are smaller than the peers': more --memory-mib")
         limits = record["stream"]["limits"]
         stages = {stage: load["seconds"] for stage, load in limits["stages"].items()}
         found |= {"inside": record["seconds"], "streamed": limits["wall_seconds"], "stages": stages}
@@ -269,6 +266,8 @@ def check(names: list[str], folder: Path) -> None:
     expected = computed(np.pad(np.load(source), 1, mode="symmetric"))
     for name in names:
         measured(name, source, target, 8, columns, 1 << 24)
+        if name == "copy":
+            continue
         assert np.load(target).tobytes() == expected.tobytes(), f"{name} gives something else"
 
 
@@ -280,13 +279,14 @@ def compare(names: list[str], folder: Path, options: argparse.Namespace) -> dict
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     results = set()
     for number in range(options.rounds + 1):
-        for name in names:
+        first = number % len(names)  # none is always after the same one
+        for name in names[first:] + names[:first]:
             one = measured(name, source, target, rows, COLUMNS, options.memory_mib << 20)
-            if number == 0:  # for warming up, and for the results
+            if number:
+                found[name].append(one)
+            elif name != "copy":  # for warming up, and for the results
                 results.add(checksum(target))
                 assert len(results) == 1, f"{name} gives something else"
-            else:
-                found[name].append(one)
     return found
 
 
@@ -302,13 +302,10 @@ def main() -> None:
     parser.add_argument("--chunk-mib", type=int, default=8, help="of a chunk's own rows")
     parser.add_argument("--memory-mib", type=int, default=256, help="meshrun's --host-memory")
     parser.add_argument("--dir", type=Path, help="for the files; default: a temporary folder")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--processes", action="store_true", help="dask with processes too")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names = ["meshrun", *PEERS]
-    if not options.processes:
-        names.remove("dask, 2 processes")
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         check(names, Path(folder))
         found = compare(names, Path(folder), options)
@@ -316,16 +313,17 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> None:
-    medians = {
-        name: {key: statistics.median(row[key] for row in rows) for key in ("whole", "inside", "resident")}
-        for name, rows in found.items()
-    }
-    ours = medians["meshrun"]
-    print(f"{options.gib:g} GiB, chunks of {options.chunk_mib} MiB; medians of {options.rounds} rounds")
-    print(f"{'':22}{'whole, s':>10}{'inside, s':>10}{'MiB':>8}   of meshrun's whole time")
+    keys = ("whole", "inside", "cpu", "resident")
+    medians, least = (
+        {name: {key: of(row[key] for row in rows) for key in keys} for name, rows in found.items()}
+        for of in (statistics.median, min)
+    )
+    print(f"{options.gib:g} GiB, chunks of {options.chunk_mib} MiB, {options.rounds} rounds: median (least)")
+    print(f"{'':22}{'whole, s':>16}{'inside, s':>16}{'CPU, s':>16}{'MiB':>7}  whole over meshrun's")
     for name, one in medians.items():
-        share = one["whole"] / ours["whole"]
-        print(f"{name:22}{one['whole']:10.2f}{one['inside']:10.2f}{one['resident'] / 2**20:8.0f}{share:9.2f}")
+        times = "".join(f"{f'{one[key]:.2f} ({least[name][key]:.2f})':>16}" for key in keys[:3])
+        ratios = " ".join(f"{of[name]['whole'] / of['meshrun']['whole']:6.2f}" for of in (medians, least))
+        print(f"{name:22}{times}{one['resident'] / 2**20:7.0f}  {ratios}")
     with_it, without = (found[name] for name in ("one rank", "one rank, no journal"))
     ratios = [one["inside"] / other["inside"] for one, other in zip(with_it, without, strict=True)]
     journal = statistics.median(ratios) - 1
@@ -344,6 +342,7 @@ def report(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) 
             "memory_mib": options.memory_mib,
             "directory": str(options.dir),
             "medians": medians,
+            "least": least,
             "journal": journal,
             "rounds": found,
             "versions": {name: version(name) for name in ("meshrun", "mpi4py", "numpy", "dask")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from runner.boxes import everything, sample
 from runner.check import REFERENCE, RERUN, Mismatch, compare, leave_cache
 from runner.declare import Job
 from runner.ending import Ending
-from runner.errors import RunError, UserError
+from runner.errors import RunError, UserError, tell
 from runner.options import Options
-from runner.partition import Shape, bounds
+from runner.partition import Region, Shape, bounds
 from runner.report.record import Record
-from runner.storage import open_source
+from runner.storage import Source, open_source
+from runner.storage.faults import listing
 from runner.storage.folder import LOSSY, Folder
 from runner.stream.batch import Batch
 from runner.stream.dealt import Show
@@ -34,7 +36,7 @@ class BatchRun:
     job: Job
     parameters: dict[str, Any]
     folder: Folder
-    target: Path
+    target: Path | None
     options: Options
     ending: Ending
     phases: Phases
@@ -44,6 +46,9 @@ class BatchRun:
         """Make the output folder; this part of the run's record."""
         world, options = self.world, self.options
         world.together(self._check)
+        assert self.target is not None
+        if self.folder.others:
+            self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")
         batch = Batch(
             world, self.folder, self.target, self.decide, options.stream, self.ending, self.phases, self.show
         )
@@ -70,6 +75,11 @@ class BatchRun:
         return decide(
             self.job, self.parameters, shape, dtype, 1, boundary=options.boundary, cval=options.cval
         )
+
+    def _warn(self, sentence: str) -> None:
+        self.world.warnings.append(sentence)
+        if self.world.rank == 0:
+            tell(f"warning: {sentence}")
 
     def _check(self) -> None:
         """Refuse what a folder has no use for."""
@@ -100,27 +110,28 @@ class BatchRun:
                 hint="images that end in .png or .npy: an output has its image's name",
             )
 
-    def _verify(self, written: Path) -> Record:
+    def _verify(self, into: Path) -> Record:
         """Check each image's result, on whichever rank; the record of the check."""
         begin = time.perf_counter()
         world, images = self.world, self.folder.images
-        found: tuple[str, Mismatch] | None = None
+        wrong: RunError | None = None
         boxes = cells = 0
         for number in range(*bounds(len(images), world.size, world.rank)):
             name = images[number].name
-            leave_cache(written / name)
-            file, result = open_source(self.folder.path / name), open_source(written / name)
+            leave_cache(into / name)
+            file, written = open_source(self.folder.path / name), open_source(into / name)
             work = self.decide(file.shape, file.dtype)
-            work = work.with_result(result.shape[work.leading :], result.dtype)
-            for box in self._boxes(work, name):
+            tail = written.shape[work.leading :]
+            work = work if work.result else work.with_result(tail, written.dtype)
+            wrong = wrong or _unlike(name, work, written)
+            for box in () if wrong else self._boxes(work, name):
                 boxes, cells = boxes + 1, cells + box.size
-                wrong = compare(work, file, result, box)
-                if wrong is not None and found is None:
-                    found = name, wrong
-        everyone = world.control.allgather((found, boxes, cells))
+                if wrong is None and (found := compare(work, file, written, box)):
+                    wrong = _failure(name, found)
+        everyone = world.control.allgather((wrong, boxes, cells))
         for failure, _, _ in everyone:
             if failure is not None:
-                raise _failure(*failure)
+                raise failure
         return {
             "mode": self.options.verify,
             "against": REFERENCE if self.job.reference else RERUN,
@@ -130,10 +141,21 @@ class BatchRun:
             "seconds": time.perf_counter() - begin,
         }
 
-    def _boxes(self, work: Work, name: str) -> Any:
+    def _boxes(self, work: Work, name: str) -> Iterator[Region]:
         if self.options.verify == "full":
             return everything(work.partition, 0, work.cut_axes)
         return sample(work.partition, 0, work.cut_axes, f"{self.world.nonce}/{name}")
+
+
+def _unlike(name: str, work: Work, written: Source) -> RunError | None:
+    if work.known == (written.shape, written.dtype):
+        return None
+    return RunError(
+        f"verification failed: {name} is no such array on disk",
+        got=f"{written.dtype} of shape {written.shape}",
+        expected=f"{work.known[1]} of shape {work.known[0]}",
+        everywhere=True,
+    )
 
 
 def _failure(name: str, wrong: Mismatch) -> RunError:

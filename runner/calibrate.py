@@ -26,12 +26,12 @@ from runner.report.limits import wall_time
 from runner.spans import Spans
 from runner.storage import HostArray, Sink, Source, check_place, commit, open_sink, open_source
 from runner.storage.faults import write_error
+from runner.stream.dealt import threads_of
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import Ends
 from runner.stream.flow import stream
 from runner.stream.memory import host_memory
 from runner.stream.options import DEPTH
-from runner.stream.dealt import threads_of
 from runner.work import decide
 from runner.world import lone_world
 

@@ -48,10 +48,13 @@ class Mismatch:
     box: Region
 
 
-def verify(world: World, work: Work, source: Source, sink: Sink, mode: str) -> dict[str, Any]:
+def verify(
+    world: World, work: Work, source: Source, sink: Sink, mode: str, *, dealt: bool = False
+) -> dict[str, Any]:
     """Check the file that `sink` wrote; collective. The record of the check; RunError on every rank if wrong.
 
     mode: "sample" looks at every block's corners and edges and at random boxes, "full" at every cell.
+    dealt: any rank may have computed any cell, not each its block.
     """
     begin = time.perf_counter()
     if world.rank == 0:
@@ -67,7 +70,7 @@ def verify(world: World, work: Work, source: Source, sink: Sink, mode: str) -> d
     found = world.control.allgather((wrong, boxes, cells))
     for mismatch, _, _ in found:
         if mismatch is not None:
-            raise _failure(world, work, mismatch)
+            raise _failure(world, work, mismatch, dealt)
     return {
         "mode": mode,
         "against": REFERENCE if work.job.reference else RERUN,
@@ -100,7 +103,7 @@ def leave_cache(written: Path) -> None:
 
 
 def compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch | None:
-    """Compute a box of the result again from the input's file: what is wrong in the written one, if anything."""
+    """What is wrong in a box of the written result, computed again from the input's file; None: nothing."""
     region = work.output_region(box)
     got = np.empty(region.shape, written.dtype)
     written.read(region, got)
@@ -213,14 +216,16 @@ def verify_result(
     return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
 
 
-def _failure(world: World, work: Work, mismatch: Mismatch) -> RunError:
-    leading = zip(mismatch.index, work.shape, work.partition.grid, strict=False)
-    place = [owner(length, parts, i) for i, length, parts in leading]
-    place += [0] * (len(work.shape) - len(place))
-    rank = world.ranks[work.partition.rank(place)]
+def _failure(world: World, work: Work, mismatch: Mismatch, dealt: bool) -> RunError:
+    by = ""
+    if not dealt:
+        leading = zip(mismatch.index, work.shape, work.partition.grid, strict=False)
+        place = [owner(length, parts, i) for i, length, parts in leading]
+        place += [0] * (len(work.shape) - len(place))
+        by = f", computed by [{world.ranks[work.partition.rank(place)]}],"
     allowed = f" within {mismatch.tolerance:.3g}" if mismatch.tolerance else ""
     return RunError(
-        f"verification failed: cell {list(mismatch.index)}, computed by [{rank}], is wrong on disk "
+        f"verification failed: cell {list(mismatch.index)}{by} is wrong on disk "
         f"({mismatch.wrong:,} of {mismatch.cells:,} cells of box {mismatch.box} are)",
         got=mismatch.got,
         expected=f"{mismatch.expected}{allowed}",

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from runner.batch_job import BatchRun
 from runner.declare import Job
 from runner.ending import Ending, Guard
 from runner.errors import UserError
@@ -17,6 +18,7 @@ from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
 from runner.report.record import Record
 from runner.storage import Source, check_output, check_place, open_source
+from runner.storage.folder import Folder, check_output_folder, open_folder
 from runner.stream.dealt import Show, unseen
 from runner.timing import Phases
 from runner.world import World, open_world
@@ -67,19 +69,24 @@ def execute(
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
     parameters = world.together(lambda: job.complete(parameters))
     target = world.together(lambda: _target(job, output))
-    world.once(lambda: _check_files(target, options.json))
+    folder = world.once(lambda: _check_files(Path(input), target, options.json))
     phases = world.phases = Phases(world.backend)
-    with phases("read"):
-        source: Source = world.once(lambda: open_source(Path(input), options.form))
-    run = Run(world, job, parameters, source, target, options, ending, progress, phases, show)
-    details = run_map(run) if job.kind == "map" else _result(run)
+    if folder is not None:
+        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show)
+        details = batch.run()
+    else:
+        with phases("read"):
+            source: Source = world.once(lambda: open_source(Path(input), options.form))
+        run = Run(world, job, parameters, source, target, options, ending, progress, phases, show)
+        details = run_map(run) if job.kind == "map" else _result(run)
+        details = {"shape": list(source.shape), "dtype": str(source.dtype), **details}
     found: Record = {
         "schema": records.SCHEMA,
         "job": job.name,
         "parameters": records.plain(parameters),
         "input": str(input),
-        "shape": list(source.shape),
-        "dtype": str(source.dtype),
+        "shape": details.pop("shape"),
+        "dtype": details.pop("dtype"),
         "output": None if target is None else str(target),
         "ranks": world.size,
         "hosts": world.hosts,
@@ -105,24 +112,26 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     return None if output is None else Path(output)
 
 
-def _check_files(target: Path | None, record: str | None) -> None:
-    """Refuse, before any work, files that could not be written after it."""
+def _check_files(input: Path, target: Path | None, record: str | None) -> Folder | None:
+    """Refuse, before any work, files that could not be written after it. The input, if it is a folder."""
+    folder = open_folder(input)
     if target is not None:
-        check_output(target)
+        (check_output if folder is None else check_output_folder)(target)
     if record is not None:
         check_place(Path(record), "record")
         if target is not None and Path(record).resolve() == target.resolve():
             raise UserError("OUTPUT and --json name the same file", got=record, expected="two files")
+    return folder
 
 
 def _result(run: Run) -> Record:
     """A job whose result is not an array cut as its input is."""
     options = run.options
-    if options.grid or options.boundary or options.cval is not None or options.overlap is not None:
+    of_a_cut = options.grid or options.boundary or options.cval is not None or options.overlap is not None
+    if of_a_cut or options.stream.named:
+        said = "--grid, --boundary, --cval and --overlap say" if of_a_cut else f"{options.stream.named} says"
         raise UserError(
-            f"--grid, --boundary, --cval and --overlap say nothing to job {run.job.name}",
-            expected="a job made by map_blocks",
-            everywhere=True,
+            f"{said} nothing to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )
     value = call(run)
     proof = None

@@ -92,17 +92,17 @@ def beside_run(
     measured: Mapping[str, tuple[int, float]],
     wall: float,
 ) -> list[dict[str, Any]] | None:
-    """`compare` for a run that is over; None for a GPU that nothing is known of.
+    """`compare` for a run that is over; None where no forecast can be made, of an unknown GPU for one.
 
     work: cut into a block for each rank. device: of one of them. here: this host, without its GPUs. rates:
     the file of measured ones, if there is any.
     """
-    kept = load(rates) if rates is not None else None
     try:
+        kept = load(rates) if rates is not None else None
         machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
+        return compare(forecast(work, machine, hosts, options), measured, wall)
     except UserError:
         return None
-    return compare(forecast(work, machine, hosts, options), measured, wall)
 
 
 def _compared(name: str, moved: int | None, seconds: float, predicted: float | None) -> dict[str, Any]:

@@ -57,16 +57,20 @@ def _in_chunks(run: Run, work: Work) -> Record:
     )
     details = streaming.write()
     proven = replace(work, result=streaming.work.result)
-    details["plan"] = world.once(lambda: _beside_plan(run, proven, details))
-    proof = _proof(run, proven, streaming.sink)
+    proof = _proof(run, proven, streaming.sink, dealt=True)
     world.once(lambda: commit(streaming.sink))
     streaming.commit()
+    details["plan"] = world.once(lambda: _beside_plan(run, proven, details))
     return {**_described(streaming.work), "overlap": False, "verify": proof, "stream": details}
 
 
 def _beside_plan(run: Run, work: Work, details: Record) -> Any:
-    """What was forecast for the run beside what rank 0 measured; None where an earlier run did a part."""
-    if details["resumed"] or 0 in work.shape:
+    """What was forecast for the run beside what rank 0 measured; None where nothing could be.
+
+    Nor where an earlier run did a part, or the chunks are cut by a grid of their own.
+    """
+    other = run.options.grid and grid_size(run.options.grid) not in (None, run.world.size)
+    if details["resumed"] or 0 in work.shape or other:
         return None
     from runner.forecast_record import beside_run
     from runner.rates import nominal_cpu
@@ -109,13 +113,13 @@ def _in_one_piece(run: Run, work: Work) -> Record:
     return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "stream": None}
 
 
-def _proof(run: Run, work: Work, sink: Sink) -> Record | None:
+def _proof(run: Run, work: Work, sink: Sink, dealt: bool = False) -> Record | None:
     if run.options.verify == "off":
         return None
     from runner.check import verify
 
     with run.phases("verify"):
-        return verify(run.world, work, run.source, sink, run.options.verify)
+        return verify(run.world, work, run.source, sink, run.options.verify, dealt=dealt)
 
 
 def _described(work: Work) -> Record:

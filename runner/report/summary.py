@@ -37,8 +37,9 @@ def _headline(record: Record) -> str:
     hosts, ranks = len(record["hosts"]), record["ranks"]
     kind = "GPU" if record["devices"][0]["kind"] == "cuda" else "CPU"
     shape = "x".join(map(str, record["shape"]))
+    array = f"{shape} {record['dtype']}" if record["dtype"] else counted(record["shape"][0], "image")
     return (
-        f"{record['job']} on {shape} {record['dtype']}: {counted(ranks, 'rank')} on {counted(hosts, 'host')} "
+        f"{record['job']} on {array}: {counted(ranks, 'rank')} on {counted(hosts, 'host')} "
         f"({kind}), {seconds_text(record['seconds'])}"
     )
 
@@ -62,7 +63,10 @@ def _place(record: Record, rank: int) -> str:
 
 
 def _stream_notes(stream: Record) -> list[str]:
-    text = f"  in {counted(stream['chunks'], 'chunk')} of {counted(stream['rows'], 'row')}"
+    if stream["rows"] is None:
+        text = f"  {counted(stream['chunks'], 'image')}"
+    else:
+        text = f"  in {counted(stream['chunks'], 'chunk')} of {counted(stream['rows'], 'row')}"
     if stream["resumed"]:
         text += f", {stream['resumed']} of them finished by an earlier run"
     if taken := sum(stream["taken_over"]):

@@ -150,7 +150,9 @@ def result_of(world: World, work: Work, block: Array) -> Array:
         if found is not out:
             whole[first:last] = found
     if whole is None:  # without cells
-        whole = _empty(world, work if work.result else work.with_result(work.shape[work.leading :], work.dtype))
+        whole = _empty(
+            world, work if work.result else work.with_result(work.shape[work.leading :], work.dtype)
+        )
     return whole
 
 

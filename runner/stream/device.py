@@ -1,8 +1,8 @@
 """Chunks on a GPU: each stage on a stream or in threads of its own, so that all of them run at once.
 
-Threads copy between the files and pinned buffers of exact size. Letting the device copy from the files'
-own pages, pinned for that, was tried and left: pinning is slower than copying (3 GB/s of pages to write,
-15 of pages to read), and holds up what is issued to the device meanwhile.
+Threads copy between the files and pinned buffers of exact size. Letting the device copy from and to the
+files' own pages was tried and left: to pin pages takes longer than to copy them, however many threads do
+it, and holds up what is issued to the device meanwhile.
 """
 
 from __future__ import annotations

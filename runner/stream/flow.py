@@ -16,7 +16,7 @@ from typing import Any, Literal
 from runner.spans import Spans
 from runner.stream.ends import Engine, Task
 
-LOOK = 0.05  # seconds between two calls of `idle` while nothing happens
+LOOK = 0.01  # seconds between two calls of `idle` while nothing happens
 
 Event = tuple[Any, Literal["read", "written"]] | BaseException
 
@@ -42,8 +42,15 @@ def stream(
     events: SimpleQueue[Event] = SimpleQueue()
     dealt = iter(numbers)
     free = engine.slots(depth)
+
+    def told(act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except BaseException as failure:  # of which the pool would say nothing
+            events.put(failure)
+
     # Besides those that read and write, one for each chunk that waits for the device.
-    pool = ThreadPoolExecutor(threads + depth, "stream", initializer=engine.join)
+    pool = ThreadPoolExecutor(threads + depth, "stream", initializer=told, initargs=(engine.join,))
 
     def after(tasks: list[Task], event: Event, number: int) -> None:
         """Have threads do `tasks`; the last one to end notes when each stage was, and puts `event`."""
@@ -53,11 +60,7 @@ def stream(
         def do(task: Task) -> None:
             nonlocal left
             begin = time.perf_counter()
-            try:
-                task.do()
-            except BaseException as failure:
-                events.put(failure)
-                return
+            task.do()
             end = time.perf_counter()
             with lock:
                 left -= 1
@@ -70,13 +73,10 @@ def stream(
             events.put(event)
 
         for task in tasks:
-            pool.submit(do, task)
+            pool.submit(told, do, task)
 
     def wait_and_write(slot: Any) -> None:
-        try:
-            after(engine.finish(slot), (slot, "written"), slot.number)
-        except BaseException as failure:
-            events.put(failure)
+        after(engine.finish(slot), (slot, "written"), slot.number)
 
     busy = 0
     try:
@@ -90,7 +90,7 @@ def stream(
             slot, what = _next(events, idle)
             if what == "read":
                 engine.compute(slot)
-                pool.submit(wait_and_write, slot)
+                pool.submit(told, wait_and_write, slot)
             else:
                 engine.release(slot)
                 finished(slot.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import marshal
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -67,12 +68,10 @@ def of_work(world: World, work: Work) -> dict[str, Any]:
 
 
 def code_of(job: Job) -> str:
-    """SHA-256 of the file that the job's function is in; of its name where it is in none."""
-    try:
-        path = inspect.getsourcefile(job.function)
-    except TypeError:
-        path = None
-    code = Path(path).read_bytes() if path and os.path.exists(path) else job.function.__qualname__.encode()
+    """SHA-256 of the file that the job's function is in; of its compiled code where it is in none."""
+    function = inspect.unwrap(job.function)
+    path = inspect.getsourcefile(function)
+    code = Path(path).read_bytes() if path and os.path.exists(path) else marshal.dumps(function.__code__)
     return hashlib.sha256(code).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from runner.chunks import Need
@@ -33,22 +34,24 @@ def host_memory(proc: Path = Path("/proc"), cgroup: Path = CGROUP) -> int:
 
 
 def _limits_of_groups(proc: Path, cgroup: Path) -> list[int]:
-    """memory.max of this process's control group (version 2) and of those that it is in."""
+    """What this process's control group and those that it is in may have, of version 2 and of version 1."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return []
     found = []
     for line in lines:
-        if line.startswith("0::/"):
-            group = cgroup / line[4:]
-            for path in (group, *group.parents):
-                if path == cgroup.parent:
-                    break
-                try:
-                    text = (path / "memory.max").read_text().strip()
-                except OSError:
-                    continue
-                if text.isdecimal():
-                    found.append(int(text))
+        number, kinds, name = line.split(":", 2)
+        if number == "0":
+            top, limit = cgroup, "memory.max"
+        elif "memory" in kinds.split(","):
+            top, limit = cgroup / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / name.lstrip("/")
+        for path in (group, *group.parents):
+            if path == top.parent:
+                break
+            with suppress(OSError, ValueError):  # "max" is no number
+                found.append(int((path / limit).read_text()))
     return found

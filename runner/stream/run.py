@@ -116,6 +116,7 @@ class Streaming:
     def _check_unchanged(self, before: State) -> None:
         after = state_of(self.source.path)
         if after != before:
+            self.ending.kept = None
             raise RunError(
                 f"{self.source.path} changed while it was read",
                 got=f"{after}",

@@ -24,7 +24,7 @@ LAYERS = (
     ("rank",),
     ("apply",),
     ("execute", "find", "heartbeat", "inspection", "mutations"),
-    ("map_job",),
+    ("batch_job", "map_job"),
     ("options",),
     ("forecast_record",),
     ("calibrate", "forecast"),

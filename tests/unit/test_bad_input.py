@@ -127,7 +127,9 @@ CASES: list[tuple[str, ...]] = [
     # Inputs.
     ("run laplacian gone.npy out.npy", "cannot read gone.npy", "got nothing there", "expected an array"),
     ("run laplacian gone.png out.npy", "cannot read gone.png", "got nothing there"),
-    ("run laplacian . out.npy", "cannot read .", "got a folder"),
+    ("run laplacian . out.npy", "the input is a folder of images, the output a file", "got out.npy"),
+    ("run laplacian folder.npy out", "the folder folder.npy holds no image", "got nothing", "expected files"),
+    ("run laplacian . folder.svg --grid 2", "--grid: nothing of a folder of images", "Try: leave it out"),
     ("run laplacian cut.npy out.npy", "cut.npy is truncated", "got 181 bytes", "expected 272"),
     ("run laplacian cut.png out.npy", "cut.png is broken or truncated", "got"),
     ("run laplacian cut.jpg out.npy", "cut.jpg is broken or truncated", "got"),

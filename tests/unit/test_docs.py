@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import runner
 from runner.execute import Options, run
@@ -62,7 +63,10 @@ def test_the_streaming_pages_commands_succeed(tmp_path: Path) -> None:
 
 def test_the_formats_pages_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    (tmp_path / "photos").mkdir()
+    Image.open(ROOT / "examples" / "rocket.jpg").save(tmp_path / "photos" / "rocket.png")
     assert len(run_commands(ROOT / "docs" / "formats.md", tmp_path)) > 2
+    assert (tmp_path / "gray" / "rocket.png").exists()
 
 
 def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""A run that fails at any chunk goes on with other ranks and options, to the bytes of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from queued_device import QueuedBackend
+from stream_cases import PoisoningHost, run_on
+
+import runner
+from runner.backend.cpu import CpuBackend
+from runner.ending import Ending
+from runner.errors import RunError, UserError
+from runner.execute import Options, execute
+from runner.journal import Journal
+from runner.stream.options import StreamOptions
+from runner.world import identify_host, lone_world
+
+ROWS, COLUMNS, CHUNK = 23, 5, 2
+CHUNKS = 12
+BYTES = (CHUNK + 1) * COLUMNS * 4  # of a chunk with its halo
+BOOT = {identify_host()[1]}
+FAILING: set[int] = set()  # first rows of the chunks at which the function raises
+CALLED: list[int] = []  # first rows of those that it did
+
+
+@runner.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
+def fragile(block: Any, *, out: Any, here: runner.Here, gain: int = 3) -> None:
+    if here.offset[0] in FAILING:
+        raise ZeroDivisionError("fragile")
+    CALLED.append(here.offset[0])
+    out[...] = gain * block[:-1] + block[1:]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("runner.ending.GRACE", 0.0)
+    monkeypatch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
+    monkeypatch.setattr("runner.stream.run.HostEngine", PoisoningHost)
+    FAILING.clear()
+    CALLED.clear()
+    yield
+    FAILING.clear()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.npy"
+    np.save(path, np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS))
+    return path
+
+
+def target_of(source: Path) -> Path:
+    return source.with_name("out.npy")
+
+
+def go(source: Path, ranks: int = 1, job: Any = fragile, **options: Any) -> dict[str, Any]:
+    return run_on(ranks, job, source, target_of(source), **{"chunk_bytes": BYTES, **options})
+
+
+def fail(source: Path, *chunks: int, ranks: int = 1, **options: Any) -> set[int]:
+    """Run into failures at these chunks; the chunks that are finished by then."""
+    FAILING.update(CHUNK * chunk for chunk in chunks)
+    with pytest.raises((ZeroDivisionError, RunError)):
+        go(source, ranks, **options)
+    FAILING.clear()
+    return Journal(target_of(source)).finished(BOOT)
+
+
+def whole(source: Path) -> bytes:
+    run_on(1, fragile, source, source.with_name("whole.npy"))
+    return source.with_name("whole.npy").read_bytes()
+
+
+def names(source: Path) -> set[str]:
+    return {path.name for path in source.parent.iterdir()}
+
+
+@pytest.mark.parametrize("bad", range(CHUNKS))
+@pytest.mark.parametrize("change", ["nothing", "ranks", "fewer ranks", "depth", "static"])
+def test_a_run_goes_on_where_it_failed(source: Path, bad: int, change: str) -> None:
+    wanted = whole(source)
+    first = {"ranks": 3 if change == "fewer ranks" else 1, "depth": 1 + bad % 3}
+    finished = fail(source, bad, **first)
+    assert bad not in finished
+    if change == "nothing" and first["depth"] == 1:
+        assert finished == set(range(bad))
+    CALLED.clear()
+    second = first | {
+        "nothing": {},
+        "ranks": {"ranks": 2 + bad % 3},
+        "fewer ranks": {"ranks": 2},
+        "depth": {"depth": 4 - bad % 3},
+        "static": {"ranks": 2, "static": True},
+    }[change]  # fmt: skip
+    record = go(source, resume=True, **second)
+    assert target_of(source).read_bytes() == wanted
+    assert record["stream"]["chunks"] == CHUNKS
+    assert record["stream"]["resumed"] == len(finished)
+    assert sorted(CALLED) == [CHUNK * chunk for chunk in range(CHUNKS) if chunk not in finished]
+    assert names(source) == {"in.npy", "out.npy", "whole.npy"}
+
+
+def test_a_run_goes_on_again_and_again(source: Path) -> None:
+    finished: set[int] = set()
+    for ranks in (1, 2, 3):
+        left = [chunk for chunk in range(CHUNKS) if chunk not in finished]
+        now = fail(source, left[len(left) // 2], ranks=ranks, resume=True)
+        assert now >= finished
+        finished = now
+    record = go(source, resume=True)
+    assert record["stream"]["resumed"] == len(finished)
+    assert target_of(source).read_bytes() == whole(source)
+
+
+def test_two_ranks_that_fail_leave_what_both_had_finished(source: Path) -> None:
+    finished = fail(source, 3, 10, ranks=2, static=True, depth=1)
+    assert finished <= {0, 1, 2, 6, 7, 8, 9}
+    go(source, resume=True)
+    assert target_of(source).read_bytes() == whole(source)
+
+
+def test_the_chunks_of_the_first_run_are_kept(source: Path) -> None:
+    fail(source, 4)
+    record = go(source, resume=True, chunk_bytes=10 * BYTES)
+    assert (record["stream"]["rows"], record["stream"]["chunks"]) == (CHUNK, CHUNKS)
+
+
+@pytest.mark.parametrize("grid", ["2", "1x2", "2x2"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_run_with_a_grid_goes_on_with_any_number_of_ranks(source: Path, grid: str, ranks: int) -> None:
+    wanted = whole(source)
+    blocks = int(np.prod([int(n) for n in grid.split("x")]))
+    FAILING.update(range(8, ROWS))
+    with pytest.raises((ZeroDivisionError, RunError)):
+        go(source, blocks, grid=grid)
+    FAILING.clear()
+    record = go(source, ranks, grid=grid, resume=True, verify="full")
+    assert record["verify"]["cells"] == ROWS * COLUMNS
+    assert target_of(source).read_bytes() == wanted
+
+
+def test_without_resume_an_unfinished_run_is_in_the_way(source: Path) -> None:
+    finished = fail(source, 5)
+    before = names(source)
+    with pytest.raises(UserError) as refusal:
+        go(source)
+    journal, partial = source.with_name("out.npy.journal"), source.with_name(".out.npy.stream.partial")
+    assert str(refusal.value) == (
+        f"an earlier run of {target_of(source)} is unfinished. Try: the same command with --resume, or to "
+        f"begin anew: rm -r {journal} {partial}"
+    )
+    assert names(source) == before
+    assert Journal(target_of(source)).finished(BOOT) == finished
+
+
+def test_after_the_command_that_the_sentence_names_a_run_begins_anew(source: Path) -> None:
+    fail(source, 5)
+    os.system(f"rm -r {source.with_name('out.npy.journal')} {source.with_name('.out.npy.stream.partial')}")
+    assert go(source)["stream"]["resumed"] == 0
+    assert target_of(source).read_bytes() == whole(source)
+
+
+def test_resume_where_nothing_is_unfinished_begins(source: Path) -> None:
+    record = go(source, resume=True)
+    assert (record["stream"]["resumed"], record["stream"]["chunks"]) == (0, CHUNKS)
+    assert target_of(source).read_bytes() == whole(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"parameters": {"gain": 4}}, "parameters.gain 4, expected parameters.gain 3"),
+        ({"boundary": "nearest"}, 'boundary "nearest", expected boundary "wrap"'),
+        ({"cval": 1.0}, "cval 1.0, expected cval 0.0"),
+        ({"grid": "1x1x1"}, "more axes"),
+        ({"grid": "2", "ranks": 2}, "grid "),
+    ],
+)
+def test_another_run_is_refused_with_what_differs(source: Path, change: Any, named: str) -> None:
+    wanted = whole(source)
+    finished = fail(source, 5)
+    with pytest.raises(UserError) as refusal:
+        go(source, resume=True, **change)
+    assert named in str(refusal.value)
+    assert Journal(target_of(source)).finished(BOOT) == finished
+    go(source, resume=True)
+    assert target_of(source).read_bytes() == wanted
+
+
+def test_another_input_is_refused(source: Path) -> None:
+    fail(source, 5)
+    os.utime(source, ns=(0, 1))
+    with pytest.raises(UserError, match=r"differs in 1 value.*input_changed_ns 1"):
+        go(source, resume=True)
+
+
+def test_an_unfinished_output_that_is_gone_is_told(source: Path) -> None:
+    fail(source, 5)
+    source.with_name(".out.npy.stream.partial").unlink()
+    with pytest.raises(UserError, match=r"the unfinished output .* is gone.*rm -r .*out.npy.journal"):
+        go(source, resume=True)
+
+
+def test_a_run_that_ended_before_its_journal_was_there_is_not_in_the_way(source: Path) -> None:
+    source.with_name(".out.npy.stream.partial").write_bytes(b"half a header")
+    go(source)
+    assert target_of(source).read_bytes() == whole(source)
+
+
+def test_the_output_of_an_earlier_run_stays_until_the_end(source: Path) -> None:
+    target_of(source).write_bytes(b"old")
+    fail(source, 11)
+    assert target_of(source).read_bytes() == b"old"
+    go(source, resume=True)
+    assert target_of(source).read_bytes() == whole(source)
+
+
+def test_a_run_whose_chunks_are_all_finished_only_gives_the_output_its_name(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any) -> None:
+        raise RunError("no name", everywhere=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.stream.run.Streaming._check_unchanged", lambda self, before: full(self))
+        with pytest.raises(RunError, match="no name"):
+            go(source)
+    CALLED.clear()
+    assert go(source, 2, resume=True)["stream"]["resumed"] == CHUNKS
+    assert CALLED == []
+    assert target_of(source).read_bytes() == whole(source)
+
+
+@pytest.mark.parametrize("bad", [0, 5, 11])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_on_a_device_goes_on(source: Path, bad: int, late: bool) -> None:
+    wanted = whole(source)
+    finished = fail(source, bad, devices=[QueuedBackend(late=late)])
+    with pytest.raises(UserError, match='device "cpu", expected device "queued"'):
+        go(source, resume=True)
+    assert go(source, resume=True, devices=[QueuedBackend(late=late)])["stream"]["resumed"] == len(finished)
+    assert target_of(source).read_bytes() == wanted
+
+
+# ---- what a run that ends badly says of what it leaves
+
+
+def ending_of(source: Path, job: Any) -> Ending:
+    """How a run of this rank alone says that it ends; for one that fails."""
+    ending = Ending()
+    options = Options(stream=StreamOptions(chunk_bytes=BYTES))
+    with pytest.raises((ZeroDivisionError, RunError)):
+        execute(lone_world(CpuBackend()), job, source, target_of(source), {}, options, ending=ending)
+    return ending
+
+
+def test_what_is_kept_is_said(source: Path) -> None:
+    FAILING.add(2)
+    ending = ending_of(source, fragile)
+    assert ending.kept is not None
+    assert "--resume" in ending.kept
+    assert ending.partial is None, "the unfinished output would be removed"
+
+
+def test_an_input_that_changes_while_it_is_read_is_told_and_nothing_is_said_to_be_kept(source: Path) -> None:
+    @runner.map_blocks
+    def touching(block: Any, *, out: Any) -> None:
+        out[...] = block
+        os.utime(source, ns=(0, time.time_ns()))
+
+    ending = ending_of(source, touching)
+    with pytest.raises(UserError, match="input_changed_ns"):
+        go(source, job=touching, resume=True)
+    assert ending.kept is None, "the same command with --resume is refused"
+
+
+def test_an_input_that_changes_while_it_is_read_is_named(source: Path) -> None:
+    @runner.map_blocks
+    def growing(block: Any, *, out: Any) -> None:
+        out[...] = block
+        with open(source, "ab") as file:
+            file.write(b"more")
+
+    with pytest.raises(RunError, match=r"in\.npy changed while it was read"):
+        go(source, 2, job=growing)
+    assert not target_of(source).exists()
