@@ -29,6 +29,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,8 @@ import runner
 COLUMNS = 16384
 STEP = 8 << 20  # bytes of a file that are read or made at a time, so that this process stays small
 RANKS = 2
+# Of this Python, else the first on the path.
+MESHRUN = shutil.which("meshrun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 @runner.map_blocks(halo=1, boundary="reflect")
@@ -199,7 +202,7 @@ def command(name: str, source: Path, target: Path, rows: int, columns: int, memo
     if name != "meshrun":
         words = [sys.executable, __file__, "--peer", name, source, target, rows, memory]
     else:
-        words = [Path(sys.executable).with_name("meshrun"), "-n", RANKS, "run", f"{__file__}:edges"]
+        words = [MESHRUN, "-n", RANKS, "run", f"{__file__}:edges"]
         words += [source, target, "--device", "cpu", "--json", target.with_suffix(".json")]
         words += ["--chunk-bytes", chunk_bytes(rows, columns), "--host-memory", memory]
     return [str(word) for word in words]

@@ -166,6 +166,18 @@ def judge(
     """
     from runner.errors import tell
 
+    status = _judge(run, outcome, debug, lost, account)
+    words = run.words()
+    if status and words not in outcome.said:
+        tell(words)
+    return status
+
+
+def _judge(
+    run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], account: Account | None
+) -> int:
+    from runner.errors import tell
+
     failure, record = run.failure(), run.record()
     if debug and outcome.noise:
         sys.stderr.write(outcome.noise)

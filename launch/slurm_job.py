@@ -138,6 +138,8 @@ class Follower:
             for one in self.runs.values():
                 one.run.remove_partial()
             tell(f"interrupted by {self.interrupted.name}: job {self.id} is gone")
+            for words in {one.run.words() for one in self.runs.values()} - {""}:
+                tell(words)
             return 128 + self.interrupted
         statuses = []
         for name, one in sorted(self.runs.items(), key=lambda item: (len(item[0]), item[0])):

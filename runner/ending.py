@@ -54,6 +54,12 @@ class Ending:
         if self.run is not None:
             self.run.keep_partial(partial)
 
+    def keeps(self, words: str | None) -> None:
+        """Say what a run that fails from now on leaves behind, and how to go on; None: nothing."""
+        self.kept = words
+        if self.run is not None:
+            self.run.keep_words(words or "")
+
     def clean(self) -> None:
         if self.keep is not None:
             with contextlib.suppress(OSError):

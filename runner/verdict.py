@@ -31,6 +31,9 @@ class Run(Protocol):
     def keep_partial(self, output: Path | None) -> None:
         """Name the unfinished output, for removal if every rank is killed; None: none is to be removed."""
 
+    def keep_words(self, words: str) -> None:
+        """What is to be told of a run that does not succeed, besides why; "": nothing."""
+
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         """Record `failure` if it is the first on this host; False when another came before."""
 
@@ -91,6 +94,14 @@ class RunDirectory:
         if note.exists():
             remove_partial(Path(note.read_text()))
 
+    def keep_words(self, words: str) -> None:
+        write(self.path / "words", words)
+
+    def words(self) -> str:
+        """What is to be told if the run does not succeed."""
+        note = self.path / "words"
+        return note.read_text() if note.exists() else ""
+
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         return claim(self.path / "failure.json", failure)
 
@@ -119,6 +130,8 @@ class RunDirectory:
             self.register(told["rank"], told["host"], told["pid"])
         elif kind == "partial":
             self.keep_partial(Path(told) if told else None)
+        elif kind == "words":
+            self.keep_words(told)
         elif kind == "failure":
             self.claim_failure(told)
         elif kind == "record":
@@ -139,6 +152,9 @@ class RunLines:
 
     def keep_partial(self, output: Path | None) -> None:
         self._say("partial", str(output) if output else "")
+
+    def keep_words(self, words: str) -> None:
+        self._say("words", words)
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         first = self._claim(failure)

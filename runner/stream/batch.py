@@ -60,7 +60,7 @@ class Batch:
         work = self._sample()
         depth = self._depth(work)
         finished = world.once(lambda: self._settle(kept, of_work(world, work)))
-        self.ending.kept = "finished images are kept; the same command with --resume goes on"
+        self.ending.keeps("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
         ends = BatchEnds(world, self.folder, self.partial, self.decide)
         log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
@@ -100,7 +100,7 @@ class Batch:
             self._journal.remove()
 
         self.world.once(rename)
-        self.ending.kept = None
+        self.ending.keeps(None)
 
     def _sample(self) -> Work:
         """The work on the largest image, with its result's shape and dtype, which its file can hold."""

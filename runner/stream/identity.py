@@ -6,9 +6,10 @@ import hashlib
 import inspect
 import marshal
 import os
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.chunks import Chunks
 from runner.declare import Job
@@ -17,20 +18,32 @@ from runner.storage import Source
 from runner.work import Work
 from runner.world import World
 
-State = tuple[int, int, int]  # bytes, nanoseconds since 1970 of the last change, files
+
+class State(NamedTuple):
+    """What changes when a file, or a folder of files, does. changed: last, nanoseconds since 1970."""
+
+    size: int
+    changed: int
+    files: int
+
+    def __str__(self) -> str:
+        seconds, fraction = divmod(self.changed, 10**9)
+        when = datetime.fromtimestamp(seconds, timezone.utc)
+        files = f" in {self.files} files" if self.files != 1 else ""
+        return f"{self.size:,} bytes{files}, changed {when:%Y-%m-%d %H:%M:%S}.{fraction:09d} UTC"
 
 
 def state_of(path: Path) -> State:
     """What changes when a file, or a folder of files, does."""
     if path.is_file():
         found = path.stat()
-        return found.st_size, found.st_mtime_ns, 1
+        return State(found.st_size, found.st_mtime_ns, 1)
     size = changed = count = 0
     for folder, _, names in os.walk(path):
         for name in names:
             found = os.stat(os.path.join(folder, name))
             size, changed, count = size + found.st_size, max(changed, found.st_mtime_ns), count + 1
-    return size, changed, count
+    return State(size, changed, count)
 
 
 def identity(world: World, work: Work, source: Source, chunks: Chunks, state: State) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Streaming:
         chunks = chunks_of(world, self.work, self.source, self.sink, options, rows)
         whole = identity(world, self.work, self.source, chunks, before)
         finished = world.once(lambda: self._settle(kept, whole))
-        self.ending.kept = "finished chunks are kept; the same command with --resume goes on"
+        self.ending.keeps("finished chunks are kept; the same command with --resume goes on")
         self.sink.sync()  # on every rank, before it writes: see Syncer
         todo = [number for number in range(len(chunks)) if number not in finished]
         ends = Ends(world, self.work, chunks, self.source, self.sink, Spans())
@@ -75,7 +75,7 @@ class Streaming:
 
     def commit(self) -> None:
         """After the output has its name: nothing is unfinished any more."""
-        self.ending.kept = None
+        self.ending.keeps(None)
         self.world.once(self.journal.remove)
 
     @property
@@ -116,11 +116,11 @@ class Streaming:
     def _check_unchanged(self, before: State) -> None:
         after = state_of(self.source.path)
         if after != before:
-            self.ending.kept = None
+            self.ending.keeps(None)
             raise RunError(
                 f"{self.source.path} changed while it was read",
-                got=f"{after}",
-                expected=f"{before}",
+                got=after,
+                expected=before,
                 hint=f"rm -r {self.journal.folder} {self.sink.partial}, then the run again",
                 everywhere=True,
             )

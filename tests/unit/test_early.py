@@ -1,4 +1,4 @@
-"""What is loaded beside MPI's start: NVML and NCCL on a GPU machine, nothing elsewhere, and no error of theirs."""
+"""What is loaded beside MPI's start: NVML and NCCL where there is a GPU, and no error of theirs is told."""
 
 from __future__ import annotations
 

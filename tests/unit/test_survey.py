@@ -363,9 +363,7 @@ def test_the_numa_node_of_a_gpu(
     assert (found.name, found.uuid, found.bus_id, found.index) == ("NVIDIA H200", UUID, "0000:1A:00.0", 1)
 
 
-def test_the_cores_near_a_gpu_are_the_systems_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cores_near_a_gpu_are_the_systems_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml([1] * 4, {"affinity": NVMLError("asked")}))
     write(tmp_path / "bus/pci/devices/0000:1a:00.0/local_cpulist", "0-2,8\n")
     found = read_gpu(GPU, 12090, tmp_path, 66)

@@ -115,7 +115,8 @@ def run_edges(calls: Calls, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("job_file")
-def test_a_job_gets_its_defaults(calls: Calls) -> None:
+def test_a_job_gets_its_defaults(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/configuration")
     ran = run_edges(calls)
     assert ran["parameters"] == {
         "gain": 1.5,
@@ -125,7 +126,7 @@ def test_a_job_gets_its_defaults(calls: Calls) -> None:
         "weights": None,
         "label": "x",
     }
-    assert ran["options"] == Options()
+    assert ran["options"] == Options(rates=Path("/configuration/meshrun/rates.json"))
     assert (ran["job"], ran["input"], ran["output"]) == ("edges", "in.npy", "out.npy")
     assert (ran["started"], ran["columns"]) == (BY_HAND, None)
 
