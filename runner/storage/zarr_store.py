@@ -106,7 +106,8 @@ class ZarrSource:
         return self._stored.shards is None and bool(codecs) and type(codecs[-1]).__name__.startswith("Blosc")
 
     def _file(self, place: Shape) -> Path:
-        return self.path / (self.name or "") / self._stored.metadata.encode_chunk_key(place)
+        key: str = self._stored.metadata.encode_chunk_key(place)
+        return self.path / (self.name or "") / key
 
     def _name_broken(self, region: Region, reason: BaseException) -> RunError:
         """The error for the first chunk of `region` that does not decode."""

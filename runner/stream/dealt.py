@@ -128,9 +128,10 @@ def report(
 
 
 def threads_of(world: World) -> int:
-    """Threads that read and write: this rank's share of its cores, two at least."""
+    """Threads that read and write: as many as this rank has cores, its share of the host's; two at least."""
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    return max(2, min(len(os.sched_getaffinity(0)) // beside, MOST_THREADS))
+    share = (os.cpu_count() or 1) // beside  # a rank that is bound has no other's cores among its own
+    return max(2, min(len(os.sched_getaffinity(0)), share, MOST_THREADS))
 
 
 def _nothing() -> None:
