@@ -9,11 +9,14 @@ with `poke` between them; one that computes all the while delays others by about
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from runner.errors import RunError, first_line
+
+SERVING, BETWEEN = 1e-3, 50e-3  # seconds of serving other hosts' ranks, and until the next time at least
 
 
 class MpiCounters:
@@ -24,7 +27,8 @@ class MpiCounters:
     """
 
     def __init__(self, mpi: Any, comm: Any, one_host: bool) -> None:
-        self._mpi, self._comm = mpi, comm
+        self._mpi, self._comm, self._one_host = mpi, comm, one_host
+        self._served = 0.0
         self._one, self._own = np.ones((), np.int64), np.zeros((), np.int64)
         try:
             self._window = self._open(one_host)
@@ -54,7 +58,8 @@ class MpiCounters:
         before = np.empty((), np.int64)
         self._window.Fetch_and_op(self._one, before, owner, 0, self._mpi.SUM)
         self._window.Flush(owner)
-        self.poke()  # to flush this rank's own part is no such call in every library
+        self._comm.Iprobe()  # to flush this rank's own part is no call of MPI in every library
+        self.poke()
         return int(before)
 
     def read(self) -> list[int]:
@@ -67,7 +72,12 @@ class MpiCounters:
         return counts
 
     def poke(self) -> None:
-        self._comm.Iprobe()
+        if self._one_host or (now := perf_counter()) < self._served + BETWEEN:
+            return
+        # Not once: what another rank asks for takes several messages, there and back.
+        while perf_counter() < now + SERVING:
+            self._comm.Iprobe()
+        self._served = perf_counter()
 
     def close(self) -> None:
         self._window.Unlock_all()

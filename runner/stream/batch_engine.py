@@ -69,7 +69,7 @@ class BatchEngine:
         slot.number = number
         return [Task("read", self._ends.folder.images[number].size, partial(self._read, slot))]
 
-    def compute(self, slot: ImageSlot) -> None:
+    def compute(self, slot: ImageSlot, idle: Callable[[], None]) -> None:
         assert slot.work is not None
         assert slot.block is not None
         with naming(self._path(slot)):

@@ -7,6 +7,7 @@ it, and holds up what is issued to the device meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +71,7 @@ class DeviceEngine:
         staged = shaped(slot.source, slot.window.staged, self._ends.work.dtype)
         return self._ends.reads(slot.window, staged)
 
-    def compute(self, slot: DeviceSlot) -> None:
+    def compute(self, slot: DeviceSlot, idle: Callable[[], None]) -> None:
         ends, work, window, lanes = self._ends, self._ends.work, slot.window, self._lanes
         with lanes.named(f"chunk {slot.number}"):
             staged = shaped(slot.device, window.staged, work.dtype)

@@ -89,8 +89,8 @@ class Engine(Protocol):
     def begin(self, slot: Any, number: int) -> list[Task]:
         """What threads have to do before `compute`."""
 
-    def compute(self, slot: Any) -> None:
-        """Make the chunk's result, or issue all that makes it."""
+    def compute(self, slot: Any, idle: Callable[[], None]) -> None:
+        """Make the chunk's result, or issue all that makes it. idle: to be called during what takes long."""
 
     def finish(self, slot: Any) -> list[Task]:
         """In a thread, when the result is there: what threads have to do with it."""

@@ -89,7 +89,7 @@ def stream(
                 return
             slot, what = _next(events, idle)
             if what == "read":
-                engine.compute(slot)
+                engine.compute(slot, idle)
                 pool.submit(told, wait_and_write, slot)
             else:
                 engine.release(slot)

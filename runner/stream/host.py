@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +56,7 @@ class HostEngine:
         slot.staged = np.empty(slot.window.staged, work.dtype) if inside is None else None
         return ends.reads(slot.window, slot.block[inside] if slot.staged is None else slot.staged)
 
-    def compute(self, slot: HostSlot) -> None:
+    def compute(self, slot: HostSlot, idle: Callable[[], None]) -> None:
         ends, work, window = self._ends, self._ends.work, slot.window
         with ends.spans("kernel", slot.number, slot.block.nbytes + slot.result.nbytes):
             if slot.staged is not None:
@@ -71,6 +72,7 @@ class HostEngine:
                 result = call_rows(ends.world, work, window.region, slot.block, (first, last), given)
                 if result is not out:
                     out[...] = result
+                idle()
 
     def finish(self, slot: HostSlot) -> list[Task]:
         return self._ends.writes(self._ends.work.output_region(slot.window.region), slot.result)

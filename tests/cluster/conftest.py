@@ -6,6 +6,7 @@ MESHRUN_CLUSTER=require, as in CI, they fail.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hosts import Hosts, problem
+from mpirun_site import Site
 
 REASONS = pytest.StashKey[set[str]]()
 Refuse = Callable[[str | None], None]
@@ -55,3 +57,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for reason in sorted(reasons):
             terminalreporter.line(reason)
         terminalreporter.line("MESHRUN_CLUSTER=require makes this a failure.")
+
+
+@pytest.fixture
+def site(hosts: Hosts, tmp_path: Path) -> Iterator[Site]:
+    made = Site(hosts, tmp_path)
+    yield made
+    for process in made.started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -10,83 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hosts import Hosts, inside
-from processes import launcher_problem, wait_for
+from hosts import inside
+from mpirun_site import EVERYONE, ROW, TIMEOUT, Site
+from processes import launcher_problem
 
 from launch import local, mpiexec
 
-TIMEOUT = 120  # seconds; nothing here takes half of it
 SILENT = 4  # --host-timeout
-EVERYONE = "n1,n2,n3"
-ROW = re.compile(r" +\d+ +\d+ +float ")
 FOR_EVER = ("bench", "all_reduce", "-b", "64", "-e", "64K", "-f", "4", "-N", "0", "--device", "cpu")
-# Ranks of all hosts share this machine's cores, and MPI does not know.
-SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
-
-
-@dataclass
-class Site:
-    """Host n1, where the command runs. notes: a folder that all hosts share."""
-
-    hosts: Hosts
-    notes: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        command = [*local.PROGRAM, "launch", "mpirun", *words]
-        with (self.notes / "out").open("w") as out, (self.notes / "err").open("w") as err:
-            process = subprocess.Popen(
-                self.hosts.command("n1", command),
-                env={**os.environ, **SETTINGS},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                text=True,
-            )
-        self.started.append(process)
-        return process
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        process = self.begin(*words)
-        process.wait(TIMEOUT)
-        return subprocess.CompletedProcess(words, process.returncode, self.out, self.errors)
-
-    def in_full_swing(self, process: subprocess.Popen[str], rows: int = 4) -> None:
-        wait_for(lambda: process.poll() is not None or len(ROW.findall(self.out)) >= rows)
-        assert process.poll() is None, self.errors
-
-    @property
-    def out(self) -> str:
-        return (self.notes / "out").read_text()
-
-    @property
-    def errors(self) -> str:
-        return (self.notes / "err").read_text()
-
-    def nothing_is_left(self, names: Sequence[str] = ("n1", "n2", "n3")) -> None:
-        """No process, no session directory and no shared memory on these hosts."""
-        for name in names:
-            wait_for(lambda name=name: self.hosts.processes(name) == [])  # type: ignore[misc]
-            assert self.hosts.files(name) == [], name
-            assert self.hosts.files(name, self.hosts.temporary) == [], name
-
-
-@pytest.fixture
-def site(hosts: Hosts, tmp_path: Path) -> Iterator[Site]:
-    made = Site(hosts, tmp_path)
-    yield made
-    for process in made.started:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait()
 
 
 def on(process: subprocess.Popen[str]) -> int:

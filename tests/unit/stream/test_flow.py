@@ -70,7 +70,7 @@ class Scripted:
         self.most = max(self.most, len(self.begun) - len(self.released))
         return [Task("read", 5, lambda: self.read(number))] * self.parts
 
-    def compute(self, slot: Any) -> None:
+    def compute(self, slot: Any, idle: Callable[[], None]) -> None:
         self.compute_(slot.number)
         self.computed.append(slot.number)
 

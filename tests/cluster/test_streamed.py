@@ -1,0 +1,73 @@
+"""An array streamed over several hosts: chunks change hands across them, and outlive one that is lost."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpirun_site import EVERYONE, TIMEOUT, Site
+from processes import launcher_problem, wait_for
+
+pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
+
+CHUNKS, ROWS, COLUMNS = 60, 4, 256
+JOB = """
+import os, time, runner
+
+@runner.map_blocks()
+def twice(block, *, out, slow: str = ""):
+    time.sleep(0.5 if os.uname().nodename == slow else 0.05)
+    out[...] = 2 * block
+"""
+
+
+@pytest.fixture
+def words(site: Site) -> list[str]:
+    """Of a run in CHUNKS chunks."""
+    (site.notes / "job.py").write_text(JOB)
+    np.save(site.notes / "in.npy", np.random.default_rng(6).random((CHUNKS * ROWS, COLUMNS)))
+    files = [str(site.notes / name) for name in ("in.npy", "out.npy")]
+    size = ["--chunk-bytes", str(ROWS * COLUMNS * 8), "--json", str(site.notes / "record.json")]
+    return ["--", "run", f"{site.notes}/job.py:twice", *files, *size, "--device", "cpu"]
+
+
+def is_right(folder: Path) -> bool:
+    return bool((np.load(folder / "out.npy") == 2 * np.load(folder / "in.npy")).all())
+
+
+def test_chunks_of_a_slow_host_go_to_the_others(site: Site, words: list[str]) -> None:
+    done = site.run("-j", "3x1", "--hosts", EVERYONE, *words, "--slow", "n3")
+    assert done.returncode == 0, done.stderr
+    stream = json.loads((site.notes / "record.json").read_text())["stream"]
+    assert sum(stream["own"]) + sum(stream["taken_over"]) == CHUNKS
+    assert stream["own"][2] < CHUNKS // 3
+    assert sum(stream["taken_over"][:2]) > 0
+    assert is_right(site.notes)
+    site.nothing_is_left()
+
+
+def test_a_run_goes_on_without_a_lost_host(site: Site, words: list[str]) -> None:
+    """What the lost host had not synced is done again: its page cache is gone with it."""
+    process = site.begin("-j", "3x1", "--hosts", EVERYONE, "--host-timeout", "4", *words)
+    journal = site.notes / "out.npy.journal"
+
+    def finished() -> int:
+        return sum(log.read_bytes().count(b" done ") for log in journal.glob("*.log"))
+
+    wait_for(lambda: finished() >= 9)
+    site.hosts.power_off("n3")
+    assert process.wait(TIMEOUT) == 1
+    assert "n3" in site.errors
+    assert "finished chunks are kept; the same command with --resume goes on" in site.errors
+    before = finished()
+    time.sleep(0.1)
+    done = site.run("-j", "2x1", "--hosts", "n1,n2", *words, "--resume")
+    assert done.returncode == 0, done.stderr
+    resumed = json.loads((site.notes / "record.json").read_text())["stream"]["resumed"]
+    assert 0 < resumed < before
+    assert is_right(site.notes)
+    assert not journal.exists()
+    site.nothing_is_left(("n1", "n2"))
