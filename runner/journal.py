@@ -77,7 +77,7 @@ class Journal:
             except ValueError:
                 identity = None
         if not isinstance(identity, dict):
-            raise UserError(f"{path} is broken", expected="a JSON object", hint=self._anew())
+            raise UserError(f"{path} is broken", expected="a JSON object", hint=self.anew())
         return identity
 
     def finished(self, boots: Collection[str]) -> set[int]:
@@ -87,12 +87,12 @@ class Journal:
         are in the page cache of the host that wrote them, which outlives a killed process but not
         the kernel: they count when that host takes part, not rebooted since. Not so where a sync
         failed, because the kernel may drop pages that it could not write: then nothing counts that
-        any process of that boot left unsynced. An empty identity says nothing and is not trusted.
+        any process of that boot left unsynced. An identity without a boot ("name/") is not trusted.
         """
         with _told("read", self.folder):
             logs = {path: _read(path) for path in self.folder.iterdir() if path.suffix in (LOG, FAILED)}
         failed = {boot for path, (boot, _, _) in logs.items() if path.suffix == FAILED}
-        trusted = set(boots) - failed - {""}
+        trusted = {boot for boot in boots if boot and not boot.endswith("/")} - failed
         believed = (done if boot in trusted else done[:synced] for boot, done, synced in logs.values())
         return set().union(*believed)
 
@@ -117,15 +117,15 @@ class Journal:
                 f"cannot resume {self.output}, its unfinished run differs in {len(names)} value(s)",
                 got=_values(wanted, names),
                 expected=_values(kept, names),
-                hint=f"the command as it was, or {self._anew(partial)}",
+                hint=f"the command as it was, or {self.anew(partial)}",
             )
 
     def unfinished(self, partial: Path) -> UserError:
         """The refusal to begin where there is something to resume."""
-        hint = f"the same command with --resume, or {self._anew(partial)}"
+        hint = f"the same command with --resume, or {self.anew(partial)}"
         return UserError(f"an earlier run of {self.output} is unfinished", hint=hint)
 
-    def _anew(self, *others: Path) -> str:
+    def anew(self, *others: Path) -> str:  # what to type
         return "to begin anew: " + shlex.join(["rm", "-r", *map(str, (self.folder, *others))])
 
 

@@ -6,13 +6,15 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from runner.errors import UserError
+from runner.errors import RunError, UserError
+from runner.journal import Journal
 from runner.load import load_block
 from runner.options import Run
 from runner.partition import grid_size
 from runner.pipeline import Pipeline
 from runner.report.record import Record
-from runner.storage import Sink, commit, open_sink
+from runner.storage import Sink, commit, open_sink, partial_path, split
+from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks
 from runner.stream.memory import host_memory
@@ -23,11 +25,13 @@ from runner.work import Work, decide
 def run_map(run: Run) -> Record:
     world, options = run.world, run.options
     # Chunks may be of a grid that has nothing to do with the ranks.
-    other = options.stream.named and options.grid and grid_size(options.grid) not in (None, world.size)
+    other = options.grid and grid_size(options.grid) not in (None, world.size)
     work = world.together(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
     if in_chunks(world, work, run.source, run.target, options.stream):
         return _in_chunks(run, work)
+    if other:
+        world.together(lambda: _cut(run, world.size, options.grid))  # which refuses
     return _in_one_piece(run, work)
 
 
@@ -57,7 +61,11 @@ def _in_chunks(run: Run, work: Work) -> Record:
     )
     details = streaming.write()
     proven = replace(work, result=streaming.work.result)
-    proof = _proof(run, proven, streaming.sink, dealt=True)
+    try:
+        proof = _proof(run, proven, streaming.sink, dealt=True)
+    except RunError:
+        run.ending.keeps(streaming.journal.anew(streaming.sink.partial))
+        raise
     world.once(lambda: commit(streaming.sink))
     streaming.commit()
     details["plan"] = world.once(lambda: _beside_plan(run, proven, details))
@@ -96,6 +104,7 @@ def _beside_plan(run: Run, work: Work, details: Record) -> Any:
 
 def _in_one_piece(run: Run, work: Work) -> Record:
     world, source, options = run.world, run.source, run.options
+    world.once(lambda: _nothing_unfinished(run))
     # A result that is known before the work is given its room on the disk before the work.
     known = _create(run, work) if work.result else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
@@ -111,6 +120,13 @@ def _in_one_piece(run: Run, work: Work) -> Record:
     world.once(lambda: commit(sink))
     run.ending.unfinished(None)
     return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "stream": None}
+
+
+def _nothing_unfinished(run: Run) -> None:
+    assert run.target is not None
+    journal = Journal(split(run.target)[0])
+    if journal.kept() is not None:
+        raise journal.unfinished(partial_path(run.target, KEPT))
 
 
 def _proof(run: Run, work: Work, sink: Sink, dealt: bool = False) -> Record | None:

@@ -1,15 +1,21 @@
-"""What a streamed run did when: one span for each stage of each chunk."""
+"""What a streamed run did when: one span for each stage of each chunk; in little, when each was busy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from time import perf_counter
 from typing import Literal, NamedTuple, get_args
 
 Stage = Literal["read", "to device", "kernel", "from device", "write"]
-STAGES: tuple[str, ...] = get_args(Stage)
+STAGES: tuple[Stage, ...] = get_args(Stage)
+ON_GPU = ("to device", "kernel", "from device")  # what keeps a GPU busy
+
+NEWEST = 1000  # spans that stay whole in any case, for the progress
+FOLDED = 4096  # spans that go into the tracks at once
+MOST = 1000  # intervals of a track, about: a thousandth of the run is as fine as they get when there are more
 
 
 class Span(NamedTuple):
@@ -30,11 +36,106 @@ class Span(NamedTuple):
         return self._replace(begin=self.begin + offset, end=self.end + offset)
 
 
+class Interval(NamedTuple):
+    """From begin to end, during `busy` seconds of which something ran: all of them, unless made coarser."""
+
+    begin: float
+    end: float
+    busy: float
+
+    @property
+    def share(self) -> float:
+        return self.busy / (self.end - self.begin) if self.end > self.begin else 1.0
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same seconds, as disjoint intervals in order; those that touch become one.
+
+    Where two overlap that are busy in part, they are taken to be so independently of each other.
+    """
+    merged: list[Interval] = []
+    for each in sorted(intervals):
+        if merged and each.begin <= merged[-1].end:
+            last = merged[-1]
+            twice = (min(last.end, each.end) - each.begin) * last.share * each.share
+            end = max(last.end, each.end)
+            busy = min(last.busy + each.busy - twice, end - last.begin)
+            merged[-1] = Interval(last.begin, end, busy)
+        else:
+            merged.append(each)
+    return merged
+
+
+def coarser(intervals: Sequence[Interval], most: int = MOST) -> list[Interval]:
+    """Disjoint intervals in order as at most `most` + 1, whose busy seconds add up to the same.
+
+    Those are joined that lie within 2 / `most` of the whole, so that what ran when stays as fine as that.
+    """
+    if len(intervals) <= most:
+        return list(intervals)
+    reach = 2 * (intervals[-1].end - intervals[0].begin) / most
+    found = [intervals[0]]
+    for each in intervals[1:]:
+        last = found[-1]
+        if each.end - last.begin <= reach:
+            found[-1] = Interval(last.begin, each.end, last.busy + each.busy)
+        else:
+            found.append(each)
+    return found
+
+
+@dataclass
+class Track:
+    """When at least one of some spans ran, in a bounded number of intervals. moved: bytes."""
+
+    moved: int = 0
+    intervals: list[Interval] = field(default_factory=list)
+
+    @property
+    def busy(self) -> float:
+        """Seconds."""
+        return sum(each.busy for each in self.intervals)
+
+    def add(self, spans: Sequence[Span]) -> None:
+        """Some spans more; at least one. What began before the track's end costs more than what did not."""
+        self.moved += sum(span.moved for span in spans)
+        new = [Interval(span.begin, span.end, span.seconds) for span in spans]
+        first = min(each.begin for each in new)
+        while self.intervals and self.intervals[-1].end >= first:
+            new.append(self.intervals.pop())
+        self.intervals += union(new)
+        if len(self.intervals) > 2 * MOST:
+            self.intervals = coarser(self.intervals)
+
+
+@dataclass
+class Tracks:
+    """The tracks of one rank: of each stage that occurred, and of all that keeps a GPU busy."""
+
+    stages: dict[Stage, Track] = field(default_factory=dict)
+    gpu: Track = field(default_factory=Track)
+
+    def add(self, spans: Sequence[Span]) -> None:
+        for stage in STAGES:
+            if those := [span for span in spans if span.stage == stage]:
+                self.stages.setdefault(stage, Track()).add(those)
+        if those := [span for span in spans if span.stage in ON_GPU]:
+            self.gpu.add(those)
+
+
 @dataclass
 class Spans:
-    """The spans of one rank, in the order in which they ended; added to from any of its threads."""
+    """The spans of one rank, in the order in which they ended; added to from any of its threads.
 
+    keep: all of them stay in `found`. Else only the newest do, at least NEWEST, and the others are in
+    `tracks` alone: a run of millions of chunks takes no more memory for them than a short one.
+    """
+
+    keep: bool = True
     found: list[Span] = field(default_factory=list)
+    _tracks: Tracks = field(default_factory=Tracks)
+    _folded: int = 0  # of `found`, so many are in the tracks
+    _lock: Lock = field(default_factory=Lock)
 
     @contextmanager
     def __call__(self, stage: Stage, chunk: int, moved: int) -> Iterator[None]:
@@ -44,4 +145,19 @@ class Spans:
         self.add(stage, chunk, begin, perf_counter(), moved)
 
     def add(self, stage: Stage, chunk: int, begin: float, end: float, moved: int) -> None:
-        self.found.append(Span(stage, chunk, begin, end, moved))
+        with self._lock:
+            self.found.append(Span(stage, chunk, begin, end, moved))
+            if len(self.found) - self._folded >= FOLDED:
+                self._fold()
+
+    def tracks(self) -> Tracks:
+        """Of all spans so far."""
+        with self._lock:
+            self._fold()
+            return self._tracks
+
+    def _fold(self) -> None:
+        self._tracks.add(self.found[self._folded :])
+        if not self.keep:
+            self.found = self.found[-NEWEST:]  # another list: a thread may be going through this one
+        self._folded = len(self.found)

@@ -18,15 +18,16 @@ from runner.world import World
 class Store:
     """Takes this rank's results piece by piece.
 
-    Into a file that takes parts, each piece is written at once; for one that does not (pictures),
-    the pieces are kept, and rank 0 writes what it gathers.
+    Into a file that takes any part, each piece is written at once; for one that does not (pictures, or
+    chunks of its own), the pieces are kept, and rank 0 writes what it gathers.
     """
 
     def __init__(self, world: World, work: Work, sink: Sink, phases: Phases) -> None:
         assert work.result is not None
         self.world, self.work, self.sink, self.phases = world, work, sink, phases
         self.region = work.output_region(work.partition[world.rank])
-        self._kept = None if sink.parallel else np.empty(self.region.shape, work.result[1])
+        anywhere = sink.parallel and sink.chunks is None
+        self._kept = None if anywhere else np.empty(self.region.shape, work.result[1])
         self._buffer: HostArray | None = None
 
     def put(self, region: Region, result: Array) -> None:

@@ -9,6 +9,7 @@ command reads these in the process that starts the ranks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from runner import lock
+from runner.errors import UserError
 
 LINE = "\x1emeshrun-run"  # begins a line for the process that started the ranks; no program prints it
 
@@ -30,6 +34,9 @@ class Run(Protocol):
 
     def keep_partial(self, output: Path | None) -> None:
         """Name the unfinished output, for removal if every rank is killed; None: none is to be removed."""
+
+    def keep_hold(self, output: Path) -> None:
+        """Name the output that this run holds, to be let go if every rank is killed."""
 
     def keep_words(self, words: str) -> None:
         """What is to be told of a run that does not succeed, besides why; "": nothing."""
@@ -93,6 +100,13 @@ class RunDirectory:
         note = self.path / "partial"
         if note.exists():
             remove_partial(Path(note.read_text()))
+        held = self.path / "held"
+        if held.exists():
+            with contextlib.suppress(UserError, OSError):  # by another run, now
+                lock.hold(Path(held.read_text()))()
+
+    def keep_hold(self, output: Path) -> None:
+        write(self.path / "held", str(output))
 
     def keep_words(self, words: str) -> None:
         write(self.path / "words", words)
@@ -130,6 +144,8 @@ class RunDirectory:
             self.register(told["rank"], told["host"], told["pid"])
         elif kind == "partial":
             self.keep_partial(Path(told) if told else None)
+        elif kind == "held":
+            self.keep_hold(Path(told))
         elif kind == "words":
             self.keep_words(told)
         elif kind == "failure":
@@ -152,6 +168,9 @@ class RunLines:
 
     def keep_partial(self, output: Path | None) -> None:
         self._say("partial", str(output) if output else "")
+
+    def keep_hold(self, output: Path) -> None:
+        self._say("held", str(output))
 
     def keep_words(self, words: str) -> None:
         self._say("words", words)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
 from types import TracebackType
 from typing import Any
 
 from runner.report.progress import QUIET
 from runner.report.units import bytes_text, left_text
-from runner.spans import Span
+from runner.spans import NEWEST, Span
 
 BETWEEN = 0.2  # seconds between two drawings on a terminal
-RECENT = 30.0  # seconds over which a rate is taken
+RECENT = 30.0  # seconds over which a rate is taken, fewer where that would be more than NEWEST spans
 BAR = 10, 40  # columns, at least and at most
 GAP = 2  # columns between texts
 
@@ -27,6 +28,9 @@ FLOWS = {
     "computed": ("kernel",),
     "written": ("write",),
 }
+FLOW_OF = {stage: name for name, stages in FLOWS.items() for stage in stages}
+
+Rates = Callable[[], dict[str, float]]  # asked only when they are shown
 
 
 def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
@@ -37,15 +41,16 @@ def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
     running is not counted, so that over a few long chunks a rate reads low rather than high.
     """
     since = now - RECENT
+    newest = list(takewhile(lambda span: span.end >= since, islice(spans, NEWEST)))
+    if len(newest) == NEWEST:
+        since = max(since, newest[-1].end)  # all that ended later is here
     moved, first = dict.fromkeys(FLOWS, 0.0), now
-    for span in spans:
+    for span in newest:
         if span.end < since:
             break
         first = min(first, span.begin)
         inside = (span.end - max(span.begin, since)) / span.seconds if span.seconds else 1.0
-        for name, stages in FLOWS.items():
-            if span.stage in stages:
-                moved[name] += span.moved * inside
+        moved[FLOW_OF[span.stage]] += span.moved * inside
     seconds = now - max(first, since)  # less than RECENT at the start of a run
     return {name: count / seconds for name, count in moved.items() if count} if seconds > 0 else {}
 
@@ -79,11 +84,12 @@ class FlowProgress:
         if self._live is not None:
             self._live.stop()
 
-    def update(self, done: int, total: int, rates: dict[str, float]) -> None:
+    def update(self, done: int, total: int, rates: Rates) -> None:
         """Show the state, unless that was done a moment ago.
 
         done, total: bytes of the run's input, of all ranks, as far as rank 0 knows; the first call, before
-        the first chunk, tells what an earlier run had done. rates: rank 0's own bytes per second by name.
+        the first chunk, tells what an earlier run had done. rates: tells rank 0's own bytes per second by
+        name; it takes time, and is not asked unless they are shown.
         """
         now = self._clock()
         self._note(done, now)
@@ -94,12 +100,12 @@ class FlowProgress:
         self._shown = now
         left = self.left(done, total, now)
         if self._columns is None:
-            words = "; ".join(self.texts(done, total, rates, left))
+            words = "; ".join(self.texts(done, total, rates(), left))
             sys.stderr.write(f"meshrun: {self._title}: {words}\n")
             sys.stderr.flush()
         elif self._live is not None:
             self._live.start()  # once there is something to show: a run in one piece has another bar
-            self._live.update(self.line(done, total, rates, left), refresh=True)
+            self._live.update(self.line(done, total, rates(), left), refresh=True)
 
     def _note(self, done: int, now: float) -> None:
         if self._first is None:

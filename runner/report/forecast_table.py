@@ -49,7 +49,7 @@ def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         for row in rows
     ]
-    heads = ("stage", "bytes", "rate", "forecast", "measured", "of forecast")
+    heads = ("stage", "bytes", "rate", "forecast", "measured", "forecast / measured")
     return "\n".join(_table(heads, found, left=(0,))) + "\n"
 
 

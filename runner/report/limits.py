@@ -6,15 +6,17 @@ at a time their spans overlap, and adding up their lengths would count that time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from runner.report.units import percent_text, rate_text
-from runner.spans import STAGES, Span
+import numpy as np
 
-Interval = tuple[float, float]
+from runner.report.units import percent_text, rate_text
+from runner.spans import ON_GPU, STAGES, Interval, Span, Stage, Tracks, coarser, union
+
+Table = np.ndarray[Any, np.dtype[np.float64]]
 
 WORDS = {
     "read": "reading",  # from the disk or from the page cache: a run cannot tell
@@ -23,25 +25,45 @@ WORDS = {
     "from device": "device to host copies",
     "write": "writing",
 }
-ON_GPU = ("to device", "kernel", "from device")  # what keeps a GPU busy
-ON_CPU = ("kernel",)
+ON_CPU: tuple[Stage, ...] = ("kernel",)
 FULL = 0.75  # of the time: a stage less busy than this waited much, and the sentence says so
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points, as disjoint intervals in order; those that touch become one."""
-    merged: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
 
 
 def busy(spans: Iterable[Span]) -> float:
     """Seconds during which at least one of the spans ran."""
-    return sum(end - begin for begin, end in union((span.begin, span.end) for span in spans))
+    return sum(each.busy for each in union(Interval(span.begin, span.end, span.seconds) for span in spans))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `combine` needs of one rank, some 160 KB at most however long the run was.
+
+    moved: bytes by stage, of the stages that occurred. device: seconds during which the rank's device worked.
+    when: float64 (n, 4), rows of stage (its place in STAGES), begin, end, seconds busy in between.
+    """
+
+    moved: Mapping[Stage, int]
+    device: float
+    when: Table
+
+    def of(self, stage: Stage) -> Table:
+        """Begin, end and busy seconds of one stage, (n, 3)."""
+        return self.when[self.when[:, 0] == STAGES.index(stage), 1:]
+
+    def busy(self, stage: Stage) -> float:
+        return float(self.of(stage)[:, 2].sum())
+
+
+def summary(tracks: Tracks, gpu: bool, offset: float = 0.0) -> Summary:
+    """One rank's, on a clock that shows `offset` seconds more. gpu: it computes on one."""
+    when = [
+        (STAGES.index(stage), each.begin + offset, each.end + offset, each.busy)
+        for stage, track in tracks.stages.items()
+        for each in coarser(track.intervals)
+    ]
+    device = tracks.gpu.busy if gpu else sum(tracks.stages[s].busy for s in ON_CPU if s in tracks.stages)
+    moved = {stage: track.moved for stage, track in tracks.stages.items()}
+    return Summary(moved, device, np.array(when, np.float64).reshape(-1, 4))
 
 
 @dataclass(frozen=True)
@@ -120,11 +142,26 @@ def measure(ranks: Sequence[Sequence[Span]], gpu: bool) -> Limits:
 
     gpu: the ranks compute on GPUs. A rank without any span had nothing to do and is left out.
     """
-    worked = [spans for spans in ranks if spans]
-    wall = wall_time(worked)
-    stages = (stage for stage in STAGES if any(span.stage == stage for spans in worked for span in spans))
-    idle = median([idle_share(spans, wall, gpu) for spans in worked]) if worked else 0.0
+    return combine([summary(_tracks(spans), gpu) for spans in ranks], gpu)
+
+
+def combine(ranks: Sequence[Summary], gpu: bool) -> Limits:
+    """The same from the ranks' summaries."""
+    worked = [rank for rank in ranks if rank.moved]
+    if not worked:
+        return Limits(0.0, 0, gpu, (), 0.0)
+    wall = float(
+        max(rank.when[:, 2].max() for rank in worked) - min(rank.when[:, 1].min() for rank in worked)
+    )
+    stages = (stage for stage in STAGES if any(stage in rank.moved for rank in worked))
+    idle = median(max(0.0, 1 - rank.device / wall) if wall else 0.0 for rank in worked)
     return Limits(wall, len(worked), gpu, tuple(_load(stage, worked, wall) for stage in stages), idle)
+
+
+def _tracks(spans: Sequence[Span]) -> Tracks:
+    tracks = Tracks()
+    tracks.add(spans)
+    return tracks
 
 
 def wall_time(ranks: Sequence[Sequence[Span]]) -> float:
@@ -139,12 +176,10 @@ def idle_share(spans: Iterable[Span], wall: float, gpu: bool) -> float:
     return max(0.0, 1 - busy(span for span in spans if span.stage in stages) / wall) if wall else 0.0
 
 
-def _load(stage: str, ranks: Sequence[Sequence[Span]], wall: float) -> Load:
-    parts = [[span for span in spans if span.stage == stage] for spans in ranks]
-    seconds = [busy(part) for part in parts]
-    moved = [sum(span.moved for span in part) for part in parts]
+def _load(stage: Stage, ranks: Sequence[Summary], wall: float) -> Load:
+    seconds = [rank.busy(stage) for rank in ranks]
+    moved = [rank.moved.get(stage, 0) for rank in ranks]
     rates = [count / time for count, time in zip(moved, seconds, strict=True) if count and time]
-    together = busy(span for part in parts for span in part)
     middle = median(seconds)
     return Load(
         stage,
@@ -152,5 +187,27 @@ def _load(stage: str, ranks: Sequence[Sequence[Span]], wall: float) -> Load:
         middle / wall if wall else 0.0,
         sum(moved),
         median(rates) if rates else None,
-        sum(moved) / together if rates else None,
+        sum(moved) / any_busy([rank.of(stage) for rank in ranks]) if rates else None,
     )
+
+
+def any_busy(ranks: Sequence[Table]) -> float:
+    """Seconds during which any rank was busy. ranks: of each, disjoint rows of begin, end, busy seconds.
+
+    Exact for rows that are busy all the time. Where rows overlap that are busy in part, which only summaries
+    of long runs have, the ranks are taken to be so independently of each other: 1 - the product of their
+    idle shares.
+    """
+    rows = np.concatenate(ranks)
+    rows = rows[rows[:, 1] > rows[:, 0]]
+    if not len(rows):
+        return 0.0
+    share = rows[:, 2] / (rows[:, 1] - rows[:, 0])
+    full = share > 1 - 1e-9
+    idle = np.log1p(-np.where(full, 0.0, share))  # logarithms, so that sums can take a rank out again
+    times = np.concatenate([rows[:, 0], rows[:, 1]])
+    order = np.argsort(times)
+    fully = np.cumsum(np.concatenate([full, -full.astype(int)])[order])[:-1]
+    partly = np.cumsum(np.concatenate([idle, -idle])[order])[:-1]
+    shares = np.where(fully > 0, 1.0, -np.expm1(np.minimum(partly, 0.0)))
+    return float((np.diff(times[order]) * shares).sum())

@@ -41,24 +41,16 @@ EXTRAS = {"zarr": "zarr", "h5py": "hdf5", "tifffile": "tiff"}  # package: what t
 
 
 @dataclass(frozen=True)
-class Flat:
-    """An array's bytes in a file: C-contiguous, in native byte order, from byte `offset` on."""
-
-    path: Path
-    offset: int
-
-
-@dataclass(frozen=True)
 class Form:
     """What is said of a file's array from outside: by --input-shape, --input-dtype and --input-order.
 
     A raw file cannot do without; what other files say of themselves must agree. order: "C", or "F"
-    for a file in which the first index runs fastest.
+    for a file in which the first index runs fastest; None where nothing is said, which means "C".
     """
 
     shape: Shape | None = None
     dtype: str | None = None
-    order: str = "C"
+    order: str | None = None
 
 
 class Source(Protocol):
@@ -66,8 +58,6 @@ class Source(Protocol):
 
     name: of the array in a container. form: what the file alone does not say.
     parallel: every rank may read its own part cheaply; otherwise one rank reads for all.
-    flat: where the array's bytes lie; None where they are not the array's own (compressed, chunked,
-    in Fortran order or another byte order).
     chunks: the shape in which the format keeps the array; a read of less decodes the whole chunk.
     """
 
@@ -85,9 +75,6 @@ class Source(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
-
-    @property
-    def flat(self) -> Flat | None: ...
 
     @property
     def chunks(self) -> Shape | None: ...
@@ -109,7 +96,6 @@ class Sink(Protocol):
     parallel: every rank writes its own part; otherwise one rank writes the whole.
     lossless: what is read back equals what was written.
     chunks: regions written begin at multiples of it, and end at such or at the array's end; None: anywhere.
-    flat: where in `partial` the array's bytes lie, once it was created; None where they are not its own.
     threads: of this process that write at once, to be set by whoever has several.
     """
 
@@ -124,9 +110,6 @@ class Sink(Protocol):
 
     @property
     def form(self) -> Form: ...
-
-    @property
-    def flat(self) -> Flat | None: ...
 
     @property
     def chunks(self) -> Shape | None: ...
@@ -153,7 +136,6 @@ class MemorySource:
     parallel: bool = True
     name: str | None = None
     form: Form = Form()
-    flat: Flat | None = None
     chunks: Shape | None = None
 
     @property
@@ -255,6 +237,8 @@ def commit(sink: Sink) -> None:
         for stray in sink.partial.rglob("*.partial"):  # chunks that a killed writer of a folder has begun
             stray.unlink()
         if sink.partial.is_dir() and sink.path.is_dir():  # a folder cannot be renamed over another one
+            if old.exists():  # of a run that was killed while it removed it
+                shutil.rmtree(old)
             os.rename(sink.path, old)
         try:
             os.replace(sink.partial, sink.path)
@@ -263,7 +247,7 @@ def commit(sink: Sink) -> None:
                 os.rename(old, sink.path)
             raise
     except OSError as reason:
-        raise write_error(sink.path, reason) from reason
+        raise write_error(sink.path, reason, partial=sink.partial) from reason
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import RunError
+from runner.storage.paths import is_kept
 
 LISTED = 8  # names in a sentence
+BLOCK = 512  # bytes: the unit in which stat(2) counts a file's room
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_error(path: Path, reason: OSError, needed: int | None = None) -> RunError:
-    """The sentence for a failed write: a full disk is the common one."""
+def write_error(
+    path: Path, reason: OSError, needed: int | None = None, what: str = "", partial: Path | None = None
+) -> RunError:
+    """The sentence for a failed write: a full disk is the common one.
+
+    needed: bytes. what: they are for, where that is not the whole output. partial: what stays of it, or
+    the folder that it is in.
+    """
     detail = reason.strerror or str(reason)
     try:
         disk = os.statvfs(path.parent)
         free = disk.f_bavail * disk.f_frsize
     except OSError:
         return RunError(f"cannot write {path}", got=detail)
-    expected = None if needed is None else f"{needed:,} bytes"
+    expected = None if needed is None else f"{needed:,} bytes {what}".rstrip()
+    goes_on = partial is not None and is_kept(partial) and reason.errno in FULL
     return RunError(
         f"cannot write {path}",
         got=f"{detail}, {free:,} bytes free there",
         expected=expected,
-        hint="an output on another disk",
+        hint="make room, then the same command with --resume" if goes_on else "an output on another disk",
     )
+
+
+def unclaimed(file: Path) -> int | None:
+    """How many bytes of a file have no room on the disk yet; None where all have, or it cannot be told."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return max(found.st_size - found.st_blocks * BLOCK, 0) or None
 
 
 def not_shared(path: Path, reason: OSError) -> RunError:

@@ -22,8 +22,8 @@ import numpy as np
 
 from runner.errors import RunError
 from runner.partition import Region, Shape
-from runner.storage import Flat, Form, HostArray, mapped
-from runner.storage.faults import not_shared, write_error
+from runner.storage import Form, HostArray, mapped
+from runner.storage.faults import not_shared, unclaimed, write_error
 
 BUFFER = 1 << 18  # bytes that pass through memory of their own, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows no longer than this are read whole, for less than the calls that skip would cost
@@ -55,11 +55,6 @@ class FlatSource:
     @property
     def form(self) -> Form:
         return Form(self.shape, self.stored.str, self.order)
-
-    @property
-    def flat(self) -> Flat | None:
-        as_in_memory = self.stored.isnative and (self.order == "C" or len(self.shape) < 2)
-        return Flat(self.path, self.offset) if as_in_memory else None
 
     @cached_property
     def array(self) -> HostArray:
@@ -117,7 +112,8 @@ class FlatSink(ABC):
 
     @property
     @abstractmethod
-    def flat(self) -> Flat: ...
+    def offset(self) -> int:
+        """The byte of `partial`, once that was created, with which the array begins."""
 
     @abstractmethod
     def lay_out(self) -> None:
@@ -128,16 +124,16 @@ class FlatSink(ABC):
         try:
             self.partial.touch(exist_ok=False)  # one that is there is another run's
         except OSError as reason:
-            raise write_error(self.path, reason, needed) from reason
+            raise write_error(self.path, reason, needed, partial=self.partial.parent) from reason
         try:
             self.lay_out()
-            needed += self.flat.offset
+            needed += self.offset
             with open(self.partial, "r+b") as file:
                 # Room is claimed now, so that a full disk shows before the work, not after it.
                 allocate(file.fileno(), needed)
         except OSError as reason:
             self.partial.unlink()
-            raise write_error(self.path, reason, needed) from reason
+            raise write_error(self.path, reason, needed, partial=self.partial.parent) from reason
 
     def write(self, region: Region, array: HostArray) -> None:
         if (array.dtype, array.shape) != (self.dtype, region.shape):
@@ -155,7 +151,7 @@ class FlatSink(ABC):
         except FileNotFoundError as reason:  # rank 0 made it; this host may have no such folder
             raise not_shared(self.path, reason) from reason
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise self._unwritten(reason) from reason
 
     def _write(self, descriptor: int, region: Region, array: HostArray) -> None:
         leading = _leading(self.shape, region)
@@ -169,12 +165,15 @@ class FlatSink(ABC):
                 _write_all(descriptor, _bytes(np.ascontiguousarray(piece)), position)
                 position += piece.nbytes
 
+    def _unwritten(self, reason: OSError) -> RunError:
+        return write_error(self.path, reason, unclaimed(self.partial), "for the rest", self.partial)
+
     @cached_property
     def _through_pages(self) -> bool:
         return self.threads >= SEVERAL and mapped.claims(self.partial)
 
     def _at(self, element: int) -> int:
-        return self.flat.offset + element * self.dtype.itemsize
+        return self.offset + element * self.dtype.itemsize
 
     def sync(self) -> None:
         try:
@@ -182,7 +181,7 @@ class FlatSink(ABC):
         except FileNotFoundError as reason:
             raise not_shared(self.path, reason) from reason
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise self._unwritten(reason) from reason
 
     @cached_property
     def _file(self) -> BinaryIO:

@@ -21,8 +21,8 @@ def agree(source: Source, form: Form) -> None:
         said.append(("shape", tuple(form.shape), source.shape))
     if form.dtype is not None:
         said.append(("dtype", parse_dtype(form.dtype).newbyteorder("="), source.dtype))
-    if form.order != "C":
-        said.append(("order", form.order, source.form.order))
+    if form.order is not None:
+        said.append(("order", form.order, source.form.order or "C"))
     for what, expected, got in said:
         if expected != got:
             raise UserError(

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import numpy as np
 
 from runner.errors import RunError, UserError, first_line
 from runner.partition import Region, Shape
-from runner.storage import Flat, Form, HostArray, Source
+from runner.storage import Form, HostArray, Source
 from runner.storage.faults import listing, not_shared
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS
@@ -44,7 +44,6 @@ class Hdf5Source:
     dtype: np.dtype[Any]
     chunks: Shape | None
     parallel: bool = True
-    flat: ClassVar[Flat | None] = None
 
     @property
     def form(self) -> Form:
@@ -180,9 +179,9 @@ class Hdf5Sink(FlatSink):
     """An array that becomes a dataset in a file of its own."""
 
     @cached_property
-    def flat(self) -> Flat:
+    def offset(self) -> int:
         with h5py.File(self.partial, "r") as file:
-            return Flat(self.partial, file[self.name].id.get_offset() or 0)
+            return file[self.name].id.get_offset() or 0
 
     def lay_out(self) -> None:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

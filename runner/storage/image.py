@@ -8,9 +8,8 @@ orientation noted by a camera is applied.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from runner.errors import UserError
 from runner.partition import Region, Shape
-from runner.storage import Flat, Form, HostArray
+from runner.storage import Form, HostArray
 from runner.storage.faults import write_error
 
 FORMATS = {
@@ -49,7 +48,6 @@ class ImageSource:
     parallel: bool = False
     name: ClassVar[None] = None
     form: ClassVar[Form] = Form()
-    flat: ClassVar[Flat | None] = None
     chunks: ClassVar[Shape | None] = None
 
     @cached_property
@@ -74,7 +72,7 @@ def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
 def _decode(path: Path) -> HostArray:
     try:
         # Only these formats, whatever the content is: for PostScript, Pillow would start Ghostscript.
-        with _any_size(), Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
+        with _any_size, Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
             _refuse_losses(path, opened)
             picture = ImageOps.exif_transpose(opened)
             if picture.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa"):
@@ -93,14 +91,31 @@ def _decode(path: Path) -> HostArray:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-@contextmanager
-def _any_size() -> Iterator[None]:
-    """Lift Pillow's guard against oversized pictures: it is for servers, and here large is the point."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
+@dataclass
+class _AnySize:
+    """Lifts Pillow's guard against oversized pictures: it is for servers, and here large is the point.
+
+    The guard is the whole process's: the first thread to enter lifts it, the last to leave restores it.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    inside: int = 0
+    limit: int | None = None
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                Image.MAX_IMAGE_PIXELS = self.limit
+
+
+_any_size = _AnySize()
 
 
 def _refuse_losses(path: Path, opened: ImageFile.ImageFile) -> None:
@@ -125,7 +140,6 @@ class ImageSink:
     threads: int = 1
     name: ClassVar[None] = None
     form: ClassVar[Form] = Form()
-    flat: ClassVar[Flat | None] = None
     chunks: ClassVar[Shape | None] = None
 
     @property
@@ -136,7 +150,7 @@ class ImageSink:
         try:
             self.partial.touch(exist_ok=False)
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise write_error(self.path, reason, partial=self.partial) from reason
 
     def write(self, region: Region, array: HostArray) -> None:
         if (array.dtype, array.shape) != (self.dtype, self.shape):
@@ -147,14 +161,16 @@ class ImageSink:
             quality = {} if self.lossless else {"quality": 95}
             picture.save(self.partial, FORMATS[self.path.suffix.lower()], **quality)
         except OSError as reason:
-            raise write_error(self.path, reason, array.nbytes) from reason
+            raise write_error(
+                self.path, reason, array.nbytes, "for this picture, uncompressed", self.partial
+            ) from reason
 
     def sync(self) -> None:
         try:
             with open(self.partial, "rb") as file:
                 os.fdatasync(file.fileno())
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise write_error(self.path, reason, partial=self.partial) from reason
 
 
 def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> ImageSink:

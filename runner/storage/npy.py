@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import threading
 import tokenize
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +15,13 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.partition import Shape
-from runner.storage import Flat, Form
+from runner.storage import Form
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS
+
+# A header is a Python literal, and CPython's parser has been seen to fail among threads: SystemError, "AST
+# constructor recursion depth mismatch".
+PARSING = threading.Lock()
 
 
 class NpySource(FlatSource):
@@ -33,7 +38,8 @@ def open_source(path: Path, name: str | None, form: Form) -> NpySource:
                 # 3.0 differs in the encoding of field names only, and arrays with fields are refused.
                 (3, 0): np.lib.format.read_array_header_2_0,
             }[version]
-            shape, columns_first, stored = read_header(file)
+            with PARSING:
+                shape, columns_first, stored = read_header(file)
             if any(length < 0 for length in shape):
                 raise ValueError(f"shape {shape}")
         except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as reason:
@@ -65,8 +71,8 @@ class NpySink(FlatSink):
         return buffer.getvalue()
 
     @property
-    def flat(self) -> Flat:
-        return Flat(self.partial, len(self._header))
+    def offset(self) -> int:
+        return len(self._header)
 
     def lay_out(self) -> None:
         self.partial.write_bytes(self._header)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+KEPT = "stream"  # in the name of what an interrupted run leaves, for a later one to go on with
 CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTALL)
 
 
@@ -18,6 +19,11 @@ def partial_path(path: Path, nonce: str) -> Path:
     """Where the file is until it is complete: beside its final name, so that the rename is atomic."""
     file, _ = split(path)
     return file.with_name(f".{file.name}.{nonce}.partial")
+
+
+def is_kept(partial: Path) -> bool:
+    """Whether a later run can go on with it, or with the folder of images that it is in."""
+    return any(part.endswith(f".{KEPT}.partial") for part in partial.parts)
 
 
 def suffix(path: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.partition import Shape
-from runner.storage import Flat, Form
+from runner.storage import Form
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS, parse_dtype
 
@@ -23,8 +23,9 @@ def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
             got=" and ".join(f"no {option}" for option, value in said if value is None),
             hint="--input-shape 1000x1000 --input-dtype float32",
         )
-    if form.order not in ("C", "F"):
-        raise UserError("unknown --input-order", got=form.order, expected="C or F")
+    order = form.order or "C"
+    if order not in ("C", "F"):
+        raise UserError("unknown --input-order", got=order, expected="C or F")
     dtype = parse_dtype(form.dtype)
     needed, size = math.prod(form.shape) * dtype.itemsize, path.stat().st_size
     if size != needed or min(form.shape, default=0) < 0:
@@ -33,15 +34,13 @@ def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
             got=f"{size:,} bytes",
             expected=f"{needed:,} for shape {form.shape} of {dtype}",
         )
-    return FlatSource(path, tuple(form.shape), dtype, 0, form.order)
+    return FlatSource(path, tuple(form.shape), dtype, 0, order)
 
 
 class RawSink(FlatSink):
     """An array that becomes a raw file, in C order."""
 
-    @property
-    def flat(self) -> Flat:
-        return Flat(self.partial, 0)
+    offset = 0
 
     def lay_out(self) -> None:
         """Nothing: there is no header."""

@@ -24,7 +24,7 @@ import tifffile
 
 from runner.errors import RunError, UserError, first_line
 from runner.partition import Region, Shape
-from runner.storage import Flat, Form, HostArray, Source, image
+from runner.storage import Form, HostArray, Source, image
 from runner.storage.faults import not_shared
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS
@@ -68,7 +68,6 @@ class TiffSource:
     page: Shape
     name: str | None = None
     parallel: bool = True
-    flat: ClassVar[Flat | None] = None
     form: ClassVar[Form] = Form()
 
     @property
@@ -228,9 +227,10 @@ class TiffSink(FlatSink):
     form = Form()
 
     @cached_property
-    def flat(self) -> Flat:
+    def offset(self) -> int:
         with tifffile.TiffFile(self.partial) as file:
-            return Flat(self.partial, file.series[0].dataoffset)
+            offset: int = file.series[0].dataoffset
+            return offset
 
     def lay_out(self) -> None:
         colour = len(self.shape) == 3 and self.shape[2] in (3, 4) and self.dtype.name in ("uint8", "uint16")

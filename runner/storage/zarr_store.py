@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import zarr
@@ -25,7 +25,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from runner.errors import RunError, UserError, first_line
 from runner.partition import Region, Shape
-from runner.storage import Flat, Form, HostArray
+from runner.storage import Form, HostArray
 from runner.storage.faults import listing, not_shared, write_error
 from runner.storage.forms import NUMBERS
 from runner.storage.unmapped import Unmapped
@@ -48,7 +48,6 @@ class ZarrSource:
     dtype: np.dtype[Any]
     chunks: Shape
     parallel: bool = True
-    flat: ClassVar[Flat | None] = None
 
     @property
     def form(self) -> Form:
@@ -179,7 +178,6 @@ class ZarrSink:
     parallel: bool = True
     lossless: bool = True
     threads: int = 1
-    flat: ClassVar[Flat | None] = None
     _written: SimpleQueue[Path] = field(default_factory=SimpleQueue, init=False, repr=False)
 
     @property
@@ -218,7 +216,9 @@ class ZarrSink:
         try:
             self._stored[region.slices] = array
         except OSError as reason:
-            raise write_error(self.path, reason, array.nbytes) from reason
+            raise write_error(
+                self.path, reason, array.nbytes, "for this part alone, uncompressed", self.partial
+            ) from reason
         folder = self.partial / (self.name or "")
         for place in _overlapping(region, self.chunks):
             self._written.put(folder / self._stored.metadata.encode_chunk_key(place))
@@ -234,7 +234,7 @@ class ZarrSink:
             for folder in folders:
                 _sync(folder)
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise write_error(self.path, reason, partial=self.partial) from reason
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in ("_stored", "_written")}

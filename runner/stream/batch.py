@@ -19,8 +19,9 @@ from runner.journal import Journal, Syncer, sync_folder
 from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder
+from runner.storage.paths import KEPT
 from runner.stream.batch_engine import BatchEnds, BatchEngine, Decide, naming, sink_for
-from runner.stream.cut import KEPT, known_result, need_of
+from runner.stream.cut import known_result, need_of
 from runner.stream.dealt import Show, report, threads_of, unseen, work_off
 from runner.stream.identity import of_work
 from runner.stream.memory import limits
@@ -56,7 +57,7 @@ class Batch:
         largest image cannot go through; RunError for an image that cannot, with its name.
         """
         world, images = self.world, self.folder.images
-        kept = world.once(lambda: look(self._journal, self.partial, self.options))
+        kept = world.once(lambda: look(self._journal, self.partial, self.options, self.ending))
         work = self._sample()
         depth = self._depth(work)
         finished = world.once(lambda: self._settle(kept, of_work(world, work)))
@@ -89,6 +90,11 @@ class Batch:
             "plan": None,
         }
 
+    @property
+    def anew(self) -> str:
+        """What to type to begin anew."""
+        return self._journal.anew(self.partial)
+
     def commit(self) -> None:
         """Give the folder its name: nothing is unfinished any more."""
 
@@ -97,10 +103,11 @@ class Batch:
                 os.rename(self.partial, self.target)  # over an empty folder, if there is one
             except OSError as reason:
                 raise write_error(self.target, reason) from reason
-            self._journal.remove()
 
         self.world.once(rename)
         self.ending.keeps(None)
+        self.world.once(self._journal.remove)
+        self.ending.let_go()
 
     def _sample(self) -> Work:
         """The work on the largest image, with its result's shape and dtype, which its file can hold."""
@@ -161,4 +168,4 @@ class Batch:
                     os.fsync(file.fileno())
             sync_folder(self.partial)
         except OSError as reason:
-            raise write_error(self.target, reason) from reason
+            raise write_error(self.target, reason, partial=self.partial) from reason

@@ -14,13 +14,13 @@ from runner.errors import UserError
 from runner.partition import Partition, Region, Shape
 from runner.pipeline import call_rows
 from runner.storage import FOLDERS, Sink, Source, open_sink, split
+from runner.storage.paths import KEPT
 from runner.stream.memory import limits
 from runner.stream.options import StreamOptions
 from runner.window import Window
 from runner.work import Work
 from runner.world import World
 
-KEPT = "stream"  # in the name of an output that an interrupted run leaves and a later one goes on with
 ON_DEVICE = 64 << 20  # bytes of a chunk that a copy engine is busy with for a millisecond
 ON_HOST = 8 << 20  # and that fit a processor's last cache with their result
 
@@ -89,10 +89,10 @@ def chunks_of(
     for block in work.partition:
         if block.size:
             wanted = rows or _wanted(world, work, source, block, align, options)
-            one, two = (need_of(world, work, _rows(block, n * align)) for n in (1, 2))
+            one, two = (_beside(need_of(world, work, _rows(block, n * align)), source, work) for n in (1, 2))
             fits = room.rows(one, two, wanted=max(wanted, align), align=align)
             chosen = min(chosen or fits, fits)
-    if rows is not None and chosen < rows:
+    if rows is not None and 0 < chosen < rows:
         raise UserError(
             "the chunks of the unfinished run do not fit this run's memory",
             got=f"{chosen} rows that fit",
@@ -123,8 +123,14 @@ def _wanted(
     rows = max((ON_DEVICE if world.backend.asynchronous else ON_HOST) // row, 4 * (low + high), 1)
     # Enough chunks to keep every rank busy to the end.
     rows = min(rows, -(-work.shape[0] // (world.size * options.depth)))
-    natural = source.chunks[0] if source.chunks else 1
-    return rows - rows % natural if rows > natural else rows
+    natural = source.chunks[0] if source.chunks else 1  # a part of one takes as long as the whole
+    return -(-rows // natural) * natural
+
+
+def _beside(takes: Need, source: Source, work: Work) -> Need:
+    """And a chunk of the file's own, decoded, of which a part is wanted."""
+    decoded = math.prod(source.chunks) * work.dtype.itemsize if source.chunks else 0
+    return Need(takes.host + decoded, takes.device)
 
 
 def _rows(block: Region, rows: int) -> Region:

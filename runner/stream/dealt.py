@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from runner.clock import clock_offsets
-from runner.comm import Counters
+from runner.comm import Control, Counters
 from runner.deal import Deal
-from runner.errors import RunError
-from runner.report.flow_progress import BETWEEN, recent_rates
-from runner.report.limits import busy, measure
+from runner.errors import RunError, UserError
+from runner.report.flow_progress import BETWEEN, Rates, recent_rates
+from runner.report.limits import Limits, Summary, Table, combine, summary
 from runner.report.timeline import Lane, write_timeline
-from runner.spans import STAGES, Spans
+from runner.spans import STAGES, Span, Spans
 from runner.stream.ends import Engine
 from runner.stream.flow import stream
 from runner.stream.options import StreamOptions
@@ -23,10 +26,10 @@ from runner.timing import Phases
 from runner.world import World
 
 MOST_THREADS = 16
-Show = Callable[[int, int, dict[str, float]], None]  # bytes done, in all, rank 0's rates
+Show = Callable[[int, int, Rates], None]  # bytes done, in all, what tells rank 0's rates
 
 
-def unseen(done: int, total: int, rates: dict[str, float]) -> None:
+def unseen(done: int, total: int, rates: Rates) -> None:
     """Progress that nobody watches."""
 
 
@@ -48,6 +51,7 @@ def work_off(
     depth: pieces under way on this rank. done: called with the number of each that is finished here.
     left, total: bytes of what is to be done, and of that with what an earlier run has done.
     """
+    spans.keep = options.timeline is not None
     counters = None if options.static or world.size == 1 else _counters(world)
     deal = Deal(todo, world.rank, world.size, counters)
     progress = Progress(show, deal, world.size, spans, len(todo), left, total) if world.rank == 0 else None
@@ -91,7 +95,7 @@ class Progress:
         self._each, self._total = left / max(count, 1), total
         self._before = total - left
         self._own, self._shown = 0, 0.0
-        show(self._before, total, {})
+        show(self._before, total, dict)
 
     def note(self) -> None:
         """One more of rank 0's own is finished."""
@@ -103,28 +107,73 @@ class Progress:
         under_way = self._deal.own + self._deal.taken_over - self._own
         others = max(self._deal.dealt() - self._own - under_way * self._ranks, 0)
         done = self._before + round(self._each * (self._own + others))
-        self._show(min(done, self._total), self._total, recent_rates(reversed(self._spans.found), now))
+        self._show(
+            min(done, self._total), self._total, partial(recent_rates, reversed(self._spans.found), now)
+        )
 
 
 def report(
     world: World, phases: Phases, spans: Spans, timeline: str | None, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """What set the pace, for the record; the stages among the phases, and drawn. Collective."""
-    mine = spans.found
+    """What set the pace, for the record; the stages among the phases, and drawn. Collective.
+
+    A timeline that cannot be drawn is a warning: the result is there, and more to the user than its picture.
+    """
+    tracks = spans.tracks()
     for stage in STAGES:
-        those = [span for span in mine if span.stage == stage]
-        if those:
-            phases.add(stage, busy(those), sum(span.moved for span in those))
-    offsets = clock_offsets(world.control)
-    lanes = [
-        Lane(rank.number, rank.host, str(rank.device), -offsets[rank.number].offset, found)
-        for rank, found in zip(world.ranks, world.control.allgather(mine), strict=True)
-    ]
-    shifted = [[span.shifted(lane.offset) for span in lane.spans] for lane in lanes]
-    limits = measure(shifted, gpu=world.backend.asynchronous)
-    if timeline is not None and world.rank == 0:
-        write_timeline(Path(timeline), lanes, {**about, "ranks": world.size})
+        if stage in tracks.stages:
+            phases.add(stage, tracks.stages[stage].busy, tracks.stages[stage].moved)
+    offsets = [-clock.offset for clock in clock_offsets(world.control)]
+    gpu = world.backend.asynchronous
+    limits = _limits(world, summary(tracks, gpu, offsets[world.rank]), gpu)
+    if timeline is not None:
+        whole = _gather(world.control, _table(spans.found))
+        if world.rank == 0:
+            places = zip(world.ranks, offsets, whole, strict=True)
+            lanes = [Lane(r.number, r.host, str(r.device), offset, _spans(t)) for r, offset, t in places]
+            _draw(world, Path(timeline), lanes, {**about, "ranks": world.size})
     return {"limits": limits.record(), "limited_by": limits.sentence()}
+
+
+def _limits(world: World, mine: Summary, gpu: bool) -> Limits:
+    small = world.control.allgather((mine.moved, mine.device))
+    whens = _gather(world.control, mine.when)
+    return world.once(
+        lambda: combine(
+            [Summary(moved, device, when) for (moved, device), when in zip(small, whens, strict=True)], gpu
+        )
+    )
+
+
+def _gather(control: Control, table: Table) -> list[Table]:
+    """Every rank's float64 table of as many columns, in rank order, on rank 0; on others none. Collective."""
+    counts = control.allgather(len(table))
+    if control.rank != 0:
+        control.exchange([(0, table)] if len(table) else [], []).wait()
+        return []
+    found = [table, *(np.empty((count, table.shape[1])) for count in counts[1:])]
+    control.exchange([], [(peer, part) for peer, part in enumerate(found) if peer and len(part)]).wait()
+    return found
+
+
+def _table(spans: Sequence[Span]) -> Table:
+    """A row each, float64: exact for chunks and bytes below 2 ** 53."""
+    rows = ((STAGES.index(span.stage), *span[1:]) for span in spans)
+    return np.fromiter(rows, np.dtype((np.float64, 5)), len(spans))
+
+
+def _spans(table: Table) -> list[Span]:
+    return [
+        Span(STAGES[int(stage)], int(chunk), begin, end, int(moved))
+        for stage, chunk, begin, end, moved in table.tolist()
+    ]
+
+
+def _draw(world: World, path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> None:
+    try:
+        write_timeline(path, lanes, about)
+    except (RunError, UserError, OSError) as reason:
+        world.warnings.append(f"the run was not drawn: {reason}")
 
 
 def threads_of(world: World) -> int:

@@ -63,7 +63,9 @@ class Ends:
         return [
             Task("read", part.nbytes, partial(self.source.read, rows, part))
             for region, place in window.reads()
-            for rows, part in _pieces(region, target[place], 1)
+            for rows, part in _pieces(
+                region, target[place], self.source.chunks[0] if self.source.chunks else 1
+            )
         ]
 
     def writes(self, region: Region, result: HostArray) -> list[Task]:
@@ -105,9 +107,11 @@ def shaped(memory: HostArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> A
 
 
 def _pieces(region: Region, array: HostArray, align: int) -> Iterator[tuple[Region, HostArray]]:
-    """A region and its array in runs of rows of about PIECE bytes, of multiples of `align` rows."""
-    rows = region.shape[0]
+    """A region and its array in runs of rows of about PIECE bytes, cut at multiples of `align` rows."""
+    rows, start = region.shape[0], region.start[0]
     step = max(PIECE * rows // max(array.nbytes, 1) // align, 1) * align
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
+    first = 0
+    while first < rows:
+        last = min(first + step - (start + first) % align, rows)
         yield region.rows(first, last), array[first:last]
+        first = last

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import marshal
 import os
+from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 from runner.chunks import Chunks
@@ -53,7 +54,7 @@ def identity(world: World, work: Work, source: Source, chunks: Chunks, state: St
         **of_work(world, work),
         "input": str(source.path.resolve()),
         "input_array": source.name,
-        "input_order": source.form.order,
+        "input_order": source.form.order or "C",
         "input_bytes": size,
         "input_changed_ns": changed,
         "input_files": files,
@@ -81,11 +82,29 @@ def of_work(world: World, work: Work) -> dict[str, Any]:
 
 
 def code_of(job: Job) -> str:
-    """SHA-256 of the file that the job's function is in; of its compiled code where it is in none."""
+    """SHA-256 of the file that the job's function is in, and of the CUDA sources beside it; of its compiled
+    code where it is in no file."""
     function = inspect.unwrap(job.function)
-    path = inspect.getsourcefile(function)
-    code = Path(path).read_bytes() if path and os.path.exists(path) else marshal.dumps(function.__code__)
-    return hashlib.sha256(code).hexdigest()
+    source = inspect.getsourcefile(function)
+    digest = hashlib.sha256()
+    if source is None or not os.path.exists(source):
+        _add_code(function.__code__, digest.update)
+        return digest.hexdigest()
+    path = Path(source)
+    for file in (path, *sorted(path.parent.glob("*.cu*")), *sorted(path.parent.glob("kernels/*.cu*"))):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _add_code(code: CodeType, add: Callable[[bytes], None]) -> None:
+    """What it does, not where it stands."""
+    add(code.co_code)
+    add(repr(code.co_names).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _add_code(constant, add)
+        else:
+            add(repr(constant).encode())
 
 
 def _version() -> str:

@@ -12,7 +12,8 @@ from runner.errors import RunError
 from runner.journal import Journal, Syncer
 from runner.spans import Spans
 from runner.storage import Sink, Source, open_sink
-from runner.stream.cut import KEPT, chunks_of, known_result
+from runner.storage.paths import KEPT
+from runner.stream.cut import chunks_of, known_result
 from runner.stream.dealt import Show, report, threads_of, unseen, work_off
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import Ends, Engine
@@ -52,12 +53,11 @@ class Streaming:
         self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
         before, kept = world.once(self._look)
-        rows = kept["rows"] if kept else None
+        rows = kept.get("rows") if kept else None
         chunks = chunks_of(world, self.work, self.source, self.sink, options, rows)
         whole = identity(world, self.work, self.source, chunks, before)
         finished = world.once(lambda: self._settle(kept, whole))
         self.ending.keeps("finished chunks are kept; the same command with --resume goes on")
-        self.sink.sync()  # on every rank, before it writes: see Syncer
         todo = [number for number in range(len(chunks)) if number not in finished]
         ends = Ends(world, self.work, chunks, self.source, self.sink, Spans())
         engine: Engine = DeviceEngine(ends) if world.backend.asynchronous else HostEngine(ends)
@@ -77,6 +77,7 @@ class Streaming:
         """After the output has its name: nothing is unfinished any more."""
         self.ending.keeps(None)
         self.world.once(self.journal.remove)
+        self.ending.let_go()
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class Streaming:
 
     def _look(self) -> tuple[State, dict[str, Any] | None]:
         """The input's state, and the identity of an unfinished run; on rank 0."""
-        kept = look(self.journal, self.sink.partial, self.options)
+        kept = look(self.journal, self.sink.partial, self.options, self.ending)
         return state_of(self.source.path), kept
 
     def _settle(self, kept: dict[str, Any] | None, whole: dict[str, Any]) -> set[int]:
@@ -100,7 +101,8 @@ class Streaming:
         world, itemsize = self.world, self.work.dtype.itemsize
         log = self.journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, self.sink.sync)) as syncer:
-            return work_off(
+            syncer.sync()  # before this rank writes: what an earlier run has left may not get to the disk
+            found = work_off(
                 world,
                 self.options,
                 engine,
@@ -112,6 +114,9 @@ class Streaming:
                 total=sum(region.size for region in self.work.partition) * itemsize,
                 show=self.show,
             )
+            if len(world.hosts) > 1:  # another host may read the output, or this one be lost, before long
+                syncer.sync()
+            return found
 
     def _check_unchanged(self, before: State) -> None:
         after = state_of(self.source.path)

@@ -17,10 +17,14 @@ from runner.world import World
 Identity = dict[str, Any]
 
 
-def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | None:
-    """The identity of an unfinished run; UserError where there is one that nobody asked to resume."""
+def look(journal: Journal, partial: Path, options: StreamOptions, ending: Ending) -> Identity | None:
+    """The identity of an unfinished run; UserError where there is one that nobody asked to resume.
+
+    Holds the output from now on, so that this stays true.
+    """
     if options.timeline is not None:
         check_timeline(Path(options.timeline))
+    ending.hold(journal.output)
     kept = journal.kept()
     if kept is not None and not options.resume:
         raise journal.unfinished(partial)
@@ -40,17 +44,20 @@ def settle(
 
     create: makes the output at `partial`; on the disk on return, before anything says that it is there.
     """
-    if kept is None:
+    done: set[int] = set()
+    if kept is not None:
+        journal.check(kept, wanted, partial)
+        done = journal.finished({rank.host_id for rank in world.ranks})
+    if kept is None or not (done or partial.exists()):
         remove_partial(partial)  # of a run that ended before its journal was there
         ending.unfinished(partial)
         create()
         journal.begin(wanted)
         ending.unfinished(None)
         return set()
-    journal.check(kept, wanted, partial)
     if not partial.exists():
         raise UserError(
             f"the unfinished output {partial} is gone",
             hint=f"rm -r {journal.folder}, to begin anew, or where {journal.output} is finished",
         )
-    return journal.finished({rank.host_id for rank in world.ranks})
+    return done

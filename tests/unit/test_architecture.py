@@ -51,6 +51,7 @@ LAYERS = (
     ("boxes", "halo", "signature"),
     ("partition", "watch_progress"),
     ("journal", "launcher", "links", "verdict", "watch_channel", "watch_report"),
+    ("lock",),
     ("errors", "spans", "sysfs"),
 )
 # A declared job runs itself, `edges.run(...)` and `edges(array)`: the only looks up, and only when called.

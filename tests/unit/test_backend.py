@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 
@@ -35,3 +39,18 @@ def test_a_copy_rate_is_positive_and_the_processor_has_a_name() -> None:
     backend = CpuBackend()
     assert backend.copy_rate() > 0
     assert backend.device.name
+
+
+@pytest.mark.parametrize("available", [False, True])
+def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy without NVTX has in its place a module with nothing but `available`."""
+    cupy = MagicMock()
+    cupy.cuda.nvtx = MagicMock(spec=["available", *(["RangePush", "RangePop"] if available else [])])
+    cupy.cuda.nvtx.available = available
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.delitem(sys.modules, "runner.backend.cuda_lanes", raising=False)
+    lanes = importlib.import_module("runner.backend.cuda_lanes")
+    monkeypatch.delitem(sys.modules, "runner.backend.cuda_lanes")  # nobody else's: it has this CuPy
+    with lanes.CudaLanes(0, MagicMock()).named("chunk 3"):
+        inside = len(cupy.cuda.nvtx.method_calls)
+    assert (inside, len(cupy.cuda.nvtx.method_calls)) == ((1, 2) if available else (0, 0))

@@ -10,7 +10,7 @@ import pytest
 from runner.report import flow_progress
 from runner.report.flow_progress import BETWEEN, RECENT, FlowProgress, recent_rates
 from runner.report.progress import QUIET
-from runner.spans import STAGES, Span
+from runner.spans import NEWEST, STAGES, Span
 
 GB = 1_000_000_000
 RATES = {"read": 3.1e9, "moved": 6.2e9, "computed": 6.2e9, "written": 3.1e9}
@@ -38,14 +38,14 @@ def shown(text: str) -> list[str]:
 
 def test_time_left_counts_from_the_end_of_the_first_chunk_and_leaves_out_resumed_ones(clock: Clock) -> None:
     progress = FlowProgress("edges", 0, clock=clock)
-    progress.update(50 * GB, 100 * GB, {})  # what an earlier run had done
+    progress.update(50 * GB, 100 * GB, dict)  # what an earlier run had done
     clock.now += 7  # the pipeline fills
-    progress.update(50 * GB, 100 * GB, {})
+    progress.update(50 * GB, 100 * GB, dict)
     clock.now += 7
-    progress.update(60 * GB, 100 * GB, {})
+    progress.update(60 * GB, 100 * GB, dict)
     assert progress.left(60 * GB, 100 * GB, clock.now) is None  # one chunk says nothing of the pace
     clock.now += 2
-    progress.update(70 * GB, 100 * GB, {})
+    progress.update(70 * GB, 100 * GB, dict)
     assert progress.left(70 * GB, 100 * GB, clock.now) == 6.0  # 30 GB at 5 GB/s
     assert progress.left(100 * GB, 100 * GB, clock.now) == 0.0
 
@@ -54,7 +54,7 @@ def test_time_left_is_right_when_drawings_are_skipped(clock: Clock) -> None:
     """What is noted does not depend on what is shown."""
     progress = FlowProgress("edges", None, clock=clock)
     for done in range(5):
-        progress.update(done * GB, 100 * GB, {})
+        progress.update(done * GB, 100 * GB, dict)
         clock.now += 0.01
     assert progress.left(4 * GB, 100 * GB, clock.now - 0.01) == pytest.approx(0.96)
 
@@ -64,7 +64,7 @@ def test_a_terminal_is_redrawn_a_few_times_a_second_and_at_the_end(
 ) -> None:
     with FlowProgress("edges", 100, clock=clock) as progress:
         for done in range(101):
-            progress.update(done * GB, 100 * GB, RATES)
+            progress.update(done * GB, 100 * GB, lambda: RATES)
             clock.now += BETWEEN / 10
     found = shown(capsys.readouterr().err)
     assert len(set(found)) == 11  # every tenth; floating point may move one by one place
@@ -74,18 +74,34 @@ def test_a_terminal_is_redrawn_a_few_times_a_second_and_at_the_end(
 def test_the_line_of_a_terminal(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with FlowProgress("edges", 140, ranks=4, clock=clock) as progress:
         for done in (0, 10, 20):
-            progress.update(done * GB, 100 * GB, RATES)
+            progress.update(done * GB, 100 * GB, lambda: RATES)
             clock.now += 30
     text = capsys.readouterr().err
     assert "20 %  4:00 left  read ~12, moved ~25, computed ~25, written ~12 GB/s  20.0 GB of 100.0 GB" in text
     assert "━" in text
 
 
+@pytest.mark.parametrize(("columns", "asked"), [(0, 0), (None, 2), (100, 12)])
+def test_rates_are_asked_for_only_when_they_are_shown(clock: Clock, columns: int | None, asked: int) -> None:
+    calls = 0
+
+    def rates() -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        return RATES
+
+    with FlowProgress("edges", columns, clock=clock) as progress:
+        for done in range(12):
+            progress.update(done * GB, 20 * GB, rates)
+            clock.now += QUIET / 4
+    assert calls == asked
+
+
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 140, 300])
 def test_the_line_fits_any_terminal(clock: Clock, columns: int, capsys: pytest.CaptureFixture[str]) -> None:
     with FlowProgress("edges", columns, ranks=4, clock=clock) as progress:
         for done in (0, 10, 20):
-            progress.update(done * GB, 100 * GB, RATES)
+            progress.update(done * GB, 100 * GB, lambda: RATES)
             clock.now += 30
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
@@ -99,7 +115,7 @@ def test_the_line_fits_any_terminal(clock: Clock, columns: int, capsys: pytest.C
 def test_without_a_terminal_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     progress = FlowProgress("edges", None, clock=clock)
     for done in range(0, 12):
-        progress.update(done * GB, 20 * GB, {"read": 500e6})
+        progress.update(done * GB, 20 * GB, lambda: {"read": 500e6})
         clock.now += QUIET / 4
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
@@ -108,9 +124,9 @@ def test_without_a_terminal_a_line_now_and_then(clock: Clock, capsys: pytest.Cap
 
 def test_other_ranks_say_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with FlowProgress("edges", 0, clock=clock) as progress:
-        progress.update(0, 10, RATES)
+        progress.update(0, 10, lambda: RATES)
         clock.now += 100
-        progress.update(10, 10, RATES)
+        progress.update(10, 10, lambda: RATES)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
@@ -122,7 +138,7 @@ def test_the_rates_of_one_rank_are_no_guess(clock: Clock) -> None:
 def test_a_title_is_shown_as_it_is(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Square brackets mean colours to rich."""
     with FlowProgress("[red]edges[/]", 80, clock=clock) as progress:
-        progress.update(1, 2, {})
+        progress.update(1, 2, dict)
     assert "[red]edges[/]" in capsys.readouterr().err
 
 
@@ -159,6 +175,15 @@ def test_rates_do_not_look_at_spans_long_gone() -> None:
         raise AssertionError("read on")
 
     assert recent_rates(found(), 100.0) == {"read": pytest.approx(GB)}
+
+
+def test_rates_of_very_many_spans_are_those_of_the_newest() -> None:
+    """1000 a second, each of 1 MB and 4 ms: as fast over fewer seconds, whatever was before."""
+    old = [Span("read", 0, n / 1000, n / 1000 + 0.004, 9_000_000) for n in range(5000)]
+    new = [Span("read", 0, n / 1000, n / 1000 + 0.004, 1_000_000) for n in range(5000, 5100 + NEWEST)]
+    seen = iter(reversed(old + new))
+    assert recent_rates(seen, new[-1].end) == {"read": pytest.approx(1e9, rel=0.01)}
+    assert len(list(seen)) == len(old) + 100
 
 
 def test_no_span_yet_no_rate() -> None:

@@ -6,15 +6,16 @@ import json
 from itertools import pairwise
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.report.limits import WORDS, busy, measure, union
-from runner.spans import STAGES, Span, Stage
+from runner.report.limits import WORDS, any_busy, busy, combine, measure, summary
+from runner.spans import FOLDED, MOST, NEWEST, STAGES, Interval, Span, Spans, Stage, coarser, union
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=20).map(
-    lambda pairs: [(begin, begin + length) for begin, length in pairs]
+    lambda pairs: [Interval(begin, begin + length, length) for begin, length in pairs]
 )
 
 # Two chunks on one GPU: read 0-4 and 4-8, then each copied, computed, copied back and written.
@@ -32,18 +33,107 @@ PIPELINE = [
 ]
 
 
+def points(pairs: list[Interval]) -> set[int]:
+    return {point for each in pairs for point in range(int(each.begin), int(each.end))}
+
+
 @given(intervals)
-def test_the_union_holds_the_same_points_in_disjoint_intervals(pairs: list[tuple[int, int]]) -> None:
+def test_the_union_holds_the_same_points_in_disjoint_intervals(pairs: list[Interval]) -> None:
     merged = union(pairs)
-    assert {point for a, b in merged for point in range(int(a), int(b))} == {
-        point for a, b in pairs for point in range(a, b)
-    }
-    assert all(before[1] < after[0] for before, after in pairwise(merged))
+    assert points(merged) == points(pairs)
+    assert sum(each.busy for each in merged) == len(points(pairs))
+    assert all(before.end < after.begin for before, after in pairwise(merged))
 
 
 @given(intervals.flatmap(lambda pairs: st.tuples(st.just(pairs), st.permutations(pairs))))
-def test_the_union_does_not_depend_on_the_order(orders: tuple[list[tuple[int, int]], ...]) -> None:
+def test_the_union_does_not_depend_on_the_order(orders: tuple[list[Interval], ...]) -> None:
     assert union(orders[0]) == union(orders[1])
+
+
+@given(intervals, st.integers(1, 6))
+def test_coarser_intervals_are_few_and_as_busy(pairs: list[Interval], most: int) -> None:
+    fine = union(pairs)
+    coarse = coarser(fine, most)
+    assert len(coarse) <= most + 1
+    assert points(coarse) >= points(fine)
+    assert sum(each.busy for each in coarse) == sum(each.busy for each in fine)
+    assert all(0 <= each.share <= 1 for each in coarse)
+    if fine:
+        assert (coarse[0].begin, coarse[-1].end) == (fine[0].begin, fine[-1].end)
+
+
+@given(st.lists(intervals, max_size=4))
+def test_ranks_together_are_busy_while_any_of_them_is(ranks: list[list[Interval]]) -> None:
+    tables = [np.array(union(pairs), np.float64).reshape(-1, 3) for pairs in ranks]
+    expected = len(set().union(*map(points, ranks)))
+    assert any_busy([np.empty((0, 3)), *tables]) == pytest.approx(expected)
+
+
+def test_ranks_busy_in_part_are_so_independently() -> None:
+    """Half busy beside half busy is three quarters; beside one that is always busy it is all."""
+    half = np.array([[0.0, 8.0, 4.0]])
+    assert any_busy([half]) == pytest.approx(4.0)
+    assert any_busy([half, half]) == pytest.approx(6.0)
+    assert any_busy([half, np.array([[4.0, 8.0, 4.0]])]) == pytest.approx(6.0)
+
+
+def long_run(count: int) -> list[Span]:
+    """Chunk after chunk, 10 ms each: read for 6, copied and computed for 4 of which 1 together, with two
+    threads that read, so that the reads end out of order."""
+    spans = []
+    for n in range(count):
+        at = n / 100
+        spans += [
+            Span("read", n, at + 0.001, at + 0.006, 500),
+            Span("read", n, at, at + 0.004, 500),
+            Span("to device", n, at + 0.006, at + 0.008, 1000),
+            Span("kernel", n, at + 0.007, at + 0.010, 2000),
+        ]
+    return spans
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_a_long_run_leaves_is_bounded_and_says_the_same(keep: bool) -> None:
+    every = long_run(5 * FOLDED)
+    spans = Spans(keep)
+    for span in every:
+        spans.add(*span)
+    if keep:
+        assert spans.found == every
+    else:
+        assert NEWEST <= len(spans.found) < NEWEST + FOLDED
+        assert spans.found == every[-len(spans.found) :]
+    found = summary(spans.tracks(), gpu=True)
+    assert len(found.when) <= 3 * (MOST + 1)
+    limits, exact = combine([found], gpu=True), measure([every], gpu=True)
+    assert limits.wall == pytest.approx(5 * FOLDED / 100)
+    seconds = {load.stage: load.seconds / (5 * FOLDED) for load in limits.loads}
+    assert seconds == pytest.approx({"read": 0.006, "to device": 0.002, "kernel": 0.003}, rel=1e-3)
+    assert limits.idle == pytest.approx(0.6, rel=1e-3)
+    for load, other in zip(limits.loads, exact.loads, strict=True):
+        assert load.moved == other.moved
+        assert load.together == pytest.approx(load.rate)  # one rank: no more together
+        assert load.rate == pytest.approx(other.rate, rel=1e-3)
+
+
+def test_a_summary_is_of_all_spans_once_whenever_it_is_asked_for() -> None:
+    spans = Spans(keep=False)
+    for span in PIPELINE[:6]:
+        spans.add(*span)
+    spans.tracks()
+    for span in PIPELINE[6:]:
+        spans.add(*span)
+    spans.tracks()
+    assert combine([summary(spans.tracks(), gpu=True)], gpu=True) == measure([PIPELINE], gpu=True)
+
+
+def test_a_summary_is_moved_to_another_clock() -> None:
+    spans = Spans()
+    for span in PIPELINE:
+        spans.add(*span)
+    here, away = (summary(spans.tracks(), True, offset) for offset in (0.0, 32.0))
+    assert combine([here], gpu=True).wall == combine([away], gpu=True).wall == 10.0
+    assert combine([here, away], gpu=True).wall == 42.0
 
 
 def test_spans_that_overlap_are_counted_once() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import math
+import os
 import pickle
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -35,6 +38,8 @@ from runner.storage import (
     reopen,
     split,
 )
+from runner.storage.flat import FlatSink, FlatSource
+from runner.storage.paths import KEPT, is_kept
 from runner.storage.unmapped import Unmapped
 from runner.work import decide
 
@@ -51,6 +56,13 @@ SUFFIXES = [
 ]
 FLAT = [param for param in SUFFIXES if param.values != (".zarr",)]
 DTYPES = ["u1", "i2", "u4", "i8", "f2", "f4", "f8", "c8"]
+
+
+HINTS = {"nonce": "an output on another disk", KEPT: "make room, then the same command with --resume"}
+
+
+def unclaimable(*_: int) -> NoReturn:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def whole(shape: Shape) -> Region:
@@ -168,20 +180,19 @@ def test_a_sink_goes_on_with_what_an_earlier_run_has_left(
 
 
 @pytest.mark.parametrize("suffix", FLAT)
-def test_flat_is_where_the_bytes_are(tmp_path: Path, suffix: str) -> None:
+def test_the_offset_is_where_the_bytes_are(tmp_path: Path, suffix: str) -> None:
     array, path = sample((9, 4)), tmp_path / f"a{suffix}"
     sink = open_sink(path, array.shape, array.dtype, "nonce")
     sink.create()
-    assert sink.flat is not None
-    assert sink.flat.path == sink.partial
-    with sink.flat.path.open("r+b") as file:
-        file.seek(sink.flat.offset)
+    assert isinstance(sink, FlatSink)
+    with sink.partial.open("r+b") as file:
+        file.seek(sink.offset)
         file.write(array.tobytes())
     commit(sink)
     source = open_source(path, form_for(path, array))
     np.testing.assert_array_equal(read(source), array)
-    assert source.flat is not None
-    assert source.flat.path.read_bytes()[source.flat.offset :][: array.nbytes] == array.tobytes()
+    assert isinstance(source, FlatSource)
+    assert path.read_bytes()[source.offset :][: array.nbytes] == array.tobytes()
     assert isinstance(source.array, np.memmap)
 
 
@@ -226,7 +237,6 @@ def test_reopen_sees_what_is_on_the_disk(tmp_path: Path, suffix: str) -> None:
 def test_an_array_in_memory_is_its_own_description() -> None:
     source = MemorySource(np.arange(3))
     assert reopen(source) is source
-    assert source.flat is None
     assert source.chunks is None
 
 
@@ -294,9 +304,74 @@ def test_what_is_said_of_a_file_must_agree_with_it(tmp_path: Path, suffix: str) 
 def test_an_order_that_contradicts_the_header_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "c.npy", sample((4, 6)))
     np.save(tmp_path / "f.npy", np.asfortranarray(sample((4, 6))))
-    with pytest.raises(UserError, match="another order"):
-        open_source(tmp_path / "c.npy", Form(order="F"))
-    assert open_source(tmp_path / "f.npy", Form(order="F")).flat is None
+    for file, order in (("c", "F"), ("f", "C")):
+        with pytest.raises(UserError, match="another order"):
+            open_source(tmp_path / f"{file}.npy", Form(order=order))
+    for file, form in (("c", Form(order="C")), ("f", Form(order="F")), ("f", Form())):
+        np.testing.assert_array_equal(read(open_source(tmp_path / f"{file}.npy", form)), sample((4, 6)))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_is_in_c_order_unless_it_says_otherwise(tmp_path: Path, suffix: str) -> None:
+    path, array = tmp_path / f"a{suffix}", sample((4, 6))
+    commit(write(path, array))
+    np.testing.assert_array_equal(read(open_source(path, Form((4, 6), "f4", "C"))), array)
+
+
+def fill_up(*_: Any, **__: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("suffix", FLAT)
+@pytest.mark.parametrize("nonce", ["nonce", KEPT])
+def test_a_disk_that_is_full_midway_says_what_is_missing(
+    tmp_path: Path, suffix: str, nonce: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", unclaimable)
+    sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), nonce)
+    sink.create()
+    third = Region((0, 0), (1 << 10, 1 << 10))
+    sink.write(third, np.ones(third.shape, "f4"))
+    monkeypatch.setattr(os, "pwrite", fill_up)
+    with pytest.raises(RunError, match="No space left on device") as caught:
+        sink.write(third, np.ones(third.shape, "f4"))
+    found = re.search(r"expected ([\d,]+) bytes for the rest\. Try: (.*)", str(caught.value))
+    assert found, caught.value
+    assert (8 << 20) - (64 << 10) <= int(found[1].replace(",", "")) <= (8 << 20) + (64 << 10)
+    assert found[2] == HINTS[nonce]
+
+
+def test_room_that_was_claimed_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = open_sink(tmp_path / "a.raw", (1 << 20,), np.dtype("u1"), "nonce")
+    sink.create()
+    monkeypatch.setattr(os, "pwrite", fill_up)
+    with pytest.raises(RunError, match=r"bytes free there\. Try") as caught:
+        sink.write(whole((1 << 20,)), np.ones(1 << 20, "u1"))
+    assert caught.value.expected is None
+
+
+def test_an_output_of_which_nothing_was_made_is_nothing_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike an image of a folder: the others stay."""
+    monkeypatch.setattr(os, "posix_fallocate", fill_up)
+    folder = partial_path(tmp_path / "images", KEPT)
+    folder.mkdir()
+    for path, nonce, hint in (
+        (tmp_path / "a.npy", KEPT, HINTS["nonce"]),
+        (folder / "a.npy", "nonce", HINTS[KEPT]),
+    ):
+        with pytest.raises(RunError, match="No space left on device") as caught:
+            open_sink(path, (8,), np.dtype("f4"), nonce).create()
+        assert caught.value.hint == hint
+
+
+def test_what_a_run_leaves_for_a_later_one_is_known_by_its_name() -> None:
+    assert is_kept(partial_path(Path("a/b.npy"), KEPT))
+    assert is_kept(partial_path(Path("a"), KEPT) / "b.png")
+    assert not is_kept(partial_path(Path("a.stream.npy"), "nonce"))
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5", ".hdf5"])

@@ -9,8 +9,11 @@ import os
 import pickle
 import struct
 import sys
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +170,34 @@ def test_a_large_picture_is_read_without_a_warning(
         np.testing.assert_array_equal(read(tmp_path / "a.png"), pixels())
         assert limit == Image.MAX_IMAGE_PIXELS, "the guard of the program around us stays"
     assert not list(recwarn)
+
+
+def test_the_last_of_several_threads_restores_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one for the whole process: one picture must not restore it while another is opened."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
+    Image.fromarray(pixels()).save(tmp_path / "a.png")
+    steps = {name: threading.Event() for name in ("first is in", "second is in", "first is out")}
+    turns = iter([("first is in", "second is in"), ("second is in", "first is out")])
+    opened = Image.open
+
+    def in_turn(*args: Any, **named: Any) -> Any:
+        done, awaited = next(turns)
+        steps[done].set()
+        assert steps[awaited].wait(60)
+        return opened(*args, **named)
+
+    monkeypatch.setattr(Image, "open", in_turn)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(read, tmp_path / "a.png")
+        assert steps["first is in"].wait(60)
+        second = pool.submit(read, tmp_path / "a.png")
+        first.exception()
+        steps["first is out"].set()
+        for one in (first, second):
+            np.testing.assert_array_equal(one.result(), pixels())
+    assert Image.MAX_IMAGE_PIXELS == 2
 
 
 def png(rows: bytes, depth: int, color_type: int, height: int) -> bytes:

@@ -43,6 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", np.zeros((100, 80), np.float32))
+    np.zeros((100, 80), np.float32).tofile("in.raw")
     Path("mine.py").write_text(JOBS)
     return tmp_path
 
@@ -59,6 +60,12 @@ def test_a_file_is_planned_with_nominal_rates_and_that_is_said(capsys: pytest.Ca
     assert "laplacian on 100x80 float32 to 100x80 float64: 8 ranks on 1 host (H200; nominal rates)" in out
     assert "limited by: " in out
     assert "rates are nominal: meshrun plan --calibrate" in out
+
+
+@pytest.mark.parametrize("name", ["in.raw", "in.npy"])
+def test_a_file_is_planned_of_which_options_tell(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    words = ("--input-shape", "100x80", "--input-dtype", "float32", "--ranks", "8")
+    assert "laplacian on 100x80 float32 to" in planned(capsys, "laplacian", name, *words)
 
 
 def test_a_shape_is_planned_on_hosts_of_eight(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +131,11 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("laplacian in.npy --ranks 0", "0 is not in the range"),
         ("laplacian in.npy --ranks 2 --gpu mi300", "unknown GPU: got mi300"),
         ("laplacian --ranks 2", "neither INPUT nor --shape"),
-        ("laplacian in.npy --shape 5x5 --ranks 2", "got INPUT and --shape"),
-        ("laplacian in.npy --input-dtype int8 --ranks 2", "--input-dtype goes with --shape"),
+        ("laplacian --input-dtype int8 --ranks 2", "neither INPUT nor --shape"),
+        ("laplacian in.npy --shape 5x5 --ranks 2", "in.npy is of another shape than --input-shape says"),
+        ("laplacian in.npy --input-dtype int8 --ranks 2", "in.npy is of another dtype than --input-dtype"),
+        ("laplacian in.raw --ranks 2", "Try: --input-shape 1000x1000 --input-dtype float32"),
+        ("laplacian in.raw --shape 100x80 --input-dtype int8 --ranks 2", "in.raw is not of this shape"),
         ("laplacian --shape 5x5 --ranks 2", "--input-dtype float32"),
         ("laplacian --shape 5y5 --input-dtype int8 --ranks 2", "--shape does not parse"),
         ("laplacian --shape 5x5 --input-dtype float31 --ranks 2", "unknown --input-dtype: got float31"),
@@ -157,6 +167,6 @@ def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(forecast_command.__file__).parents[1] / "docs" / "plan.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
     ((words, shown),) = re.findall(r"^```console\n\$ meshrun plan (.*)\n((?:.*\n)*?)```", page, re.MULTILINE)
     assert planned(capsys, *words.split()) == shown

@@ -28,8 +28,10 @@ from runner.backend.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.journal import Journal, Log, Syncer
 from runner.report.summary import render
+from runner.spans import Spans
 from runner.storage.folder import SUFFIXES, open_folder
 from runner.stream.batch_engine import BatchEngine
+from runner.stream.dealt import report
 
 CALLED: list[tuple[int, ...]] = []
 
@@ -182,6 +184,41 @@ def test_the_run_is_drawn_and_watched(numbered: Path) -> None:
     run_on(2, counted, numbered, numbered.with_name("out"), timeline=str(page))
     events = json.loads(page.read_text())["traceEvents"]
     assert sum(event.get("cat") == "kernel" or event["name"].startswith("kernel") for event in events) >= 12
+
+
+def test_a_run_that_cannot_be_drawn_is_finished(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, text: str, encoding: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    page, target = numbered.with_name("run.html"), numbered.with_name("out")
+    record = run_on(2, counted, numbered, target, timeline=str(page))
+    assert not page.exists()
+    assert {path.name for path in target.iterdir()} == {path.name for path in numbered.iterdir()}
+    assert record["warnings"] == [
+        f"the run was not drawn: cannot write the timeline {page}: got No space left on device"
+    ]
+
+
+@pytest.mark.parametrize("timeline", [None, "run.json"])
+def test_only_a_run_that_is_drawn_keeps_its_spans(
+    numbered: Path, timeline: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.spans.FOLDED", 2)
+    monkeypatch.setattr("runner.spans.NEWEST", 1)
+    kept: list[int] = []
+
+    def noted(world: Any, phases: Any, spans: Spans, *more: Any) -> dict[str, Any]:
+        kept.append(len(spans.found))
+        return report(world, phases, spans, *more)
+
+    monkeypatch.setattr("runner.stream.batch.report", noted)
+    drawn = None if timeline is None else str(numbered.with_name(timeline))
+    record = run_on(1, counted, numbered, numbered.with_name("out"), timeline=drawn)
+    stages = record["stream"]["limits"]["stages"]
+    assert stages["read"]["bytes"] == sum(path.stat().st_size for path in numbered.iterdir())
+    assert (kept[0] < 3) == (timeline is None)
+    assert (kept[0] >= 3 * 12) == (timeline is not None)
 
 
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from runner.comm.simulated import run_ranks
 from runner.errors import UserError
 from runner.find import find
 from runner.journal import differences
-from runner.partition import Partition
+from runner.partition import Partition, Region
 from runner.storage import open_source
 from runner.stream.cut import ON_DEVICE, ON_HOST, chunks_of, in_chunks, known_result
+from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import identity, state_of
 from runner.stream.memory import DEVICE_SHARE, HOST_SHARE, host_memory, limits
 from runner.stream.options import StreamOptions
@@ -243,7 +244,7 @@ def test_every_rank_has_chunks_for_all_its_slots() -> None:
     assert rows == [13, 13]
 
 
-@pytest.mark.parametrize(("natural", "rows"), [(1, 34), (10, 30), (17, 34), (34, 34), (50, 34)])
+@pytest.mark.parametrize(("natural", "rows"), [(1, 34), (10, 40), (17, 34), (34, 34), (50, 50)])
 def test_chunks_are_whole_chunks_of_the_input(natural: int, rows: int) -> None:
     assert rows_of(work((100, 6)), depth=3, source_chunks=(natural, 6)) == rows
 
@@ -552,3 +553,17 @@ def test_the_state_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     assert state_of(tmp_path) == (8, 300, 2)
     (tmp_path / "inner/b").unlink()
     assert state_of(tmp_path) == (5, 300, 1)
+
+
+@pytest.mark.parametrize("start", [0, 3, 8])
+@pytest.mark.parametrize("align", [1, 4, 5])
+def test_pieces_are_cut_where_the_files_chunks_are(start: int, align: int) -> None:
+    """A chunk of a file is decoded whole: no two pieces share one."""
+    rows = 23
+    region = Region((start, 0), (start + rows, 6))
+    array = np.zeros((rows, PIECE // 40 // 8))  # several pieces
+    found = list(_pieces(region, array, align))
+    assert [part.start[0] for part, _ in found][1:] == [part.stop[0] for part, _ in found][:-1]
+    assert (found[0][0].start[0], found[-1][0].stop[0]) == (start, start + rows)
+    assert all(part.start[0] % align == 0 for part, _ in found[1:])
+    assert all(len(rows) == part.shape[0] for part, rows in found)

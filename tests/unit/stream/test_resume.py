@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from runner.ending import Ending
 from runner.errors import RunError, UserError
 from runner.execute import Options, execute
 from runner.journal import Journal
+from runner.lock import hold
+from runner.storage.flat import FlatSink
 from runner.stream.options import StreamOptions
 from runner.world import identify_host, lone_world
 
@@ -258,6 +261,7 @@ def ending_of(source: Path, job: Any) -> Ending:
     options = Options(stream=StreamOptions(chunk_bytes=BYTES))
     with pytest.raises((ZeroDivisionError, RunError)):
         execute(lone_world(CpuBackend()), job, source, target_of(source), {}, options, ending=ending)
+    ending.let_go()  # as the end of its process does
     return ending
 
 
@@ -291,3 +295,76 @@ def test_an_input_that_changes_while_it_is_read_is_named(source: Path) -> None:
     with pytest.raises(RunError, match=r"in\.npy changed while it was read"):
         go(source, 2, job=growing)
     assert not target_of(source).exists()
+
+
+# ---- two runs, and what an earlier one has left
+
+
+def test_two_runs_do_not_write_one_output(source: Path) -> None:
+    with_lock = hold(target_of(source))
+    with pytest.raises(UserError, match=r"another run is writing .*out\.npy"):
+        go(source)
+    with_lock()
+    go(source)
+    assert target_of(source).read_bytes() == whole(source)
+    assert sorted(path.name for path in source.parent.iterdir()) == ["in.npy", "out.npy", "whole.npy"]
+
+
+def test_a_lock_that_its_holder_removes_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    first = hold(tmp_path / "out.npy")
+    first()
+    second = hold(tmp_path / "out.npy")
+    with pytest.raises(UserError):
+        hold(tmp_path / "out.npy")
+    second()
+
+
+def test_a_run_in_one_piece_does_not_ignore_an_unfinished_one(source: Path) -> None:
+    fail(source, 3)
+    with pytest.raises(UserError, match="unfinished"):
+        run_on(1, fragile, source, target_of(source))
+
+
+def test_what_a_failed_sync_may_have_lost_is_not_believed_by_a_third_run(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells once of pages that it could not write: to the second run, before it writes itself."""
+    assert fail(source, 8)
+    real, failures = FlatSink.sync, [OSError(errno.EIO, "Input/output error")]
+
+    def once(self: FlatSink) -> None:
+        if failures:
+            raise failures.pop()
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FlatSink, "sync", once)
+        with pytest.raises((OSError, RunError)):
+            go(source, resume=True)
+    assert Journal(target_of(source)).finished(BOOT) == set()
+    assert go(source, resume=True)["stream"]["resumed"] == 0
+    assert target_of(source).read_bytes() == whole(source)
+
+
+def test_a_result_that_is_proven_wrong_is_not_to_be_resumed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: Any, **options: Any) -> None:
+        raise RunError("verification failed", everywhere=True)
+
+    monkeypatch.setattr("runner.check.verify", wrong)
+    ending, options = Ending(), Options(stream=StreamOptions(chunk_bytes=BYTES), verify="sample")
+    with pytest.raises(RunError):
+        execute(lone_world(CpuBackend()), fragile, source, target_of(source), {}, options, ending=ending)
+    ending.let_go()
+    assert ending.kept is not None
+    assert "to begin anew: rm -r" in ending.kept
+
+
+def test_a_journal_without_an_output_and_without_chunks_is_begun_anew(source: Path) -> None:
+    """A run that was killed while it began."""
+    assert fail(source, *range(CHUNKS)) == set()
+    (partial,) = source.parent.glob(".out.npy.*.partial")
+    partial.unlink()
+    assert go(source, resume=True)["stream"]["resumed"] == 0
+    assert target_of(source).read_bytes() == whole(source)

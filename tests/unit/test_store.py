@@ -1,0 +1,31 @@
+"""What one rank reads for all, written where only whole chunks can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runner
+from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.execute import run
+from runner.world import open_world
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_picture_goes_into_a_store_of_several_chunks(tmp_path: Path, ranks: int) -> None:
+    zarr = pytest.importorskip("zarr")
+    picture = np.random.default_rng(8).integers(0, 255, (3000, 2500, 3), np.uint8)
+    Image.fromarray(picture).save(tmp_path / "in.png", compress_level=0)
+    job = runner.map_blocks(lambda block: block)
+
+    def same(comm: SimulatedComm) -> None:
+        world = open_world("cpu", control=comm)
+        run(job, tmp_path / "in.png", tmp_path / "out.zarr", world=world)
+
+    run_ranks(ranks, same)
+    stored = zarr.open_array(tmp_path / "out.zarr")
+    assert stored.chunks != picture.shape
+    np.testing.assert_array_equal(stored[...], picture)
