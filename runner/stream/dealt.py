@@ -54,7 +54,11 @@ def work_off(
     spans.keep = options.timeline is not None
     counters = None if options.static or world.size == 1 else _counters(world)
     deal = Deal(todo, world.rank, world.size, counters)
-    progress = Progress(show, deal, world.size, spans, len(todo), left, total) if world.rank == 0 else None
+    progress = None
+    if world.rank == 0:
+        # Across hosts, to ask what all have been dealt is to wait for ranks that compute.
+        dealt = deal.dealt if len(world.hosts) == 1 else None
+        progress = Progress(show, deal, dealt, world.size, spans, len(todo), left, total)
 
     def finished(number: int) -> None:
         done(number)
@@ -86,12 +90,24 @@ def _counters(world: World) -> Counters | None:
 
 
 class Progress:
-    """How far the run is, as far as rank 0 knows: its own pieces, and what others have been dealt."""
+    """How far the run is, as far as rank 0 knows: its own pieces, and what others have been dealt.
+
+    dealt: how many all ranks have got; None: that is not asked, and they are taken to be as fast as rank 0.
+    """
 
     def __init__(
-        self, show: Show, deal: Deal, ranks: int, spans: Spans, count: int, left: int, total: int
+        self,
+        show: Show,
+        deal: Deal,
+        dealt: Callable[[], int] | None,
+        ranks: int,
+        spans: Spans,
+        count: int,
+        left: int,
+        total: int,
     ) -> None:
-        self._show, self._deal, self._ranks, self._spans = show, deal, ranks, spans
+        self._show, self._deal, self._dealt = show, deal, dealt
+        self._ranks, self._spans = ranks, spans
         self._each, self._total = left / max(count, 1), total
         self._before = total - left
         self._own, self._shown = 0, 0.0
@@ -105,7 +121,9 @@ class Progress:
             return
         self._shown = now
         under_way = self._deal.own + self._deal.taken_over - self._own
-        others = max(self._deal.dealt() - self._own - under_way * self._ranks, 0)
+        others = self._own * (self._ranks - 1)
+        if self._dealt is not None:
+            others = max(self._dealt() - self._own - under_way * self._ranks, 0)
         done = self._before + round(self._each * (self._own + others))
         self._show(
             min(done, self._total), self._total, partial(recent_rates, reversed(self._spans.found), now)
