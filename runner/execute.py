@@ -120,10 +120,11 @@ def _check_files(input: Path, target: Path | None, options: Options) -> Folder |
         (check_output if folder is None else check_output_folder)(target)
     if options.json is not None:
         check_place(Path(options.json), "record")
-    named = {"OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
+    named = {"INPUT": input, "OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
     given = [(name, path) for name, path in named.items() if path is not None]
     for (one, first), (other, second) in combinations(given, 2):
-        if Path(first).resolve() == Path(second).resolve():
+        in_place = (one, other) == ("INPUT", "OUTPUT")  # the old file is replaced when the new one is whole
+        if not in_place and Path(first).resolve() == Path(second).resolve():
             raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
     return folder
 

@@ -192,6 +192,7 @@ CASES: list[tuple[str, ...]] = [
     (f"{WORK} --json gone/record.json", "record's folder does not exist", "got gone", "Try: mkdir -p gone"),
     (f"{WORK} --json .", "the record is a folder", "expected a file name"),
     (f"{WORK} --json a.json --timeline ./a.json", "--json and --timeline name the same file", "got ./a.json"),
+    (f"{WORK} --json ./in.npy", "INPUT and --json name the same file", "got ./in.npy"),
     (f"{WORK} --json ./out.npy", "OUTPUT and --json name the same file", "got ./out.npy"),
     # Words.
     ("run laplacian", "Missing argument 'INPUT'", "Try:"),
