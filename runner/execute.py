@@ -8,7 +8,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from runner.batch_job import BatchRun
 from runner.declare import Job
 from runner.ending import Ending, Guard
 from runner.errors import UserError
@@ -73,6 +72,8 @@ def execute(
     folder = world.once(lambda: _check_files(Path(input), target, options))
     phases = world.phases = Phases(world.backend)
     if folder is not None:
+        from runner.batch_job import BatchRun
+
         batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show)
         details = batch.run()
     else:
