@@ -129,11 +129,12 @@ def site_at(folder: Path) -> Iterator[Site]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file by name, hidden ones too, without what Python compiles."""
+    """Every file by name, hidden ones too, without what Python compiles, and without the lock, which a
+    process that is killed with nobody to see it leaves, and the next run takes."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix not in (".pyc", ".lock")
     }
 
 

@@ -259,3 +259,11 @@ def test_begun_anew_as_the_sentence_says(unfinished: Site, undisturbed: bytes) -
     subprocess.run(shlex.split(sentence.rpartition("to begin anew: ")[2]), cwd=unfinished.work, check=True)
     assert unfinished.finish(unfinished.words(1))["stream"]["resumed"] == 0
     assert (unfinished.work / "out.npy").read_bytes() == undisturbed
+
+
+def test_no_lock_is_left(site: Site, undisturbed: bytes) -> None:
+    """Not by a run that ends well, nor by one that a launcher sees killed."""
+    assert not list(site.work.glob(".*.lock"))
+    status, _ = site.run(site.words(2), STAGE="kernel,1,3")
+    assert status != 0
+    assert not list(site.work.glob(".*.lock"))
