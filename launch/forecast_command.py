@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.cli import Jobs
-from launch.options import SIZE, JobCommand, debug_option, form_of, job_option, rates_file
+from launch.options import SIZE, JobCommand, debug_option, form_of, input_option, job_option, rates_file
 from launch.refuse import BROKEN
 
 if TYPE_CHECKING:
@@ -103,13 +103,9 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
     from runner.halo import BOUNDARIES
     from runner.stream.options import DEPTH
 
-    def of_input(name: str, **details: Any) -> click.Option:
-        short = [] if name in taken else [f"--{name}"]
-        return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
-
     return [
-        of_input("shape", metavar="RxC", help="Of a raw INPUT, or in place of INPUT."),
-        of_input("dtype", metavar="NAME", help="With --shape: such as float32."),
+        input_option("shape", taken, metavar="RxC", help="Of a raw INPUT, or in place of INPUT."),
+        input_option("dtype", taken, metavar="NAME", help="With --shape: such as float32."),
         click.Option(["--ranks"], type=click.IntRange(min=1), required=True, metavar="N", help="How many."),
         click.Option(
             ["--hosts"], type=click.IntRange(min=1), metavar="H",

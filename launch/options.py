@@ -145,15 +145,19 @@ def runner_options(taken: Container[str] = ()) -> list[click.Option]:
 def form_options(taken: Container[str]) -> list[click.Option]:
     """What a file without a header does not say of itself. A job's own --dtype leaves --input-dtype."""
 
-    def option(name: str, **details: Any) -> click.Option:
-        short = [] if name in taken else [f"--{name}"]
-        return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
-
     return [
-        option("shape", metavar="RxC", help="Of an input without a header, such as .raw."),
-        option("dtype", metavar="NAME", help="Likewise, such as float32."),
-        option("order", type=click.Choice(("C", "F")), help="Likewise; F: the first index runs fastest."),
+        input_option("shape", taken, metavar="RxC", help="Of an input without a header, such as .raw."),
+        input_option("dtype", taken, metavar="NAME", help="Likewise, such as float32."),
+        input_option(
+            "order", taken, type=click.Choice(("C", "F")), help="Likewise; F: the first index runs fastest."
+        ),
     ]
+
+
+def input_option(name: str, taken: Container[str], **details: Any) -> click.Option:
+    """--input-NAME, and --NAME where that is not among the job's own names."""
+    short = [] if name in taken else [f"--{name}"]
+    return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
 
 
 def stream_options() -> list[click.Option]:

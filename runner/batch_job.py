@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from runner.boxes import everything, sample
-from runner.check import REFERENCE, RERUN, Mismatch, compare, leave_cache
+from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.declare import Job
 from runner.ending import Ending
 from runner.errors import RunError, UserError, tell
@@ -131,11 +131,11 @@ class BatchRun:
             for box in () if wrong else self._boxes(work, name):
                 boxes, cells = boxes + 1, cells + box.size
                 if wrong is None and (found := compare(work, file, written, box)):
-                    wrong = _failure(name, found)
+                    wrong = failure(found, f" of {name}")
         everyone = world.control.allgather((wrong, boxes, cells))
-        for failure, _, _ in everyone:
-            if failure is not None:
-                raise failure
+        for found_wrong, _, _ in everyone:
+            if found_wrong is not None:
+                raise found_wrong
         return {
             "mode": self.options.verify,
             "against": REFERENCE if self.job.reference else RERUN,
@@ -158,17 +158,5 @@ def _unlike(name: str, work: Work, written: Source) -> RunError | None:
         f"verification failed: {name} is no such array on disk",
         got=f"{written.dtype} of shape {written.shape}",
         expected=f"{work.known[1]} of shape {work.known[0]}",
-        everywhere=True,
-    )
-
-
-def _failure(name: str, wrong: Mismatch) -> RunError:
-    allowed = f" within {wrong.tolerance:.3g}" if wrong.tolerance else ""
-    return RunError(
-        f"verification failed: cell {list(wrong.index)} of {name} is wrong on disk "
-        f"({wrong.wrong:,} of {wrong.cells:,} cells of box {wrong.box} are)",
-        got=wrong.got,
-        expected=f"{wrong.expected}{allowed}",
-        hint="meshrun selftest, which tells a broken installation from a broken job",
         everywhere=True,
     )

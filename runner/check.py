@@ -223,9 +223,14 @@ def _failure(world: World, work: Work, mismatch: Mismatch, dealt: bool) -> RunEr
         place = [owner(length, parts, i) for i, length, parts in leading]
         place += [0] * (len(work.shape) - len(place))
         by = f", computed by [{world.ranks[work.partition.rank(place)]}],"
+    return failure(mismatch, by)
+
+
+def failure(mismatch: Mismatch, place: str) -> RunError:
+    """The error for a wrong cell. place: what is to be said of it besides its index."""
     allowed = f" within {mismatch.tolerance:.3g}" if mismatch.tolerance else ""
     return RunError(
-        f"verification failed: cell {list(mismatch.index)}{by} is wrong on disk "
+        f"verification failed: cell {list(mismatch.index)}{place} is wrong on disk "
         f"({mismatch.wrong:,} of {mismatch.cells:,} cells of box {mismatch.box} are)",
         got=mismatch.got,
         expected=f"{mismatch.expected}{allowed}",

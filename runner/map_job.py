@@ -24,8 +24,7 @@ from runner.work import Work, decide
 
 def run_map(run: Run) -> Record:
     world, options = run.world, run.options
-    # Chunks may be of a grid that has nothing to do with the ranks.
-    other = options.grid and grid_size(options.grid) not in (None, world.size)
+    other = _grid_of_its_own(run)
     work = world.together(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
     if in_chunks(world, work, run.source, run.target, options.stream):
@@ -33,6 +32,12 @@ def run_map(run: Run) -> Record:
     if other:
         world.together(lambda: _cut(run, world.size, options.grid))  # which refuses
     return _in_one_piece(run, work)
+
+
+def _grid_of_its_own(run: Run) -> bool:
+    """Whether --grid has nothing to do with the number of ranks, as that of chunks need not."""
+    grid = run.options.grid
+    return grid is not None and grid_size(grid) not in (None, run.world.size)
 
 
 def _cut(run: Run, blocks: int, grid: str | None) -> Work:
@@ -77,8 +82,7 @@ def _beside_plan(run: Run, work: Work, details: Record) -> Any:
 
     Nor where an earlier run did a part, or the chunks are cut by a grid of their own.
     """
-    other = run.options.grid and grid_size(run.options.grid) not in (None, run.world.size)
-    if details["resumed"] or 0 in work.shape or other:
+    if details["resumed"] or 0 in work.shape or _grid_of_its_own(run):
         return None
     from runner.forecast_record import beside_run
     from runner.rates import nominal_cpu

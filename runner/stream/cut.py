@@ -11,7 +11,7 @@ import numpy as np
 
 from runner.chunks import Chunks, Need, Room, need
 from runner.errors import UserError
-from runner.partition import Partition, Region, Shape
+from runner.partition import Region, Shape
 from runner.pipeline import call_rows
 from runner.storage import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
@@ -160,8 +160,3 @@ def known_result(world: World, work: Work, source: Source) -> Work:
         return tuple(result.shape[work.leading :]), np.dtype(result.dtype)
 
     return work.with_result(*world.once(probe))
-
-
-def whole(work: Work) -> Work:
-    """The same work with the array in one block."""
-    return replace(work, partition=Partition(work.shape, (1,) * len(work.shape)))
