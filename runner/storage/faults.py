@@ -6,13 +6,23 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from runner.errors import RunError
+from runner.partition import Region
 from runner.storage.paths import is_kept
 
 LISTED = 8  # names in a sentence
 BLOCK = 512  # bytes: the unit in which stat(2) counts a file's room
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def check_part(array: np.ndarray[Any, Any], dtype: np.dtype[Any], region: Region) -> None:
+    """ValueError unless `array` is as `region` of an array of `dtype` is: a mistake of the caller's."""
+    if (array.dtype, array.shape) != (dtype, region.shape):
+        raise ValueError(f"{array.dtype} {array.shape} is not {dtype} {region.shape}, region {region}")
 
 
 def write_error(

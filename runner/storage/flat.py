@@ -23,7 +23,7 @@ import numpy as np
 from runner.errors import RunError
 from runner.partition import Region, Shape
 from runner.storage import Form, HostArray, mapped
-from runner.storage.faults import not_shared, unclaimed, write_error
+from runner.storage.faults import check_part, not_shared, unclaimed, write_error
 
 BUFFER = 1 << 18  # bytes that pass through memory of their own, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows no longer than this are read whole, for less than the calls that skip would cost
@@ -67,8 +67,7 @@ class FlatSource:
             raise not_shared(self.path, reason) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        if (target.dtype, target.shape) != (self.dtype, region.shape):
-            raise ValueError(f"{target.dtype} {target.shape} is not {self.dtype} {region.shape}")
+        check_part(target, self.dtype, region)
         if region.size == 0:
             return
         try:
@@ -136,10 +135,7 @@ class FlatSink(ABC):
             raise write_error(self.path, reason, needed, partial=self.partial.parent) from reason
 
     def write(self, region: Region, array: HostArray) -> None:
-        if (array.dtype, array.shape) != (self.dtype, region.shape):
-            raise ValueError(
-                f"{array.dtype} {array.shape} is not {self.dtype} {region.shape}, region {region}"
-            )
+        check_part(array, self.dtype, region)
         if array.size == 0:
             return
         try:

@@ -22,7 +22,7 @@ import numpy as np
 from runner.errors import RunError, UserError, first_line
 from runner.partition import Region, Shape
 from runner.storage import Form, HostArray, Source
-from runner.storage.faults import listing, not_shared
+from runner.storage.faults import check_part, listing, not_shared
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS
 from runner.storage.unmapped import Unmapped
@@ -63,8 +63,7 @@ class Hdf5Source:
             raise RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason)) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        if (target.dtype, target.shape) != (self.dtype, region.shape):
-            raise ValueError(f"{target.dtype} {target.shape} is not {self.dtype} {region.shape}")
+        check_part(target, self.dtype, region)
         if region.size == 0:
             return
         try:

@@ -25,7 +25,7 @@ import tifffile
 from runner.errors import RunError, UserError, first_line
 from runner.partition import Region, Shape
 from runner.storage import Form, HostArray, Source, image
-from runner.storage.faults import not_shared
+from runner.storage.faults import check_part, not_shared
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS
 from runner.storage.unmapped import Unmapped
@@ -83,8 +83,7 @@ class TiffSource:
             raise not_shared(self.path, reason) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        if (target.dtype, target.shape) != (self.dtype, region.shape):
-            raise ValueError(f"{target.dtype} {target.shape} is not {self.dtype} {region.shape}")
+        check_part(target, self.dtype, region)
         if region.size == 0:
             return
         stack = len(self.shape) - len(self.page)

@@ -26,7 +26,7 @@ from zarr.core.buffer import default_buffer_prototype
 from runner.errors import RunError, UserError, first_line
 from runner.partition import Region, Shape
 from runner.storage import Form, HostArray
-from runner.storage.faults import listing, not_shared, write_error
+from runner.storage.faults import check_part, listing, not_shared, write_error
 from runner.storage.forms import NUMBERS
 from runner.storage.unmapped import Unmapped
 
@@ -65,8 +65,7 @@ class ZarrSource:
             raise not_shared(self.path, reason) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        if (target.dtype, target.shape) != (self.dtype, region.shape):
-            raise ValueError(f"{target.dtype} {target.shape} is not {self.dtype} {region.shape}")
+        check_part(target, self.dtype, region)
         if region.size == 0:
             return
         for place in _overlapping(region, self.chunks):
@@ -205,10 +204,7 @@ class ZarrSink:
             raise not_shared(self.path, reason) from reason
 
     def write(self, region: Region, array: HostArray) -> None:
-        if (array.dtype, array.shape) != (self.dtype, region.shape):
-            raise ValueError(
-                f"{array.dtype} {array.shape} is not {self.dtype} {region.shape}, region {region}"
-            )
+        check_part(array, self.dtype, region)
         if not _aligned(region, self.chunks, self.shape):
             raise ValueError(f"region {region} cuts chunks of {self.chunks}, which other ranks may write")
         if array.size == 0:
