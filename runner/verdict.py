@@ -191,7 +191,8 @@ class RunLines:
             return True
 
     def forget(self) -> None:
-        self._note.unlink(missing_ok=True)
+        for path in self._note.parent.glob(f"{self._note.name}*"):  # and what a rank killed in its claim left
+            path.unlink(missing_ok=True)
 
     def complete(self, record: dict[str, Any]) -> None:
         self._say("record", {"complete": True})  # that there is one is what counts, and lines are short

@@ -64,5 +64,8 @@ class Site:
         """No process, no session directory and no shared memory on these hosts."""
         for name in names:
             wait_for(lambda name=name: self.hosts.processes(name) == [])  # type: ignore[misc]
-            assert self.hosts.files(name) == [], name
-            assert self.hosts.files(name, self.hosts.temporary) == [], name
+            left = {
+                "shared memory": self.hosts.files(name),
+                "files": self.hosts.files(name, self.hosts.temporary),
+            }
+            assert not any(left.values()), f"{name}: {left}"

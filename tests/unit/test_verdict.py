@@ -159,6 +159,19 @@ def test_nobody_reads(
     assert capsys.readouterr().err == ""
 
 
+def test_a_rank_that_is_killed_in_its_claim_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run, other = RunLines("token", heard=False), RunLines("other", heard=False)
+    assert run.claim_failure({"sentence": "first"})
+    assert other.claim_failure({"sentence": "first"})
+    (note,) = tmp_path.glob("meshrun-token-*")
+    note.with_name(f"{note.name}.0123456789ab").write_text("half")
+    run.forget()
+    assert [path.name for path in tmp_path.iterdir()] == [note.name.replace("token", "other")]
+
+
 @pytest.mark.parametrize("line", [f"{LINE} token song {{}}", f"{LINE} token rank", f"{LINE} token rank {{"])
 def test_a_line_that_is_none(directory: RunDirectory, line: str) -> None:
     with pytest.raises(ValueError):

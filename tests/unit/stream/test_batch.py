@@ -392,9 +392,12 @@ def test_images_are_mended_one_after_another(numbered: Path) -> None:
         broken(numbered, number)
     finished: set[str] = set()
     for number in (3, 7, 10):
-        now = fail(numbered, "is truncated", resume=True, static=True)
-        assert now >= finished
-        finished = now
+        for _ in range(20):  # what another thread has in hand when one fails may be finished or not
+            now = fail(numbered, "is truncated", resume=True, static=True)
+            assert now >= finished
+            finished = now
+            if number < 10 or "03.npy" in finished:
+                break
         save(numbered, number)
     assert "03.npy" in finished
     go_on(numbered, finished)
