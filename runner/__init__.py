@@ -8,6 +8,7 @@ package costs nothing.
     Here                                where a block is (`runner.here`)
     Tiles                               an array in pieces that do not depend on the ranks (`runner.reduce`)
     kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
+    Box, Gpu, Memory, open_box          all GPUs of this process, for measurements (`runner.backend.box`)
     UserError, RunError, MeshrunError   what goes wrong (`runner.errors`)
     as_rank, Ending                     a command of its own that is run by ranks (`runner.rank`)
     Progress, Watchdog                  ends a run that is stuck, and says where (`runner.watchdog`)
@@ -24,7 +25,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runner.backend.box import Box as Box
+    from runner.backend.box import Gpu as Gpu
+    from runner.backend.box import Memory as Memory
     from runner.backend.cuda import kernel as kernel
+    from runner.backend.cuda_box import open_box as open_box
     from runner.clock import clock_offsets as clock_offsets
     from runner.comm import Control as Control
     from runner.comm.collectives import DATATYPES as DATATYPES
@@ -65,6 +70,10 @@ _HOME = {
     "Here": "runner.here",
     "Tiles": "runner.reduce",
     "kernel": "runner.backend.cuda",
+    "Box": "runner.backend.box",
+    "Gpu": "runner.backend.box",
+    "Memory": "runner.backend.box",
+    "open_box": "runner.backend.cuda_box",
     "UserError": "runner.errors",
     "RunError": "runner.errors",
     "MeshrunError": "runner.errors",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import runner
+from jobs.bench.memory.command import memory
 from jobs.bench.options import (
     BAD_USAGE,
     LAST,
@@ -50,6 +51,9 @@ def bench() -> None:
 
     Options, defaults and output are those of nccl-tests 2.19.6.
     """
+
+
+bench.add_command(memory)
 
 
 def _add(name: str, operations: tuple[str, ...], summary: str) -> None:

@@ -62,6 +62,20 @@ class BenchGroup(BenchCommand, click.Group):
     """A group of such commands, which says so too when none of them, or no such one, is named."""
 
 
+class OwnCommand(BenchCommand):
+    """A command that nccl-tests has nothing like: one list of options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Command.format_options(self, ctx, formatter)
+
+
+class OwnGroup(OwnCommand, click.Group):
+    """A group of such commands."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Group.format_options(self, ctx, formatter)
+
+
 @contextmanager
 def bad_usage() -> Iterator[None]:
     try:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import runner
 from jobs.bench.read import PLACEMENTS, Record, median
@@ -21,6 +21,8 @@ from jobs.bench.read import PLACEMENTS, Record, median
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Place = TypeVar("Place", int, float)
 
 SUFFIXES = (".html", ".png", ".svg")
 TICKS = 9  # labels on an axis, at most
@@ -128,11 +130,11 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         latency.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         latency.set_ylabel("time (us)")
         bandwidth.set_ylabel("bus bandwidth (GB/s)")
-        _from_zero(bandwidth)
+        from_zero(bandwidth)
         shown = (p for line in lines for p in _on_logarithms((*line.out_of_place, *line.in_place)))
         places = sorted({point.size for point in shown})
         for axes in (latency, bandwidth):
-            _against(axes, places, size_name, "size")
+            against(axes, places, size_name, "size")
         figure.legend(*bandwidth.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
     titles = ("record", "placement", "size", "time (us)", "busbw (GB/s)")
@@ -143,7 +145,7 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         for p in getattr(line, placement)
     ]
     cells += [("limit", limit.label, "", "", _number(limit.busbw)) for limit in limits]
-    _save(draw, Path(target), title, titles, cells)
+    save(draw, Path(target), title, titles, cells)
 
 
 def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") -> None:
@@ -159,13 +161,13 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
         efficiency.set_ylabel("efficiency")
         efficiency.axhline(1, color="0.4", linestyle=":")
         for axes in (bandwidth, efficiency):
-            _from_zero(axes)
-            _against(axes, ranks, str, "ranks")
+            from_zero(axes)
+            against(axes, ranks, str, "ranks")
         figure.legend(*bandwidth.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
     titles = ("ranks", "busbw (GB/s)", "wire (GB/s)", "efficiency")
     cells = [(str(p.ranks), _number(p.busbw), _number(p.wire), _number(p.efficiency)) for p in points]
-    _save(draw, Path(target), title, titles, cells)
+    save(draw, Path(target), title, titles, cells)
 
 
 def check(target: str | Path) -> None:
@@ -207,11 +209,12 @@ def _line(axes: Axes, points: Sequence[Scaled], of: Callable[[Scaled], float | N
         axes.plot(*zip(*known, strict=True), marker=".", label=label)
 
 
-def _from_zero(axes: Axes) -> None:
+def from_zero(axes: Axes) -> None:
+    """A vertical axis that begins at 0."""
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
 
 
-def _against(axes: Axes, places: Sequence[int], name: Callable[[int], str], label: str) -> None:
+def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], label: str) -> None:
     """A logarithmic horizontal axis, with some of the measured places as its labels."""
     axes.set_xscale("log", base=2)
     ticks = places[:: max(1, math.ceil(len(places) / TICKS))]
@@ -221,13 +224,14 @@ def _against(axes: Axes, places: Sequence[int], name: Callable[[int], str], labe
     axes.grid(True, color="0.9")
 
 
-def _save(
+def save(
     draw: Callable[[Figure], None],
     target: Path,
     title: str,
     titles: Iterable[str],
     cells: Iterable[Iterable[str]],
 ) -> None:
+    """Write what `draw` draws, in .html with the numbers below it; errors as for `plot`."""
     check(target)
     suffix = target.suffix.lower()
     image = _render(draw, title, "png" if suffix == ".png" else "svg")

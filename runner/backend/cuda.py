@@ -137,17 +137,18 @@ def borrowed(array: Array) -> Iterator[CudaBackend]:
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
     """The compiled kernel `name` (a template instance such as "laplacian<float, float>") of a .cu file.
 
-    Call it with (grid, block, arguments). Fused multiply-add is off, so that a kernel rounds as
-    NumPy does and CPU and GPU agree.
+    Call it with (grid, block, arguments, stream=...). Fused multiply-add is off, so that a kernel rounds as
+    NumPy does and CPU and GPU agree, unless an option turns it on.
     """
     return _compiled(path, name, options, cupy.cuda.runtime.getDevice())
 
 
 @functools.cache
 def _compiled(path: Path, name: str, options: tuple[str, ...], device: int) -> Callable[..., None]:
+    fused = () if "--fmad=true" in options else ("--fmad=false",)
     module = cupy.RawModule(
         code=path.read_text(),
-        options=("-std=c++17", "--fmad=false", f"-I{path.parent}", *options),
+        options=("-std=c++17", *fused, f"-I{path.parent}", *options),
         name_expressions=[name],
     )
     launch: Callable[..., None] = module.get_function(name)  # loaded into the current device

@@ -43,8 +43,9 @@ LAYERS = (
     ("comm.host", "comm.mpi", "comm.nccl_calls", "comm.simulated", "comm.staged"),
     ("early",),
     ("comm.nccl",),
+    ("backend.cuda_box",),
     ("backend.cpu", "backend.cuda", "survey_gpu", "survey_network"),
-    ("backend.cuda_lanes",),
+    ("backend.box", "backend.cuda_lanes"),
     ("chunks", "window"),
     ("backend",),  # the protocols
     ("comm",),

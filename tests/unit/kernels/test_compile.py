@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured_kernels import INSTANCES
 
 import jobs.kernels
 from jobs import convolve, elementwise, grayscale, laplacian
@@ -94,7 +95,13 @@ FILES = ("laplacian.cu", "grayscale.cu", "convolve.cu", "moments.cu", "histogram
 
 
 def test_every_kernel_file_is_compiled_below() -> None:
-    assert {path.name for path in FOLDER.glob("*.cu")} == {*FILES, "elementwise.cu"}
+    assert {path.name for path in FOLDER.glob("*.cu")} == {*FILES, *INSTANCES, "elementwise.cu"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("file", sorted(INSTANCES))
+def test_a_measured_kernel_compiles_without_a_warning(file: str, architecture: str) -> None:
+    assert compile_kernel(file, list(INSTANCES[file]), architecture) == ""
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

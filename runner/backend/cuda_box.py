@@ -1,0 +1,196 @@
+"""Raw memory, streams and copies of all GPUs that this process sees."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from runner import sysfs
+from runner.backend.box import Gpu, Kind, Mark, Memory, Stream
+from runner.backend.cuda import count, describe
+from runner.comm import Array
+from runner.errors import UserError
+
+PORTABLE, MAPPED, COMBINED = 1, 2, 4  # flags of cudaHostAlloc
+PINNED: dict[str, int] = {"pinned": PORTABLE, "combined": PORTABLE | COMBINED, "mapped": PORTABLE | MAPPED}
+HOST = -1  # cudaCpuDeviceId
+OUT_OF_MEMORY, ALREADY_CONNECTED = 2, 704  # cudaErrorMemoryAllocation, cudaErrorPeerAccessAlreadyEnabled
+
+
+class CudaBox:
+    """The GPUs that CUDA shows to this process, in CUDA's order."""
+
+    def __init__(self) -> None:
+        self.gpus = [_gpu(index) for index in range(count())]
+        self._kept: dict[int, tuple[Memory, bool]] = {}  # address -> memory, and whether it was attached
+
+    @contextmanager
+    def on(self, gpu: int) -> Iterator[None]:
+        with cupy.cuda.Device(gpu):
+            yield
+
+    def allocate(self, kind: Kind, nbytes: int, gpu: int) -> Memory:
+        with self.on(gpu):
+            if kind == "managed" and nbytes > self.free_memory(gpu):
+                raise _too_much(kind, nbytes, gpu, f"at most {self.free_memory(gpu):,} bytes, what is free")
+            try:
+                memory = self._allocated(kind, nbytes, gpu)
+            except (runtime.CUDARuntimeError, MemoryError) as reason:
+                if getattr(reason, "status", OUT_OF_MEMORY) != OUT_OF_MEMORY:
+                    raise
+                raise _too_much(kind, nbytes, gpu, str(reason)) from reason
+        self._kept[memory.address] = (memory, False)
+        return memory
+
+    def _allocated(self, kind: Kind, nbytes: int, gpu: int) -> Memory:
+        owner: Any = None
+        if kind == "device":
+            address = runtime.malloc(nbytes)
+        elif kind == "managed":
+            address = runtime.mallocManaged(nbytes)
+        else:
+            with _near(self.gpus[gpu]):
+                if kind == "pageable":
+                    owner = np.empty(nbytes, np.uint8)
+                    owner[::4096] = 0  # a page has its place once it is touched
+                    address = owner.ctypes.data
+                else:
+                    address = runtime.hostAlloc(nbytes, PINNED[kind])
+        return Memory(address, nbytes, kind, gpu, owner)
+
+    def release(self, memory: Memory) -> None:
+        _, attached = self._kept.pop(memory.address)
+        with self.on(memory.gpu):
+            if attached:
+                runtime.ipcCloseMemHandle(memory.address)
+            elif memory.kind in ("device", "managed"):
+                runtime.free(memory.address)
+            elif memory.kind in PINNED:
+                runtime.freeHost(memory.address)
+
+    def array(self, memory: Memory) -> Array:
+        if memory.kind == "pageable":
+            raise ValueError("kernels do not reach pageable memory")
+        with self.on(memory.gpu):
+            raw = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, memory, memory.gpu)
+            return cupy.ndarray(memory.nbytes, cupy.uint8, cupy.cuda.MemoryPointer(raw, 0))
+
+    def host_array(self, memory: Memory) -> np.ndarray[Any, Any]:
+        if memory.kind == "device":
+            raise ValueError("the processor does not reach device memory")
+        if memory.kind == "pageable":
+            owned: np.ndarray[Any, Any] = memory.owner
+            return owned
+        return np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory.address))
+
+    def export(self, memory: Memory) -> bytes:
+        with self.on(memory.gpu):
+            handle: bytes = runtime.ipcGetMemHandle(memory.address)
+        return handle
+
+    def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
+        address = runtime.ipcOpenMemHandle(handle)
+        memory = Memory(address, nbytes, "device", gpu)
+        self._kept[address] = (memory, True)
+        return memory
+
+    def connect(self, gpu: int, peer: int) -> bool:
+        if gpu == peer:
+            return True
+        if not runtime.deviceCanAccessPeer(gpu, peer):
+            return False
+        with self.on(gpu):
+            try:
+                runtime.deviceEnablePeerAccess(peer)
+            except runtime.CUDARuntimeError as reason:
+                if reason.status != ALREADY_CONNECTED:
+                    raise
+        return True
+
+    def stream(self, gpu: int) -> Stream:
+        with self.on(gpu):
+            return cupy.cuda.Stream(non_blocking=True)
+
+    def copy(self, target: Memory, source: Memory, nbytes: int, stream: Stream) -> None:
+        with self.on(stream.device_id):
+            runtime.memcpyAsync(target.address, source.address, nbytes, runtime.memcpyDefault, stream.ptr)
+
+    def prefetch(self, memory: Memory, stream: Stream, *, host: bool = False) -> None:
+        with self.on(memory.gpu):
+            runtime.memPrefetchAsync(memory.address, memory.nbytes, HOST if host else memory.gpu, stream.ptr)
+
+    def mark(self, stream: Stream) -> Mark:
+        with self.on(stream.device_id):
+            event = cupy.cuda.Event()
+            event.record(stream)
+        return event
+
+    def wait(self, stream: Stream, mark: Mark) -> None:
+        with self.on(stream.device_id):
+            stream.wait_event(mark)
+
+    def elapsed(self, begin: Mark, end: Mark) -> float:
+        return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
+
+    def synchronize(self, stream: Stream) -> None:
+        stream.synchronize()
+
+    def free_memory(self, gpu: int) -> int:
+        with self.on(gpu):
+            free: int = runtime.memGetInfo()[0]
+        return free
+
+    def close(self) -> None:
+        for memory, _ in list(self._kept.values()):
+            self.release(memory)
+
+
+def _gpu(index: int) -> Gpu:
+    device, properties = describe(index), runtime.getDeviceProperties(index)
+    return Gpu(
+        index=index,
+        name=device.name,
+        uuid=device.uuid,
+        bus_id=device.bus_id,
+        processors=properties["multiProcessorCount"],
+        memory=device.memory,
+        cache=properties["l2CacheSize"],
+        bandwidth=device.bandwidth,
+        capability=device.compute_capability,
+        integrated=bool(properties["integrated"]),
+    )
+
+
+@contextmanager
+def _near(gpu: Gpu) -> Iterator[None]:
+    """On the cores near the GPU: memory is taken from the node of the core that asks for it."""
+    before = os.sched_getaffinity(0)
+    cores = Path("/sys/bus/pci/devices") / gpu.bus_id.lower() / "local_cpulist"
+    near = before.intersection(sysfs.numbers(sysfs.text(cores))) or before
+    os.sched_setaffinity(0, near)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _too_much(kind: Kind, nbytes: int, gpu: int, expected: str) -> UserError:
+    return UserError(
+        f"there is not enough {kind} memory for GPU {gpu}", got=f"{nbytes:,} bytes", expected=expected
+    )
+
+
+def open_box() -> CudaBox:
+    """The GPUs of this process; close it at the end. Raises UserError where there are none."""
+    box = CudaBox()
+    if not box.gpus:
+        raise UserError("this needs a GPU, and CUDA shows none", hint="meshrun doctor says why")
+    return box

@@ -1,0 +1,3 @@
+"""The instances of each kernel file that measurements launch."""
+
+INSTANCES: dict[str, tuple[str, ...]] = {}
