@@ -1,0 +1,1 @@
+"""`meshrun validate`: a verdict on the interconnect, with the culprit's name."""

@@ -1,0 +1,62 @@
+"""What can be measured of a fleet: the only thing that the ladder and its verdict know of the machines.
+
+A real fleet measures with its ranks (`jobs.validate.measured`), a rehearsal with a model that knows nothing of
+how its figures will be judged (`runner.comm.simulated_fleet`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+Seconds = np.ndarray[Any, np.dtype[np.float64]]
+
+# memory: a copy inside the GPU's memory. product: a matrix product (nbytes: of one operand). to_device, to_host: a
+# copy between pinned host memory and the GPU.
+Alone = Literal["memory", "product", "to_device", "to_host"]
+ALONE: tuple[Alone, ...] = ("memory", "product", "to_device", "to_host")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, which is also its rail."""
+
+    rank: int
+    host: int
+    gpu: int
+
+
+class Probe(Protocol):
+    """Measurements of one fleet. Collective over its ranks, where there are any.
+
+    Each returns seconds, float64, of one operation: a row for each thing measured, a column for each sample.
+    Samples follow each other in time: what happens in between (a link that flaps) shows in single columns.
+    NaN: that could not be measured.
+    """
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Names, in the order of their first rank."""
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """In rank order. Hosts may have different numbers of GPUs."""
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        """(ranks, samples): every rank does it at the same time as all others, without the network."""
+
+    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        """(flows, samples): rank a sends `nbytes` to rank b, all flows (a, b) at the same time.
+
+        Inside a host that is the way between two GPUs (NVLink), else each GPU's own NIC. A rank may be in
+        one flow as the sender and in one as the receiver.
+        """
+
+    def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
+        """(groups, samples): an all_reduce of `nbytes` in each group, all groups at the same time.
+
+        Groups have no rank in common. The ring goes through each group in the order given.
+        """
