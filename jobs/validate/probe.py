@@ -1,7 +1,7 @@
 """What can be measured of a fleet: the only thing that the ladder and its verdict know of the machines.
 
-A real fleet measures with its ranks (`jobs.validate.measured`), a rehearsal with a model that knows nothing of
-how its figures will be judged (`runner.comm.simulated_fleet`).
+A real fleet measures with its ranks, a rehearsal with a model that knows nothing of how its figures will be
+judged (`runner.comm.simulated_fleet`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
-# memory: a copy inside the GPU's memory. product: a matrix product (nbytes: of one operand). to_device, to_host: a
-# copy between pinned host memory and the GPU.
+# memory: a copy inside the GPU's memory. product: a matrix product, nbytes of one operand. to_device, to_host:
+# a copy between pinned host memory and the GPU.
 Alone = Literal["memory", "product", "to_device", "to_host"]
 ALONE: tuple[Alone, ...] = ("memory", "product", "to_device", "to_host")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, which is also its rail."""
+    """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, and of its rail."""
 
     rank: int
     host: int
