@@ -14,8 +14,8 @@ import numpy as np
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
-# memory: a copy inside the GPU's memory. product: a matrix product, nbytes of one operand. to_device, to_host:
-# a copy between pinned host memory and the GPU.
+# memory: a copy inside the GPU's memory. product: a matrix product, nbytes of one operand. to_device and
+# to_host: a copy between pinned host memory and the GPU.
 Alone = Literal["memory", "product", "to_device", "to_host"]
 ALONE: tuple[Alone, ...] = ("memory", "product", "to_device", "to_host")
 
