@@ -139,7 +139,7 @@ class FlatSink(ABC):
         if array.size == 0:
             return
         try:
-            if self._through_pages and (start := _run(self.shape, region)) is not None and _large(array):
+            if self._through_pages and (start := stretch(self.shape, region)) is not None and _large(array):
                 mapped.write(self.partial, self._at(start), array)
                 return
             with open(self.partial, "r+b", buffering=0) as file:
@@ -204,7 +204,7 @@ def _leading(shape: Shape, region: Region) -> int:
     return max(whole - 1, 0)
 
 
-def _run(shape: Shape, region: Region) -> int | None:
+def stretch(shape: Shape, region: Region) -> int | None:
     """The first of the region's elements, counted in C order, if they lie one after another; else None."""
     if math.prod(region.shape[: _leading(shape, region)]) != 1:
         return None

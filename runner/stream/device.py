@@ -17,6 +17,7 @@ from runner.backend import HostBytes, Mark
 from runner.comm import Array
 from runner.pipeline import call_rows
 from runner.spans import Stage
+from runner.stream.direct import Direct
 from runner.stream.ends import Ends, Task, shaped
 from runner.window import Window
 
@@ -27,7 +28,8 @@ BYTES = np.dtype(np.uint8)
 class DeviceSlot:
     """Buffers, as bytes: on the device, and pinned ones; of the chunk that has them: the rest.
 
-    marks: begin and end of what the device does, and the bytes moved. result: on the device.
+    marks: begin and end of what the device does, and the bytes moved. result: on the device. loaded: the
+    file's bytes go straight to the device. stored: tasks by which the result goes straight to its file.
     """
 
     device: Array
@@ -37,13 +39,18 @@ class DeviceSlot:
     window: Window
     marks: list[tuple[Stage, int, Mark, Mark]] = field(default_factory=list)
     result: Any = None
+    loaded: bool = False
+    stored: list[Task] | None = None
 
 
 class DeviceEngine:
-    """Reads and writes many chunks at once beside what the device does."""
+    """Reads and writes many chunks at once beside what the device does.
 
-    def __init__(self, ends: Ends) -> None:
-        self._ends, self._backend = ends, ends.world.backend
+    direct: the files as the device reads and writes them itself, where it can.
+    """
+
+    def __init__(self, ends: Ends, direct: Direct | None = None) -> None:
+        self._ends, self._backend, self._direct = ends, ends.world.backend, direct
         self._lanes = self._backend.lanes()
         self._blocks, self._results = ends.largest
         self._padded: Array = None
@@ -52,7 +59,7 @@ class DeviceEngine:
         device, pinned, window = self._backend.empty, self._backend.host_empty, self._ends.window(0)
         if any(width != (0, 0) for width in self._ends.work.widths):
             self._padded = device((self._blocks,), BYTES)  # kernels run one after another: one will do
-        return [
+        slots = [
             DeviceSlot(
                 device((self._blocks,), BYTES),
                 pinned((self._blocks,), BYTES),
@@ -62,12 +69,27 @@ class DeviceEngine:
             )
             for _ in range(count)
         ]
+        self._rehearse(slots[0])
+        return slots
+
+    def _rehearse(self, slot: DeviceSlot) -> None:
+        """The first chunk once through the function, for nothing: a first call compiles kernels, which can
+        take longer than many chunks, and would hold up those that are under way."""
+        for task in self.begin(slot, 0):
+            task.do()
+        self.compute(slot, lambda: None)
+        self._lanes.passed(slot.marks[-1][-1])
+        self.release(slot)
 
     def join(self) -> None:
         self._lanes.join()
 
     def begin(self, slot: DeviceSlot, number: int) -> list[Task]:
         slot.number, slot.window = number, self._ends.window(number)
+        loads = self._direct.reads(slot.window, slot.device) if self._direct else None
+        slot.loaded = loads is not None
+        if loads is not None:
+            return loads
         staged = shaped(slot.source, slot.window.staged, self._ends.work.dtype)
         return self._ends.reads(slot.window, staged)
 
@@ -75,8 +97,10 @@ class DeviceEngine:
         ends, work, window, lanes = self._ends, self._ends.work, slot.window, self._lanes
         with lanes.named(f"chunk {slot.number}"):
             staged = shaped(slot.device, window.staged, work.dtype)
-            sent = lanes.send(slot.source[: staged.nbytes], slot.device)
-            lanes.wait(sent[1])
+            if not slot.loaded:
+                sent = lanes.send(slot.source[: staged.nbytes], slot.device)
+                slot.marks.append(("to device", staged.nbytes, *sent))
+                lanes.wait(sent[1])
             begin = lanes.mark()
             block = staged
             if not window.direct:
@@ -87,23 +111,25 @@ class DeviceEngine:
             slot.result = self._kept(call_rows(ends.world, work, window.region, block, (0, rows), out))
             end = lanes.mark()
             nbytes = slot.result.nbytes
-            fetched = lanes.fetch(slot.result, slot.target[:nbytes], end)
-        slot.marks = [
-            ("to device", staged.nbytes, *sent),
-            ("kernel", block.nbytes + nbytes, begin, end),
-            ("from device", nbytes, *fetched),
-        ]
+            slot.marks.append(("kernel", block.nbytes + nbytes, begin, end))
+            region = work.output_region(window.region)
+            slot.stored = self._direct.writes(region, slot.result) if self._direct else None
+            if slot.stored is None:
+                fetched = lanes.fetch(slot.result, slot.target[:nbytes], end)
+                slot.marks.append(("from device", nbytes, *fetched))
 
     def finish(self, slot: DeviceSlot) -> list[Task]:
         for stage, moved, begin, end in slot.marks:
             last = self._lanes.passed(end)
             self._ends.spans.add(stage, slot.number, self._lanes.passed(begin), last, moved)
+        if slot.stored is not None:
+            return slot.stored
         region = self._ends.work.output_region(slot.window.region)
         result = shaped(slot.target, region.shape, self._ends.result_dtype)
         return self._ends.writes(region, result)
 
     def release(self, slot: DeviceSlot) -> None:
-        slot.marks, slot.result = [], None
+        slot.marks, slot.result, slot.stored = [], None, None
 
     def _kept(self, result: Array) -> Array:
         """The result as it may stay while later chunks are computed, which share the padded block."""

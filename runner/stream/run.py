@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from runner.storage.paths import KEPT
 from runner.stream.cut import chunks_of, known_result
 from runner.stream.dealt import Show, report, threads_of, unseen, work_off
 from runner.stream.device import DeviceEngine
+from runner.stream.direct import Direct
 from runner.stream.ends import Ends, Engine
 from runner.stream.host import HostEngine
 from runner.stream.identity import State, identity, state_of
@@ -60,14 +61,17 @@ class Streaming:
         self.ending.keeps("finished chunks are kept; the same command with --resume goes on")
         todo = [number for number in range(len(chunks)) if number not in finished]
         ends = Ends(world, self.work, chunks, self.source, self.sink, Spans())
-        engine: Engine = DeviceEngine(ends) if world.backend.asynchronous else HostEngine(ends)
-        deal = self._work_off(engine, ends, todo)
+        direct = self._direct(ends)
+        engine = DeviceEngine(ends, direct) if world.backend.asynchronous else HostEngine(ends)
+        with closing(direct) if direct else nullcontext():
+            deal = self._work_off(engine, ends, todo)
         world.once(lambda: self._check_unchanged(before))
         return {
             "chunks": len(chunks),
             "rows": chunks.rows,
             "depth": options.depth,
             "resumed": len(finished),
+            "direct": direct is not None,
             "own": [one[0] for one in deal],
             "taken_over": [one[1] for one in deal],
             **report(world, self.phases, ends.spans, options.timeline, self._about),
@@ -91,6 +95,14 @@ class Streaming:
 
     def _settle(self, kept: dict[str, Any] | None, whole: dict[str, Any]) -> set[int]:
         return settle(self.world, self.ending, self.journal, self.sink.partial, kept, whole, self._create)
+
+    def _direct(self, ends: Ends) -> Direct | None:
+        """The files for GPUDirect Storage, where this rank's GPU has it."""
+        if self.world.here.device.kind != "cuda":
+            return None
+        from runner.backend import cuda_files
+
+        return None if cuda_files.why_not() else Direct(ends, cuda_files.DirectFile)
 
     def _create(self) -> None:
         self.sink.create()

@@ -45,7 +45,7 @@ LAYERS = (
     ("comm.nccl",),
     ("backend.cuda_box",),
     ("backend.cpu", "backend.cuda", "survey_gpu", "survey_network"),
-    ("backend.box", "backend.cuda_lanes"),
+    ("backend.box", "backend.cuda_files", "backend.cuda_lanes"),
     ("chunks", "window"),
     ("backend",),  # the protocols
     ("comm",),

@@ -1,0 +1,76 @@
+"""Chunks between files and a device's memory, past the host's, where files hold them in one stretch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from runner.comm import Array
+from runner.partition import Region, Shape
+from runner.storage import Sink, Source
+from runner.storage.flat import FlatSink, FlatSource, stretch
+from runner.stream.ends import Ends, Task
+from runner.window import Window
+
+
+class File(Protocol):
+    """A file for a device; its methods are called by several threads."""
+
+    def read(self, target: Array, offset: int) -> None: ...
+
+    def write(self, source: Array, offset: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Open = Callable[[Path, bool], File]  # path, and whether it is to be written
+
+
+class Direct:
+    """One run's two files as a device reads and writes them."""
+
+    def __init__(self, ends: Ends, open_file: Open) -> None:
+        self._ends = ends
+        source, sink = ends.source, ends.sink
+        self._source = open_file(source.path, False) if isinstance(source, FlatSource) else None
+        self._sink = open_file(sink.partial, True) if isinstance(sink, FlatSink) else None
+
+    def reads(self, window: Window, target: Array) -> list[Task] | None:
+        """What a window is made of, read to `target`, flat uint8; None where it is in several stretches."""
+        source, (region, *more) = self._ends.source, [region for region, _ in window.reads()]
+        if self._source is None or more or (offset := _read_at(source, region)) is None:
+            return None
+        part = target[: region.size * source.dtype.itemsize]
+        return [Task("read", part.nbytes, partial(self._source.read, part, offset))]
+
+    def writes(self, region: Region, result: Array) -> list[Task] | None:
+        """A contiguous result, written to `region` of the output; None where that is in several stretches."""
+        if self._sink is None or (offset := _write_at(self._ends.sink, region)) is None:
+            return None
+        part = result.reshape(-1).view(np.uint8)
+        return [Task("write", part.nbytes, partial(self._sink.write, part, offset))]
+
+    def close(self) -> None:
+        for file in (self._source, self._sink):
+            if file is not None:
+                file.close()
+
+
+def _read_at(source: Source, region: Region) -> int | None:
+    """The byte with which the region begins in its file; None where it does not lie there as in memory."""
+    if not isinstance(source, FlatSource) or source.order != "C" or not source.stored.isnative:
+        return None
+    return _byte(source.offset, source.shape, source.dtype.itemsize, region)
+
+
+def _write_at(sink: Sink, region: Region) -> int | None:
+    return _byte(sink.offset, sink.shape, sink.dtype.itemsize, region) if isinstance(sink, FlatSink) else None
+
+
+def _byte(offset: int, shape: Shape, itemsize: int, region: Region) -> int | None:
+    first = stretch(shape, region) if region.size else None
+    return None if first is None else offset + first * itemsize
