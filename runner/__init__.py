@@ -9,6 +9,8 @@ package costs nothing.
     Tiles                               an array in pieces that do not depend on the ranks (`runner.reduce`)
     kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
     Box, Gpu, Memory, open_box          all GPUs of this process, for measurements (`runner.backend.box`)
+    Pool, open_pools                    ways to allocate memory of a GPU, compared (`runner.backend.pools`)
+    geam, gemm                          cuBLAS on raw memory, row-major (`runner.backend.cuda_blas`)
     UserError, RunError, MeshrunError   what goes wrong (`runner.errors`)
     as_rank, Ending                     a command of its own that is run by ranks (`runner.rank`)
     Progress, Watchdog                  ends a run that is stuck, and says where (`runner.watchdog`)
@@ -17,6 +19,8 @@ package costs nothing.
     environment                         the process's variables (`runner.launcher`)
     Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
                                         collectives on raw memory (`runner.comm.collectives`)
+    SimulatedFleet, FleetSpec, Fault, parse_fleet, random_fault
+                                        a model of a fleet with faults put in (`runner.comm.simulated_fleet`)
 """
 
 from __future__ import annotations
@@ -29,7 +33,11 @@ if TYPE_CHECKING:
     from runner.backend.box import Gpu as Gpu
     from runner.backend.box import Memory as Memory
     from runner.backend.cuda import kernel as kernel
+    from runner.backend.cuda_blas import geam as geam
+    from runner.backend.cuda_blas import gemm as gemm
     from runner.backend.cuda_box import open_box as open_box
+    from runner.backend.cuda_pools import open_pools as open_pools
+    from runner.backend.pools import Pool as Pool
     from runner.clock import clock_offsets as clock_offsets
     from runner.comm import Control as Control
     from runner.comm.collectives import DATATYPES as DATATYPES
@@ -41,6 +49,11 @@ if TYPE_CHECKING:
     from runner.comm.collectives import Datatype as Datatype
     from runner.comm.collectives import Place as Place
     from runner.comm.collectives import premultiplier as premultiplier
+    from runner.comm.simulated_faults import Fault as Fault
+    from runner.comm.simulated_fleet import SimulatedFleet as SimulatedFleet
+    from runner.comm.simulated_spec import FleetSpec as FleetSpec
+    from runner.comm.simulated_spec import parse_fleet as parse_fleet
+    from runner.comm.simulated_spec import random_fault as random_fault
     from runner.declare import job as job
     from runner.declare import map_blocks as map_blocks
     from runner.declare import reduce_blocks as reduce_blocks
@@ -74,6 +87,10 @@ _HOME = {
     "Gpu": "runner.backend.box",
     "Memory": "runner.backend.box",
     "open_box": "runner.backend.cuda_box",
+    "geam": "runner.backend.cuda_blas",
+    "gemm": "runner.backend.cuda_blas",
+    "Pool": "runner.backend.pools",
+    "open_pools": "runner.backend.cuda_pools",
     "UserError": "runner.errors",
     "RunError": "runner.errors",
     "MeshrunError": "runner.errors",
@@ -97,6 +114,11 @@ _HOME = {
     "OPERATIONS": "runner.comm.collectives",
     "REDUCTIONS": "runner.comm.collectives",
     "premultiplier": "runner.comm.collectives",
+    "SimulatedFleet": "runner.comm.simulated_fleet",
+    "FleetSpec": "runner.comm.simulated_spec",
+    "Fault": "runner.comm.simulated_faults",
+    "parse_fleet": "runner.comm.simulated_spec",
+    "random_fault": "runner.comm.simulated_spec",
 }
 __all__ = list(_HOME)
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import runner
+from jobs.bench.copy.command import copy
 from jobs.bench.memory.command import memory
 from jobs.bench.options import (
     BAD_USAGE,
@@ -54,6 +55,7 @@ def bench() -> None:
 
 
 bench.add_command(memory)
+bench.add_command(copy)
 
 
 def _add(name: str, operations: tuple[str, ...], summary: str) -> None:

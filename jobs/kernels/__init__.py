@@ -25,7 +25,16 @@ CTYPE = {
     "float16": "__half",
     "float32": "float",
     "float64": "double",
+    "bfloat16": "__nv_bfloat16",
 }
+# The instance for float32 of kernels with more template parameters than the type of elements.
+FLOAT32 = {
+    "transpose_vectorised": "transpose_vectorised<float, 4, 16, 16, 32, true>",
+    "matmul_naive": "matmul_naive<float, float>",
+    "matmul_tiled": "matmul_tiled<float, float>",
+    "matmul_register": "matmul_register<true>",
+}
+FUSED = ("matmul_naive", "matmul_tiled", "matmul_register")  # their sums are of fused multiply-adds
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid; the other two dimensions hold 65535 only
 
@@ -45,15 +54,48 @@ def address(array: Any) -> int:
     return pointer
 
 
-def load(file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-    """The compiled `instance` of a kernel in `file`, a .cu file of this folder."""
-    return runner.kernel(FOLDER / file, instance, (_headers(), *options))
+def load(
+    file: str, instance: str | None = None, options: tuple[str, ...] | None = None
+) -> Callable[..., None]:
+    """A kernel of this folder, for the current GPU; call it with (grid, block, arguments, stream=...).
+
+    file: such as "transpose_tiled"; .cu may be left out. instance: of the template in it, such as
+    "transpose_tiled<double>"; otherwise the one for float32. options: for the compiler; otherwise those
+    that the kernel is meant for. Arguments are CuPy arrays, or addresses as np.uint64, and NumPy scalars
+    of the parameters' exact types.
+
+    Transposes of a C-contiguous (rows, columns); 256 threads; input, output, np.int64 rows, columns:
+
+        kernel                  blocks                                       limits
+        transpose_naive         ceil(rows / 8) * ceil(columns / 32)
+        transpose_tiled         ceil(rows / 32) * ceil(columns / 32)
+        transpose_vectorised    ceil(rows / 64) * ceil(columns / 64)         rows and columns multiples of 4,
+                                                                             addresses of 16 bytes
+
+    Products (m, k) x (k, n), C-contiguous; a, b, out, np.int64 m, n, k:
+
+        matmul_naive            ceil(m / 8) * ceil(n / 32), 256 threads
+        matmul_tiled            ceil(m / 32) * ceil(n / 32), 1024 threads
+        matmul_register         ceil(m / 128) * ceil(n / 128), 256 threads   n and k multiples of 4,
+                                                                             addresses of 16 bytes
+
+    For example, of a CuPy array `a` of 1000 x 300 float32:
+
+        load("transpose_tiled")((32 * 10,), (256,), (a, out, np.int64(1000), np.int64(300)))
+    """
+    name = file.removesuffix(".cu")
+    if instance is None:
+        instance = FLOAT32.get(name, f"{name}<float>")
+    if options is None:
+        options = ("--fmad=true",) if name in FUSED else ()
+    return runner.kernel(FOLDER / f"{name}.cu", instance, (_headers(), *options))
 
 
 @functools.cache
 def _headers() -> str:
     # CuPy's cache of compiled kernels does not look into included files: let the key change with them.
-    return f"-DHEADERS={zlib.crc32((FOLDER / 'common.cuh').read_bytes())}u"
+    headers = b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.cuh")))
+    return f"-DHEADERS={zlib.crc32(headers)}u"
 
 
 def launch(

@@ -1,3 +1,28 @@
 """The instances of each kernel file that measurements launch."""
 
-INSTANCES: dict[str, tuple[str, ...]] = {}
+from jobs.bench.memory.transpose_ways import SINGLE, variants
+
+WORDS = ("float", "unsigned short", "unsigned", "unsigned long long")
+REALS = ("float", "__half", "__nv_bfloat16")
+
+INSTANCES: dict[str, tuple[str, ...]] = {
+    "chase.cu": ("chase",),
+    "copy_small.cu": ("copy_small",),
+    "copy_split.cu": ("copy_split",),
+    "copy_streaming.cu": ("copy_streaming",),
+    "gate.cu": ("gate",),
+    "affine.cu": ("affine",),
+    "peer.cu": ("peer_copy",),
+    "strided.cu": ("strided<8>",),
+    "touch.cu": ("touch",),
+    "transpose_naive.cu": tuple(f"transpose_naive<{word}>" for word in WORDS),
+    "transpose_tiled.cu": tuple(f"transpose_tiled<{word}>" for word in WORDS),
+    "transpose_vectorised.cu": (
+        "transpose_vectorised<float, 4, 16, 16, 32, true>",
+        *(variant.instance(size, 16 // size) for size in (2, 4, 8) for variant in variants(size)),
+        *(SINGLE.instance(size, 1) for size in (2, 4, 8)),
+    ),
+    "matmul_naive.cu": tuple(f"matmul_naive<{kind}, float>" for kind in REALS),
+    "matmul_tiled.cu": tuple(f"matmul_tiled<{kind}, float>" for kind in REALS),
+    "matmul_register.cu": ("matmul_register<true>", "matmul_register<false>"),
+}

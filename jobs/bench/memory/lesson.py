@@ -131,6 +131,8 @@ def crossings(lines: Sequence[Line]) -> list[tuple[float, str]]:
 
     Only x where every line has a value count, and a lead of less than 2 % changes nothing.
     """
+    if not lines:
+        return []
     places = sorted(set.intersection(*({x for x, y in line.points if y is not None} for line in lines)))
     height = {(line.label, x): y for line in lines for x, y in line.points if y is not None}
     found: list[tuple[float, str]] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.bench import plot
 from jobs.bench.memory.lesson import Bars, Cell, Chart, Lesson, Table
@@ -61,14 +61,23 @@ def record(lesson: Lesson, environment: Sequence[str]) -> str:
     facts = {"version": version("meshrun"), "lesson": lesson.name, "title": lesson.title}
     tables = [asdict(table) for table in lesson.tables]
     whole = {**facts, "tables": tables, "said": lesson.said, "wrong": lesson.wrong, **lesson.facts}
-    return json.dumps({**whole, "environment": list(environment)}, indent=1) + "\n"
+    return json.dumps(_finite({**whole, "environment": list(environment)}), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that JSON cannot write."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def draw(lesson: Lesson, target: str | Path) -> None:
     """The charts side by side; UserError as `jobs.bench.plot.plot`."""
 
     def figure(canvas: Figure) -> None:
-        panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0]
+        panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0] if lesson.charts else ()
         for axes, chart in zip(panels, lesson.charts, strict=True):
             if isinstance(chart, Bars):
                 _bars(axes, chart)
@@ -101,7 +110,8 @@ def _chart(axes: Axes, chart: Chart) -> None:
         plot.from_zero(axes)
     plot.against(axes, places, lambda x: plot.size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
     axes.set_ylabel(chart.y)
-    axes.legend(fontsize="small")
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize="small")
 
 
 def _bars(axes: Axes, bars: Bars) -> None:

@@ -1,0 +1,81 @@
+"""Times of work that may be too short for one reading of a clock, and what it was measured on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import runner
+from jobs.bench.memory.lesson import Stage
+from jobs.bench.plot import size_name
+
+ENOUGH = 200e-6  # seconds that a sample takes at least
+TURNS = 16  # of work on a GPU in a sample at least: the host issues the next while one runs
+
+
+def nothing() -> None:
+    pass
+
+
+def by_clock(move: Callable[[], object], ready: Callable[[], object] = nothing) -> float:
+    """Seconds that `move` takes on the host's clock; the mean of as many as a sample needs.
+
+    ready: before each of them, not timed.
+    """
+    spent, turns = 0.0, 0
+    while spent < ENOUGH:
+        ready()
+        begin = perf_counter()
+        move()
+        spent += perf_counter() - begin
+        turns += 1
+    return spent / turns
+
+
+def by_marks(stage: Stage, stream: Any, issue: Callable[[int], object]) -> float:
+    """Seconds that what `issue` queues takes on the GPU, one after another; the median of the samples.
+
+    issue: called with 0, 1, 2, ... within a sample.
+    """
+    box = stage.gpus
+
+    def sample(turns: int) -> float:
+        begin = box.mark(stream)
+        for turn in range(turns):
+            issue(turn)
+        end = box.mark(stream)
+        box.synchronize(stream)
+        return box.elapsed(begin, end) / turns
+
+    sample(1)
+    once = sample(1)
+    turns = max(TURNS, math.ceil(ENOUGH / once)) if once > 0 else TURNS
+    return stage.median(lambda: sample(turns))
+
+
+def device(stage: Stage) -> dict[str, Any]:
+    """What was measured, for JSON."""
+    if stage.box is None:
+        return {"kind": "cpu", "name": stage.world.here.device.name}
+    gpu = stage.box.gpus[stage.gpu]
+    return {"kind": "cuda", "name": gpu.name, "uuid": gpu.uuid, "bus_id": gpu.bus_id, "cache": gpu.cache}
+
+
+def name(stage: Stage) -> str:
+    """What was measured, for people."""
+    device = stage.world.here.device
+    return device.name if stage.box is None else f"GPU {stage.gpu}, {stage.box.gpus[stage.gpu].name}"
+
+
+def refuse_beyond(stage: Stage, nbytes: int) -> None:
+    """Raises UserError where the host has not so much memory: the system would end somebody's process."""
+    free = stage.world.backend.free_memory()
+    if nbytes > free:
+        raise runner.UserError(
+            "there is not enough memory",
+            got=f"-e {size_name(stage.maxbytes)}, which needs {size_name(nbytes)}",
+            expected=f"at most {size_name(free)}, what is free",
+            hint="a smaller -e",
+        )

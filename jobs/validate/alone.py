@@ -1,0 +1,56 @@
+"""Each GPU alone, and its copies from and to the host: GPUs, their PCIe, and hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jobs.validate.cover import Cover, Kind, Mask, Suspect, kind_of
+from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.inquiry import Name
+from jobs.validate.plan import Plan
+from jobs.validate.probe import Alone, Probe
+from jobs.validate.table import Siblings, Table, tabulate
+
+MANY = 5  # hosts from which on the siblings of a GPU are those at its place on other hosts
+
+
+class AloneScope:
+    """The scope of one operation that every rank does for itself: rows of one rank each."""
+
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, what: Alone, bad: dict[int, float]) -> None:
+        self.probe, self.fleet, self.plan, self.what, self.bad = probe, fleet, plan, what, bad
+        sizes = {"memory": plan.memory_bytes, "product": plan.product_bytes}
+        self.nbytes = sizes.get(what, plan.copy_bytes)
+
+    def first(self) -> Table:
+        return self.measured(self.plan.samples, again=False)
+
+    def again(self, suspects: Sequence[Name]) -> Table:
+        """All ranks once more: each is alone with itself in any case, and the others are the siblings."""
+        return self.measured(self.plan.again, again=True)
+
+    def measured(self, samples: int, again: bool) -> Table:
+        ranks = np.arange(self.fleet.ranks, dtype=np.int64)
+        seconds = self.probe.alone(self.what, self.nbytes, samples)
+        return tabulate([np.stack([ranks, ranks], axis=1)], [seconds], self.alike, self.plan, again)
+
+    def alike(self, a: Ints, b: Ints) -> Siblings:
+        hosts = self.fleet.hosts
+        rows = np.arange(len(a))
+        if hosts >= MANY:
+            return Siblings(self.fleet.gpu[a], rows, (hosts - 2) / hosts)
+        # One host and one GPU may be slow.
+        clean = max(hosts - 1, 1) / hosts - 1 / self.fleet.ranks
+        return Siblings(np.zeros(len(a), np.int64), rows, max(clean, 0.0))
+
+    def kinds(self, table: Table) -> list[Kind]:
+        return [kind_of("gpu", table.a), kind_of("host", self.fleet.host[table.a])]
+
+    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
+        for rank, effect in self.bad.items():
+            yield table.a == rank, effect
+
+    def flapping(self, cover: Cover) -> Suspect | None:
+        return None

@@ -1,0 +1,168 @@
+"""Host pairs, rail by rail: NICs, hosts, rails and the links between hosts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jobs.validate.cover import Cover, Kind, Mask, Suspect, kind_of
+from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.inquiry import Name
+from jobs.validate.plan import Plan
+from jobs.validate.probe import Probe
+from jobs.validate.robust import clean_pairs
+from jobs.validate.rounds import apart, between
+from jobs.validate.table import Siblings, Table, tabulate
+
+PARTNERS = 4  # of each suspect that is asked
+VISITS = 3  # to each partner, at different times
+BURST = 10  # samples that a flapping part may stay slow for: so many count as one observation
+
+
+class Between:
+    """The scope of the rung. bad: ranks that an earlier rung explains, with the log of their slowdown."""
+
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: dict[int, float]) -> None:
+        self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
+        self.random = np.random.default_rng(plan.seed)
+        self.suspects = set(bad)  # ranks
+        self.flows: list[Ints] = []
+        self.seconds: list[np.ndarray] = []
+
+    # --- measuring
+
+    def first(self) -> Table:
+        rounds = list(between(self.fleet, self.plan))
+        samples = max(self.plan.samples, math.ceil(self.plan.enough / len(rounds)))
+        return tabulate(rounds, [self.measured(flows, samples) for flows in rounds], self.alike, self.plan)
+
+    def again(self, suspects: Sequence[Name]) -> Table:
+        """Suspects one flow a host at a time, and good ranks in the same rounds: the suspects' new siblings."""
+        self.suspects |= {rank for name in suspects for rank in self.ranks(name)}
+        flows = [flow for name in suspects for flow in self.questions(name, self.suspects)]
+        flows += self.controls(self.suspects, cross=any(self.fleet.gpu[a] != self.fleet.gpu[b] for a, b in flows))
+        rounds = apart(list(dict.fromkeys(flows)), self.fleet, max(1, self.fleet.hosts // 4))
+        samples = max(self.plan.again // VISITS, 3)
+        for _ in range(VISITS):
+            for met in rounds:
+                table = np.array(met, np.int64)
+                self.flows.append(table)
+                self.seconds.append(self.measured(table, samples))
+        return tabulate(self.flows, self.seconds, self.alike_again, self.plan, again=True)
+
+    def measured(self, flows: Ints, samples: int) -> np.ndarray:
+        return self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.nic_bytes, samples)
+
+    def alike(self, a: Ints, b: Ints) -> Siblings:
+        """Flows on one rail are alike, and flows across rails are. With three hosts or more, host pairs are compared."""
+        host, gpu, hosts, rails = self.fleet.host, self.fleet.gpu, self.fleet.hosts, self.fleet.rails
+        cross = (gpu[a] != gpu[b]).astype(np.int64)
+        if hosts == 2:
+            return Siblings(cross, np.arange(len(a)), (rails - 1) / rails)
+        low, high = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
+        return Siblings(cross, low * hosts + high, clean_pairs(hosts, 2) if hosts > 3 else 0.0)
+
+    def alike_again(self, a: Ints, b: Ints) -> Siblings:
+        cross = (self.fleet.gpu[a] != self.fleet.gpu[b]).astype(np.int64)
+        asked = np.isin(np.arange(self.fleet.ranks), list(self.suspects))
+        return Siblings(cross, np.arange(len(a)), 0.2, ~asked[a] & ~asked[b])
+
+    # --- parts
+
+    def kinds(self, table: Table) -> list[Kind]:
+        """The parts on the way of each flow; of those that explain the same, the first is named."""
+        a, b = table.a, table.b
+        host, gpu, size = self.fleet.host, self.fleet.gpu, self.fleet.ranks
+        low, high = np.minimum(a, b), np.maximum(a, b)
+        first, second = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
+        same = gpu[a] == gpu[b]
+        return [
+            kind_of("nic", a, b),
+            kind_of("send", a),
+            kind_of("receive", b),
+            kind_of("host", host[a], host[b]),
+            kind_of("rail", np.where(same, gpu[a], -1)),
+            kind_of("link", first * self.fleet.hosts + second),
+            kind_of("path", low * size + high),
+        ]
+
+    def ranks(self, name: Name) -> list[int]:
+        """Ranks that a suspect consists of."""
+        kind, key = name
+        if kind == "host":
+            return list(self.fleet.on(key).tolist())
+        if kind == "rail":
+            return list(self.fleet.rail(key).tolist())
+        if kind == "link":
+            return [rank for host in divmod(key, self.fleet.hosts) for rank in self.fleet.on(host).tolist()]
+        return list(divmod(key, self.fleet.ranks)) if kind == "path" else [key]
+
+    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
+        for rank, effect in self.bad.items():
+            yield (table.a == rank) | (table.b == rank), effect
+
+    def flapping(self, cover: Cover) -> Suspect | None:
+        """The NIC with the largest share of slow samples, when that is far above the usual share."""
+        table, ranks = cover.table, self.fleet.ranks
+        slow, count = np.zeros(ranks), np.zeros(ranks)
+        for side in (table.a[cover.open], table.b[cover.open]):
+            slow += np.bincount(side, table.slow[cover.open], ranks)
+            count += np.bincount(side, table.count[cover.open], ranks)
+        for rank in (key for kind, key in cover.out if kind == "flap"):
+            slow[rank] = 0
+        seen = count > 0
+        share = np.divide(slow, count, out=np.zeros(ranks), where=seen)
+        usual = float(np.median(share[seen])) if seen.any() else 0.0
+        # Standard error of a share of count / BURST independent observations, five of them.
+        noise = 5 * np.sqrt(max(usual, 0.01) * BURST / np.maximum(count, BURST))
+        over = np.where(share > usual + 0.05 + noise, share, 0.0)
+        if not over.any():
+            return None
+        rank = int(over.argmax())
+        ties = tuple(("flap", int(other)) for other in np.flatnonzero(over > 0.8 * over[rank]) if other != rank)
+        rows = (table.a == rank) | (table.b == rank)
+        return Suspect("flap", rank, rows, np.inf, ties[:PARTNERS])
+
+    # --- questions
+
+    def questions(self, name: Name, suspects: set[int]) -> list[tuple[int, int]]:
+        kind, key = name
+        fleet = self.fleet
+        if kind == "link":
+            left, right = divmod(key, fleet.hosts)
+            pairs = [(int(a), int(b)) for a, b in zip(fleet.at[left], fleet.at[right], strict=True) if min(a, b) >= 0]
+        elif kind == "path":
+            pairs = [divmod(key, fleet.ranks)]
+            pairs += [(rank, other) for rank in pairs[0] for other in self.partners(rank, suspects, PARTNERS // 2)]
+        else:
+            ranks = self.ranks(name)
+            few = ranks if len(ranks) <= 8 else self.random.choice(ranks, 8, replace=False).tolist()
+            pairs = [(rank, other) for rank in few for other in self.partners(rank, suspects, PARTNERS)]
+        return [flow for a, b in pairs for flow in ((a, b), (b, a))]
+
+    def partners(self, rank: int, suspects: set[int], count: int) -> list[int]:
+        """Good ranks of other hosts on the same rail; across rails too where there are few, which tells the sides apart."""
+        fleet = self.fleet
+        away = fleet.host != fleet.host[rank]
+        rail = away & (fleet.gpu == fleet.gpu[rank])
+        found = self.chosen(np.flatnonzero(rail), suspects, count)
+        if rail.sum() < PARTNERS:
+            found += self.chosen(np.flatnonzero(away & ~rail), suspects, count)
+        return found
+
+    def chosen(self, ranks: Ints, suspects: set[int], count: int) -> list[int]:
+        """Some of the ranks at random, those without suspicion first."""
+        order = self.random.permutation(ranks).tolist()
+        return sorted(order, key=lambda rank: rank in suspects)[:count]
+
+    def controls(self, suspects: set[int], cross: bool) -> list[tuple[int, int]]:
+        """Flows between ranks without suspicion (or with, when there are no others)."""
+        found = []
+        for rank in self.chosen(np.arange(self.fleet.ranks), suspects, 8):
+            away = self.fleet.host != self.fleet.host[rank]
+            rail = self.fleet.gpu == self.fleet.gpu[rank]
+            for alike in (away & rail, away & ~rail & cross):
+                found += [(rank, other) for other in self.chosen(np.flatnonzero(alike), suspects, 1)]
+        return found

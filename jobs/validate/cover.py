@@ -1,0 +1,114 @@
+"""Which part explains the slow measurements: the one that most of them have in common, again and again.
+
+A path is as fast as its slowest part, so a slow part makes (nearly) all that goes through it slow, and what is not
+slow acquits every part on its way. The search is a greedy set cover (Johnson 1974; in network tomography: the smallest
+consistent failure set, Duffield 2006): take the part that explains the most slow measurements while nearly all of its
+open ones are slow; its effect is their median; take out what it explains; look again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobs.validate.fleet import Ints
+from jobs.validate.robust import Floats
+from jobs.validate.table import Table
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A kind of part. labels: for each row the one or two parts of this kind on its way, -1: none. keys: their names."""
+
+    name: str
+    labels: tuple[Ints, ...]
+    keys: Ints
+
+
+def kind_of(name: str, *keys: Ints) -> Kind:
+    """Keys (any integers, negative: none) as labels 0, 1, ..."""
+    known, labels = np.unique(np.concatenate(keys), return_inverse=True)
+    none = int(np.searchsorted(known, 0))
+    split = np.split(np.maximum(labels.reshape(-1) - none, -1).astype(np.int64), len(keys))
+    return Kind(name, tuple(split), known[none:])
+
+
+@dataclass(frozen=True, eq=False)
+class Suspect:
+    """A part that would explain `rows`. effect: log of its time over the siblings'. ties: others that explain as much."""
+
+    kind: str
+    key: int
+    rows: Mask
+    effect: float
+    ties: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> tuple[str, int]:
+        return self.kind, self.key
+
+
+class Cover:
+    """What is still to be explained. kinds: in order of preference where several explain the same."""
+
+    def __init__(self, table: Table, kinds: Sequence[Kind], share: float) -> None:
+        self.table, self.kinds, self.share = table, kinds, share
+        self.open = np.ones(len(table), bool)
+        self.slow = table.level > table.threshold
+        self.through = [self.count(kind, np.arange(len(table))) for kind in kinds]
+        self.out: set[tuple[str, int]] = set()
+
+    def count(self, kind: Kind, rows: Ints) -> Ints:
+        """How many of the rows go through each part."""
+        found = np.zeros(len(kind.keys), np.int64)
+        for labels in kind.labels:
+            inside = labels[rows]
+            found += np.bincount(inside[inside >= 0], minlength=len(kind.keys))
+        return found
+
+    def rows(self, kind: str, key: int) -> Mask:
+        """All measurements that go through a part."""
+        known = next(known for known in self.kinds if known.name == kind)
+        label = int(np.searchsorted(known.keys, key))
+        return np.logical_or.reduce([labels == label for labels in known.labels])
+
+    def strongest(self) -> Suspect | None:
+        """The part that explains the most; None when nothing that is slow is left, or nothing explains it."""
+        late = np.flatnonzero(self.open & self.slow)
+        if not len(late):
+            return None
+        best, most, ties = ("", -1), 0, []
+        for kind, through in zip(self.kinds, self.through, strict=True):
+            slow = self.count(kind, late)
+            fit = np.flatnonzero((slow > 0) & (slow >= self.share * through) & (slow >= most))
+            # Of equals, the kind preferred; in one kind, the first.
+            for label in fit[np.argsort(-slow[fit], kind="stable")]:
+                name = (kind.name, int(kind.keys[label]))
+                if name in self.out or slow[label] < most:
+                    continue
+                if slow[label] > most:
+                    best, most, ties = name, int(slow[label]), []
+                else:
+                    ties.append(name)
+        if not most:
+            return None
+        rows = self.rows(*best)
+        effect = float(np.median(self.table.level[rows & self.open & self.slow]))
+        same = [tie for tie in ties if (self.rows(*tie) & self.open & self.slow & rows).sum() == most]
+        return Suspect(*best, rows, effect, tuple(same))
+
+    def explain(self, rows: Mask, effect: float) -> None:
+        """Take out what a part with this effect explains; what is slower still stays open."""
+        self.close(rows & (self.table.level <= effect + 1.5 * self.table.threshold))
+
+    def close(self, rows: Mask) -> None:
+        rows = rows & self.open
+        self.open &= ~rows
+        gone = np.flatnonzero(rows)
+        for kind, through in zip(self.kinds, self.through, strict=True):
+            through -= self.count(kind, gone)

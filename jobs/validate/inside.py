@@ -1,0 +1,79 @@
+"""GPU pairs inside each host: the NVLink (or what there is instead) of a GPU, of a pair, of a host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jobs.validate.alone import MANY
+from jobs.validate.cover import Cover, Kind, Mask, Suspect, kind_of
+from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.inquiry import Name
+from jobs.validate.plan import Plan
+from jobs.validate.probe import Probe
+from jobs.validate.robust import clean_pairs
+from jobs.validate.rounds import apart, inside
+from jobs.validate.table import Siblings, Table, tabulate
+
+
+class Inside:
+    """The scope of the rung. bad: ranks that an earlier rung explains, with the log of their slowdown."""
+
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: dict[int, float]) -> None:
+        self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
+        self.random = np.random.default_rng(plan.seed)
+        self.asked: set[int] = set()  # hosts
+
+    def first(self) -> Table:
+        rounds = list(inside(self.fleet))
+        return self.measured(rounds, self.plan.samples, again=False)
+
+    def again(self, suspects: Sequence[Name]) -> Table:
+        """All pairs of the hosts in question, and of a few others: one flow a host at a time."""
+        self.asked |= {host for name in suspects for host in self.hosts(name)}
+        others = [host for host in self.random.permutation(self.fleet.hosts).tolist() if host not in self.asked]
+        chosen = [*sorted(self.asked), *others[:MANY]]
+        flows = [
+            (int(a), int(b)) for host in chosen for a in self.fleet.on(host) for b in self.fleet.on(host) if a != b
+        ]
+        rounds = [np.array(met, np.int64) for met in apart(flows, self.fleet, len(flows))]
+        return self.measured(rounds, self.plan.again, again=True)
+
+    def measured(self, rounds: list[Ints], samples: int, again: bool) -> Table:
+        seconds = [self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples) for flows in rounds]
+        return tabulate(rounds, seconds, self.alike, self.plan, again)
+
+    def alike(self, a: Ints, b: Ints) -> Siblings:
+        """With many hosts, the same pair of GPUs on all hosts; else all pairs."""
+        fleet, rows = self.fleet, np.arange(len(a))
+        hosts = len(np.unique(fleet.host[a]))
+        if hosts >= MANY:
+            return Siblings(fleet.gpu[a] * fleet.rails + fleet.gpu[b], rows, (hosts - 2) / hosts)
+        largest = math.ceil(fleet.ranks / fleet.hosts)
+        clean = max(hosts - 1, 1) / hosts * clean_pairs(largest, 1)
+        return Siblings(np.zeros(len(a), np.int64), rows, clean)
+
+    def kinds(self, table: Table) -> list[Kind]:
+        a, b = table.a, table.b
+        return [
+            kind_of("nvlink", a, b),
+            kind_of("nvlink send", a),
+            kind_of("nvlink receive", b),
+            kind_of("pair", np.minimum(a, b) * self.fleet.ranks + np.maximum(a, b)),
+            kind_of("host", self.fleet.host[a]),
+        ]
+
+    def hosts(self, name: Name) -> list[int]:
+        kind, key = name
+        if kind == "host":
+            return [key]
+        return [int(self.fleet.host[key // self.fleet.ranks if kind == "pair" else key])]
+
+    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
+        for rank, effect in self.bad.items():
+            yield (table.a == rank) | (table.b == rank), effect
+
+    def flapping(self, cover: Cover) -> Suspect | None:
+        return None

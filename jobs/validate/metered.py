@@ -1,0 +1,44 @@
+"""A probe that counts what is asked of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from jobs.validate.probe import Alone, Place, Probe, Seconds
+
+
+class Metered:
+    """rounds: calls. messages: flows and ring members, times samples. seconds: spent measuring."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.reset()
+
+    def reset(self) -> None:
+        self.rounds, self.messages, self.seconds = 0, 0, 0.0
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self.probe.hosts
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return self.probe.places
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.alone(what, nbytes, samples), 0)
+
+    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.flows(flows, nbytes, samples), len(flows) * samples)
+
+    def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.rings(groups, nbytes, samples), sum(map(len, groups)) * samples)
+
+    def timed(self, call: Callable[[], Seconds], messages: int) -> Seconds:
+        begin = time.perf_counter()
+        result = call()
+        self.seconds += time.perf_counter() - begin
+        self.rounds += 1
+        self.messages += messages
+        return result

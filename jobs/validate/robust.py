@@ -1,0 +1,60 @@
+"""Statistics that a minority of bad values does not move: medians and the median absolute deviation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jobs.validate.fleet import Ints
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+# Of a normal distribution, standard deviation = 1.4826 MAD (Hampel 1974).
+MAD_SCALE = 1.4826
+
+
+def spread(values: Floats) -> float:
+    """Standard deviation of the good values, by their median absolute deviation. 0 of fewer than 2."""
+    if len(values) < 2:
+        return 0.0
+    return float(MAD_SCALE * np.median(np.abs(values - np.median(values))))
+
+
+def row_medians(seconds: Floats) -> Floats:
+    """Median of each row without its NaN; NaN of a row with nothing else."""
+    found = np.full(len(seconds), np.nan)
+    some = ~np.isnan(seconds).all(axis=1)
+    if np.isnan(seconds[some]).any():
+        found[some] = np.nanmedian(seconds[some], axis=1)
+    else:
+        found[some] = np.median(seconds[some], axis=1)
+    return found
+
+
+def group_medians(values: Floats, group: Ints) -> Floats:
+    """Median (the lower one of two) of each group 0..max; NaN of an empty one."""
+    order = np.lexsort((values, group))
+    counts = np.bincount(group)
+    starts = np.cumsum(counts) - counts
+    medians = np.full(len(counts), np.nan)
+    medians[counts > 0] = values[order][(starts + (counts - 1) // 2)[counts > 0]]
+    return medians
+
+
+def clean_pairs(count: int, bad: int) -> float:
+    """Share of the pairs among `count` that no one of `bad` takes part in."""
+    good = max(count - bad, 0)
+    return good * (good - 1) / (count * (count - 1)) if count > 1 else 1.0
+
+
+def typical(values: Floats, clean: float, tolerance: float) -> float:
+    """What healthy siblings take, when the fastest `clean` share of them is surely healthy.
+
+    A fault only slows down, so the middle of the clean share is a first guess; the median of all that is close to
+    it is the answer (a low quantile alone would lean towards lucky noise).
+    """
+    ordered = np.sort(values)
+    guess = ordered[int(clean / 2 * (len(ordered) - 1))]
+    close = values[np.abs(values - guess) <= tolerance]
+    return float(np.median(close))

@@ -1,0 +1,163 @@
+"""GPU memory from the driver, from the driver's stream-ordered pool, and from CuPy's pool.
+
+All on the current device and, where the order of work matters, on the current stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+from cupy.cuda import runtime
+
+from runner.backend.pools import Pool
+from runner.errors import UserError, first_line
+
+# What CUDA's runtime and CuPy's pool raise.
+FAILURES = (runtime.CUDARuntimeError, MemoryError)
+KEEP = 2**64 - 1  # bytes: all that there can be
+
+
+class DriverPool:
+    """No pool: each call goes to the driver, and a release waits for all work of the device."""
+
+    label = "cudaMalloc"
+
+    def __init__(self) -> None:
+        self._stream = cupy.cuda.get_current_stream()
+        self._live = 0
+        self.trim()
+
+    def allocate(self, nbytes: int) -> int:
+        try:
+            address: int = runtime.malloc(nbytes)
+        except FAILURES as reason:
+            raise _refused(self, nbytes, reason) from reason
+        self._live += 1
+        return address
+
+    def release(self, handle: int) -> None:
+        runtime.free(handle)
+        self._live -= 1
+
+    def address(self, handle: int) -> int:
+        return handle
+
+    def settle(self, handle: int | None = None) -> None:
+        self._stream.synchronize()
+
+    def reserved(self) -> int:
+        # The driver does not say how much it rounds up to whole pages; what has become of the free memory
+        # does, as long as nobody else uses the GPU.
+        return max(self._free_before - int(runtime.memGetInfo()[0]), 0)
+
+    def trim(self) -> None:
+        if not self._live:
+            self._free_before = int(runtime.memGetInfo()[0])
+
+    def close(self) -> None:
+        pass
+
+
+class AsyncPool:
+    """cudaMallocAsync, cudaFreeAsync: in the order of a stream's work, from a pool that the driver has.
+
+    keep: bytes that it keeps when the stream is synchronised, its release threshold; CUDA's default is 0.
+    """
+
+    def __init__(self, keep: int = 0) -> None:
+        self.label = "cudaMallocAsync, keeping" if keep else "cudaMallocAsync"
+        self._stream = cupy.cuda.get_current_stream()
+        properties = runtime.MemPoolProps(
+            runtime.cudaMemAllocationTypePinned,
+            runtime.cudaMemHandleTypeNone,
+            runtime.cudaMemLocationTypeDevice,
+            runtime.getDevice(),
+        )
+        # One of its own, not the device's: that one is shared with the rest of the process.
+        self._pool = runtime.memPoolCreate(properties)
+        runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
+
+    def allocate(self, nbytes: int) -> int:
+        try:
+            address: int = runtime.mallocFromPoolAsync(nbytes, self._pool, self._stream.ptr)
+        except FAILURES as reason:
+            raise _refused(self, nbytes, reason) from reason
+        return address
+
+    def release(self, handle: int) -> None:
+        runtime.freeAsync(handle, self._stream.ptr)
+
+    def address(self, handle: int) -> int:
+        return handle
+
+    def settle(self, handle: int | None = None) -> None:
+        self._stream.synchronize()
+
+    def reserved(self) -> int:
+        attribute = runtime.cudaMemPoolAttrReservedMemCurrent
+        return int(runtime.memPoolGetAttribute(self._pool, attribute))
+
+    def trim(self) -> None:
+        self._stream.synchronize()  # what is freed in a stream is free when the stream has come there
+        runtime.memPoolTrimTo(self._pool, 0)
+
+    def close(self) -> None:
+        self.trim()
+        runtime.memPoolDestroy(self._pool)
+
+
+class CupyPool:
+    """CuPy's own: blocks from cudaMalloc, split, merged and used again, without asking the driver.
+
+    most: bytes that it may hold.
+    """
+
+    label = "CuPy's pool"
+
+    def __init__(self, most: int) -> None:
+        self._pool = cupy.cuda.MemoryPool()
+        self._pool.set_limit(size=most)
+        self._stream = cupy.cuda.get_current_stream()
+
+    def allocate(self, nbytes: int) -> Any:
+        try:
+            return self._pool.malloc(nbytes)
+        except FAILURES as reason:
+            raise _refused(self, nbytes, reason) from reason
+
+    def release(self, handle: Any) -> None:
+        handle.mem.free()  # now, not when the last reference to the handle goes
+
+    def address(self, handle: Any) -> int:
+        address: int = handle.ptr
+        return address
+
+    def settle(self, handle: Any = None) -> None:
+        self._stream.synchronize()
+
+    def reserved(self) -> int:
+        return int(self._pool.total_bytes())
+
+    def trim(self) -> None:
+        self._pool.free_all_blocks()
+
+    def close(self) -> None:
+        self.trim()
+
+
+def _refused(pool: Pool, nbytes: int, reason: Exception) -> UserError:
+    return UserError(
+        f"{pool.label} gave no memory ({first_line(reason)})",
+        got=f"{nbytes:,} bytes more than the {pool.reserved():,} that it holds",
+        expected="as much free memory of the GPU",
+        hint="a smaller -e, or nvidia-smi to see who else uses the GPU",
+    )
+
+
+def open_pools(most: int) -> list[Pool]:
+    """Every way to allocate memory of the current GPU, on the current stream; to be closed.
+
+    most: bytes that a pool of ours may hold.
+    """
+    return [DriverPool(), AsyncPool(), AsyncPool(KEEP), CupyPool(most)]

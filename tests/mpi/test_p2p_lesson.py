@@ -1,0 +1,94 @@
+"""`bench memory p2p` on MPI's ranks, host memory: mpiexec -n 3 python -m pytest --with-mpi tests/mpi."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runner
+from jobs.bench.memory.run import Asked, run
+from jobs.bench.run import WrongResults
+from launch.cli import Door
+from runner.world import World, open_world
+
+pytestmark = pytest.mark.mpi
+DOOR = Door(words=("bench", "memory", "p2p"))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    opened = open_world("cpu")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def record(world: World) -> Iterator[Path]:
+    folder = world.control.broadcast(tempfile.mkdtemp() if world.rank == 0 else None)
+    yield Path(folder, "p2p.json")
+    world.control.barrier()
+    if world.rank == 0:
+        shutil.rmtree(folder)
+
+
+def measure(world: World, record: Path) -> Any:
+    """The lesson's JSON, on every rank."""
+    asked = Asked("p2p", 1, True, (1, 1 << 20), {}, output_file=str(record))
+    run(world, runner.Ending(world=world), asked, DOOR)
+    return world.once(lambda: json.loads(record.read_text()))
+
+
+def test_every_pair_is_measured_and_right(
+    world: World, record: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if world.size == 1:
+        with pytest.raises(runner.UserError, match="between ranks"):
+            measure(world, record)
+        return
+    found = measure(world, record)
+    pairs = {(one["source"], one["target"]) for one in found["transfers"]}
+    assert pairs == set(itertools.permutations(range(world.size), 2))
+    assert [one["bytes"] for one in found["transfers"]][:11] == [4**power for power in range(11)]
+    assert all(one["seconds"] > 0 for one in found["transfers"])
+    assert found["wrong"] == []
+    shown = world.control.allgather(capfd.readouterr().out)
+    assert "From rank 0 to rank 1" in shown[0]
+    assert shown[1:] == [""] * (world.size - 1)
+
+
+def test_a_message_that_loses_a_byte_is_named(
+    world: World, record: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if world.size == 1:
+        pytest.skip("needs two ranks")
+    exchange = world.control.exchange
+
+    class Lost:
+        def __init__(self, pending: Any, receives: Any) -> None:
+            self.pending, self.receives = pending, receives
+
+        def wait(self) -> None:
+            self.pending.wait()
+            for _, array in self.receives:
+                if isinstance(array, np.ndarray) and array.nbytes == 1 << 20:
+                    array[-1] ^= 1
+
+    def losing(sends: Any, receives: Any) -> Lost:
+        return Lost(exchange(sends, receives), receives if world.rank == 1 else [])
+
+    monkeypatch.setattr(world.control, "exchange", losing)
+    with pytest.raises(
+        WrongResults, match=r"MPI, rank 0 to rank 1, 1 MiB: 1 bytes wrong, .* 1048575"
+    ) as caught:
+        measure(world, record)
+    assert caught.value.everywhere
+    if world.rank == 0:
+        assert len(json.loads(record.read_text())["wrong"]) == world.size - 1

@@ -1,0 +1,102 @@
+"""`meshrun bench copy` on a made host, with one process for all GPUs or one for each, as threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from made_box import MadeBox, MadeHost, load
+
+import jobs.kernels
+import runner
+from jobs.bench.copy import engines
+from jobs.bench.copy.run import Asked, run
+from runner.comm.simulated import SimulatedComm, run_ranks
+
+SIZE = 1 << 16
+
+
+@dataclass
+class Ended:
+    """What rank 0 printed, what was recorded, and how it ended. boxes: of every rank."""
+
+    text: str = ""
+    failure: BaseException | None = None
+    boxes: list[MadeBox] = field(default_factory=list)
+
+    def rows(self, key: str) -> list[list[str]]:
+        """The words of the rows of the matrix whose sum is called `key`, without the row's number."""
+        lines = self.text.splitlines()
+        end = next(number for number, line in enumerate(lines) if line.startswith(f"SUM {key} ")) - 1
+        begin = max(
+            number for number in range(end) if "bandwidth (" in lines[number] or "(ns)" in lines[number]
+        )
+        return [line.split()[1:] for line in lines[begin + 2 : end]]
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setattr(jobs.kernels, "load", load)
+    monkeypatch.setattr(engines, "SMALL", SIZE)  # or the streaming kernel would ask for 64 MiB
+    mine = threading.local()
+    monkeypatch.setitem(vars(runner), "open_box", lambda: mine.box)
+    monkeypatch.setitem(vars(runner), "gpu_links", links)
+
+    def bench(
+        host: MadeHost,
+        *names: str,
+        ranks: int = 1,
+        visible: Sequence[Sequence[int]] | None = None,
+        hosts: Sequence[str] | None = None,
+        others: Sequence[MadeHost] = (),
+        **words: Any,
+    ) -> Ended:
+        """visible: the GPUs that each rank sees, all by default. others: hosts of the ranks after `host`'s."""
+        ended = Ended()
+
+        def on_rank(control: SimulatedComm) -> None:
+            world = runner.open_world("cpu", control=control)
+            named = hosts or ["made"] * ranks
+            machine = {name: one for name, one in zip(dict.fromkeys(named), (host, *others), strict=True)}
+            locals_ = [named[:rank].count(named[rank]) for rank in range(ranks)]
+            seen = visible[world.rank] if visible else None
+            mine.box = MadeBox(machine[named[world.rank]], seen)
+            ended.boxes.append(mine.box)
+            world.ranks = tuple(
+                replace(
+                    rank,
+                    host=named[rank.number],
+                    host_id=named[rank.number],
+                    device=replace(
+                        rank.device,
+                        kind="cuda",
+                        index=0 if visible and len(visible[rank.number]) == 1 else locals_[rank.number],
+                    ),
+                )
+                for rank in world.ranks
+            )
+            door = SimpleNamespace(colour=False, columns=None, words=("copy",))
+            asked = Asked(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
+            ending: Any = SimpleNamespace()
+            run(world, ending, asked, door)
+
+        try:
+            run_ranks(ranks, on_rank)
+        except runner.MeshrunError as failure:
+            ended.failure = failure
+        ended.text = capsys.readouterr().out
+        return ended
+
+    return bench
+
+
+def links(uuid: str) -> Any:
+    reading = SimpleNamespace(rate=None, source="NVML: not here")
+    return SimpleNamespace(nvlink=reading, pcie=reading, nvlinks_active=0)

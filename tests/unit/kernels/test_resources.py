@@ -1,0 +1,201 @@
+"""Registers, shared memory and spills of the kernels, as the compiler reports them: no GPU needed.
+
+Golden figures, in resources.json: a change in them is seen before a GPU is slower for it. They are those of one
+version of NVRTC; of another only shared memory is compared, and that nothing spills, which no version may change.
+
+To renew them, after a look at what changed:
+
+    PYTHONPATH=tests/facts python tests/unit/kernels/test_resources.py --write
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from measured_kernels import INSTANCES
+
+import jobs.kernels
+from jobs import convolve, elementwise, grayscale, laplacian
+from jobs.bench.recipe import Kind
+from jobs.kernels import instance
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
+
+FOLDER = Path(jobs.kernels.__file__).parent
+GOLDEN = Path(__file__).with_name("resources.json")
+ARCHITECTURES = ("80", "90", "100")
+DTYPES = ("uint8", "float16", "float32", "float64")  # each itemsize, each kind of arithmetic
+OPTIONS = {"elementwise.cu": ("-DEXPRESSION=(x + C(1))",)}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one kernel. registers: of a thread. shared: static, bytes of a block. stack, stores, loads: bytes of a
+    thread's local memory, and of spilled registers."""
+
+    registers: int
+    shared: int
+    stack: int
+    stores: int
+    loads: int
+
+    @property
+    def spills(self) -> bool:
+        return bool(self.stores or self.loads)
+
+
+def instances(file: str) -> Iterator[str]:
+    """Of kernels that jobs launch in dozens of instances, some; of measured ones, all."""
+    if file in INSTANCES:
+        yield from INSTANCES[file]
+        return
+    if file == "bench_data.cu":
+        for word, kind in (("u1", Kind.COPIED), ("u2", Kind.FLOAT_SUM), ("u4", Kind.EXTREME), ("u8", Kind.SUM)):
+            yield instance("fill", word, int(kind))
+            yield instance("verify", word, int(kind))
+        return
+    weights = convolve.read("0.1", False)
+    for dtype in map(np.dtype, DTYPES):
+        if file == "laplacian.cu":
+            yield laplacian.instance(dtype, dtype, laplacian.COLUMNS[dtype.itemsize], 1)
+            yield laplacian.instance(dtype, dtype, 1, 0)
+        elif file == "grayscale.cu":
+            yield grayscale.instance(dtype)
+        elif file == "convolve.cu":
+            yield convolve.instance(dtype, convolve.accumulator(dtype, dtype, weights), dtype)
+        elif file == "elementwise.cu":
+            yield elementwise.instance(dtype, dtype)
+        else:
+            yield instance(file.removesuffix(".cu"), dtype)
+
+
+FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
+
+
+def compiled(file: str, architecture: str) -> dict[str, Resources]:
+    """By instance. Compiled as `runner.kernel` does, for sm_`architecture`."""
+    names = sorted(set(instances(file)))
+    program = done(nvrtc.nvrtcCreateProgram((FOLDER / file).read_bytes(), file.encode(), 0, [], []))
+    for name in names:
+        done(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+    fused = file.removesuffix(".cu") in jobs.kernels.FUSED
+    flags = [f"-arch=sm_{architecture}", "-std=c++17", f"--fmad={str(fused).lower()}", *headers()]
+    flags += ["--ptxas-options=-v", *OPTIONS.get(file, ())]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    log = bytearray(done(nvrtc.nvrtcGetProgramLogSize(program)))
+    done(nvrtc.nvrtcGetProgramLog(program, log))
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    lowered = {name: done(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names}
+    done(nvrtc.nvrtcDestroyProgram(program))
+    found = read(log.decode())
+    return {name: found[symbol] for name, symbol in lowered.items()}
+
+
+def done(answer: tuple[Any, ...]) -> Any:
+    """What an NVRTC call returns beside its status."""
+    error, *values = answer
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
+    return values[0] if values else None
+
+
+def headers() -> list[str]:
+    spec = importlib.util.find_spec("nvidia")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    found = [header for place in places for header in Path(place).glob("*/include/cuda_fp16.h")]
+    assert found, "nvidia-cuda-runtime, which holds cuda_fp16.h, is not installed"
+    return [f"-I{found[0].parent}", f"-I{FOLDER}"]
+
+
+def read(log: str) -> dict[str, Resources]:
+    """By symbol, from ptxas' report."""
+    found = {}
+    for symbol, report in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry|\Z)", log, re.S):
+        memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+        registers = re.search(r"Used (\d+) registers", report)
+        assert memory, log
+        assert registers, log
+        shared = re.search(r"(\d+) bytes smem", report)
+        found[symbol] = Resources(int(registers[1]), int(shared[1]) if shared else 0, *map(int, memory.groups()))
+    return found
+
+
+def version() -> str:
+    """NVRTC's, with the build that its code generator comes from."""
+    from importlib import metadata
+
+    return metadata.version("nvidia-cuda-nvrtc")
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    read_back: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    return read_back
+
+
+def test_there_is_a_figure_for_every_kernel(golden: dict[str, Any]) -> None:
+    kept = {file: set(by_instance) for file, by_instance in golden["kernels"].items()}
+    assert kept == {file: set(instances(file)) for file in FILES}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("file", FILES)
+def test_resources_are_the_golden_ones(file: str, architecture: str, golden: dict[str, Any]) -> None:
+    same = version() == golden["nvrtc"]
+    if not same:
+        print(f"NVRTC {version()} is not {golden['nvrtc']}: registers are not compared, nor is the stack")
+    for name, resources in compiled(file, architecture).items():
+        assert not resources.spills, f"{name}: {resources}"
+        kept = Resources(*golden["kernels"][file][name][f"sm_{architecture}"])
+        assert resources.shared == kept.shared, name
+        if same:
+            assert resources == kept, name
+
+
+def test_a_spill_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (FOLDER / "matmul_register.cu").read_text()
+    bounds = "__launch_bounds__(THREADS, 2)"
+    assert bounds in text
+    (tmp_path / "matmul_register.cu").write_text(text.replace(bounds, "__launch_bounds__(THREADS, 4)"))
+    monkeypatch.setitem(globals(), "FOLDER", tmp_path)
+    assert all(resources.spills for resources in compiled("matmul_register.cu", "90").values())
+
+
+def test_the_report_is_read() -> None:
+    log = """ptxas info    : 42 bytes gmem
+ptxas info    : Compiling entry function '_Z1aIfE' for 'sm_90'
+ptxas info    : Function properties for _Z1aIfE
+ptxas         .     16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 53 registers, used 1 barriers, 16 bytes cumulative stack size, 2112 bytes smem
+ptxas info    : Compile time = 60.819 ms
+ptxas info    : Compiling entry function '_Z1b' for 'sm_90'
+ptxas info    : Function properties for _Z1b
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers"""
+    assert read(log) == {"_Z1aIfE": Resources(53, 2112, 16, 4, 8), "_Z1b": Resources(8, 0, 0, 0, 0)}
+
+
+def write() -> None:
+    kernels: dict[str, dict[str, dict[str, list[int]]]] = {}
+    for file in FILES:
+        kernels[file] = {name: {} for name in sorted(set(instances(file)))}
+        for architecture in ARCHITECTURES:
+            for name, resources in compiled(file, architecture).items():
+                kernels[file][name][f"sm_{architecture}"] = list(asdict(resources).values())
+    facts = {"nvrtc": version(), "figures": list(Resources.__dataclass_fields__), "kernels": kernels}
+    text = json.dumps(facts, indent=1)
+    # A line for each instance and architecture.
+    text = re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda found: f"[{', '.join(found[1].split(','))}]", text)
+    GOLDEN.write_text(re.sub(r",\s+(?=\d)", ", ", text) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    write()
