@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jobs.validate.cover import Cover, Kind, Mask, Suspect, kind_of
+from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of
 from jobs.validate.fleet import Fleet, Ints
-from jobs.validate.inquiry import Name
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe
-from jobs.validate.robust import clean_pairs
+from jobs.validate.robust import clean_pairs, spread
 from jobs.validate.rounds import apart, between
 from jobs.validate.table import Siblings, Table, tabulate
 
 PARTNERS = 4  # of each suspect that is asked
 VISITS = 3  # to each partner, at different times
+ENOUGH = 64  # ranks to see from them how far shares are spread
 BURST = 10  # samples that a flapping part may stay slow for: so many count as one observation
 
 
@@ -43,10 +43,12 @@ class Between:
         self.suspects |= {rank for name in suspects for rank in self.ranks(name)}
         flows = [flow for name in suspects for flow in self.questions(name, self.suspects)]
         flows += self.controls(self.suspects, cross=any(self.fleet.gpu[a] != self.fleet.gpu[b] for a, b in flows))
-        rounds = apart(list(dict.fromkeys(flows)), self.fleet, max(1, self.fleet.hosts // 4))
+        asked = list(dict.fromkeys(flows))
         samples = max(self.plan.again // VISITS, 3)
         for _ in range(VISITS):
-            for met in rounds:
+            # In another company each time: who collided by chance on the way will not again.
+            mixed = [asked[number] for number in self.random.permutation(len(asked))]
+            for met in apart(mixed, self.fleet, max(1, self.fleet.hosts // 4)):
                 table = np.array(met, np.int64)
                 self.flows.append(table)
                 self.seconds.append(self.measured(table, samples))
@@ -117,6 +119,8 @@ class Between:
         usual = float(np.median(share[seen])) if seen.any() else 0.0
         # Standard error of a share of count / BURST independent observations, five of them.
         noise = 5 * np.sqrt(max(usual, 0.01) * BURST / np.maximum(count, BURST))
+        if seen.sum() >= ENOUGH:
+            noise = np.minimum(noise, 5 * spread(share[seen]))
         over = np.where(share > usual + 0.05 + noise, share, 0.0)
         if not over.any():
             return None
@@ -135,7 +139,8 @@ class Between:
             pairs = [(int(a), int(b)) for a, b in zip(fleet.at[left], fleet.at[right], strict=True) if min(a, b) >= 0]
         elif kind == "path":
             pairs = [divmod(key, fleet.ranks)]
-            pairs += [(rank, other) for rank in pairs[0] for other in self.partners(rank, suspects, PARTNERS // 2)]
+            if fleet.hosts <= PARTNERS:
+                pairs += [(rank, other) for rank in pairs[0] for other in self.partners(rank, suspects, PARTNERS)]
         else:
             ranks = self.ranks(name)
             few = ranks if len(ranks) <= 8 else self.random.choice(ranks, 8, replace=False).tolist()

@@ -8,7 +8,7 @@ open ones are slow; its effect is their median; take out what it explains; look 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from jobs.validate.fleet import Ints
 from jobs.validate.robust import Floats
 from jobs.validate.table import Table
 
+Name = tuple[str, int]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -46,10 +47,10 @@ class Suspect:
     key: int
     rows: Mask
     effect: float
-    ties: tuple[tuple[str, int], ...] = ()
+    ties: tuple[Name, ...] = ()
 
     @property
-    def name(self) -> tuple[str, int]:
+    def name(self) -> Name:
         return self.kind, self.key
 
 
@@ -61,7 +62,7 @@ class Cover:
         self.open = np.ones(len(table), bool)
         self.slow = table.level > table.threshold
         self.through = [self.count(kind, np.arange(len(table))) for kind in kinds]
-        self.out: set[tuple[str, int]] = set()
+        self.out: set[Name] = set()
 
     def count(self, kind: Kind, rows: Ints) -> Ints:
         """How many of the rows go through each part."""
@@ -82,25 +83,35 @@ class Cover:
         late = np.flatnonzero(self.open & self.slow)
         if not len(late):
             return None
-        best, most, ties = ("", -1), 0, []
+        best, most = ("", -1), 0
         for kind, through in zip(self.kinds, self.through, strict=True):
             slow = self.count(kind, late)
-            fit = np.flatnonzero((slow > 0) & (slow >= self.share * through) & (slow >= most))
-            # Of equals, the kind preferred; in one kind, the first.
-            for label in fit[np.argsort(-slow[fit], kind="stable")]:
-                name = (kind.name, int(kind.keys[label]))
-                if name in self.out or slow[label] < most:
-                    continue
-                if slow[label] > most:
-                    best, most, ties = name, int(slow[label]), []
-                else:
-                    ties.append(name)
+            slow[slow < np.maximum(self.share * through, most + 1)] = 0
+            slow[self.barred(kind)] = 0
+            # Of equals, the kind that comes first.
+            if len(slow) and slow.max() > most:
+                label = int(slow.argmax())
+                best, most = (kind.name, int(kind.keys[label])), int(slow[label])
         if not most:
             return None
         rows = self.rows(*best)
-        effect = float(np.median(self.table.level[rows & self.open & self.slow]))
-        same = [tie for tie in ties if (self.rows(*tie) & self.open & self.slow & rows).sum() == most]
-        return Suspect(*best, rows, effect, tuple(same))
+        late = np.flatnonzero(rows & self.open & self.slow)
+        return Suspect(*best, rows, float(np.median(self.table.level[late])), tuple(self.ties(best, late)))
+
+    def ties(self, best: Name, late: Ints) -> Iterator[Name]:
+        """Other parts that all of the slow rows go through, and (nearly) nothing that is not slow."""
+        for kind, through in zip(self.kinds, self.through, strict=True):
+            slow = self.count(kind, late)
+            same = (slow == len(late)) & (slow >= self.share * through)
+            same[self.barred(kind)] = False
+            for label in np.flatnonzero(same):
+                if (name := (kind.name, int(kind.keys[label]))) != best:
+                    yield name
+
+    def barred(self, kind: Kind) -> Ints:
+        """Labels of the parts that are not to be named (again)."""
+        keys = [key for name, key in self.out if name == kind.name]
+        return np.flatnonzero(np.isin(kind.keys, keys)) if keys else np.zeros(0, np.int64)
 
     def explain(self, rows: Mask, effect: float) -> None:
         """Take out what a part with this effect explains; what is slower still stays open."""

@@ -12,15 +12,16 @@ from typing import Protocol
 
 import numpy as np
 
-from jobs.validate.cover import Cover, Kind, Mask, Suspect
+from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect
+from jobs.validate.fleet import Fleet
 from jobs.validate.plan import Plan
 from jobs.validate.table import Table
-
-Name = tuple[str, int]
 
 
 class Scope(Protocol):
     """One rung's way to measure, and the parts that its measurements go through."""
+
+    fleet: Fleet
 
     def first(self) -> Table: ...
 
@@ -62,8 +63,9 @@ def inquire(scope: Scope, plan: Plan, combine: Callable[[Table, Table], Table] =
         confirmed, queue = explain(scope, table, asked, plan)
         if not queue or turn == plan.passes:
             break
-        asked |= set(queue[: plan.suspects])
-        table = combine(first, scope.again(queue[: plan.suspects]))
+        most = max(plan.suspects, scope.fleet.hosts)
+        asked |= set(queue[:most])
+        table = combine(first, scope.again(queue[:most]))
     return Answer(table, confirmed, sorted(asked), queue)
 
 
@@ -74,7 +76,7 @@ def explain(scope: Scope, table: Table, asked: set[Name], plan: Plan) -> tuple[l
         cover.explain(rows, effect)
     confirmed: list[Confirmed] = []
     queue: list[Name] = []
-    while len(queue) < 4 * plan.suspects:
+    while len(queue) < 2 * max(plan.suspects, scope.fleet.hosts):
         suspect = cover.strongest()
         # One pair may be slow by chance, or because one of the two is slow now and then: that is asked first.
         if suspect is None or (cover.slow & cover.open & suspect.rows).sum() <= 2:
@@ -87,6 +89,7 @@ def explain(scope: Scope, table: Table, asked: set[Name], plan: Plan) -> tuple[l
             cover.explain(suspect.rows, suspect.effect)
         elif (found := judged(suspect, cover, plan)) is not None:
             confirmed.append(found)
+            cover.out.add(suspect.name)
             cover.explain(suspect.rows, suspect.effect if found.flaps is None else np.inf)
         else:
             # Acquitted: what it was suspected for did not come again. What did is for others to explain.

@@ -8,8 +8,9 @@ from typing import cast
 
 import numpy as np
 
+from jobs.validate.cover import Name
 from jobs.validate.fleet import Fleet
-from jobs.validate.inquiry import Answer, Confirmed, Name
+from jobs.validate.inquiry import Answer, Confirmed
 from jobs.validate.plan import RungName
 from jobs.validate.robust import spread
 from jobs.validate.verdict import Evidence, Finding, Kind, part

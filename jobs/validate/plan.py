@@ -23,12 +23,12 @@ class Plan:
     ring_bytes: int = 256 << 20
     samples: int = 5  # of each thing in its first measurement; the median counts
     again: int = 15  # of each thing that is measured again
-    enough: int = 48  # samples of each NIC at least: with few hosts there are few rounds, so more samples of each
+    enough: int = 160  # samples of each NIC at least: with few hosts there are few rounds, so more samples of each
     full: int = 64  # up to this many hosts every pair meets on every rail
     cover: int = 512  # up to this many every pair meets on one rail; above, partners are drawn at random
     tolerance: float = 0.07  # log of the time over the siblings': what is closer is no suspect
     share: float = 0.75  # of a part's measurements must be slow
     critical: float = 0.9  # a part below this share of its siblings' rate breaks its rung
-    suspects: int = 64  # measured again at a time
+    suspects: int = 64  # measured again at a time, or as many as there are hosts
     passes: int = 4  # of questions to suspects
     seed: int = 0  # of the choice of partners

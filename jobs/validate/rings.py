@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jobs.validate.cover import Cover, Kind, Mask, Suspect, kind_of
+from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of
 from jobs.validate.fleet import Fleet, Ints
-from jobs.validate.inquiry import Name
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe
 from jobs.validate.table import Siblings, Table, tabulate

@@ -85,7 +85,10 @@ class Box(Protocol):
         """A handle of device memory, for `attach` in other processes of this host."""
 
     def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
-        """Another process's memory, on the GPU that is `gpu` here; that process keeps it allocated."""
+        """Another process's memory, on the GPU that is `gpu` here; that process keeps it allocated.
+
+        To be called `on` the GPU that will reach it.
+        """
 
     def connect(self, gpu: int, peer: int) -> bool:
         """Let kernels and copies of `gpu` reach the memory of `peer` directly; False where they cannot."""

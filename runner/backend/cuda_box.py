@@ -68,7 +68,7 @@ class CudaBox:
 
     def release(self, memory: Memory) -> None:
         _, attached = self._kept.pop(memory.address)
-        with self.on(memory.gpu):
+        with self.on(memory.owner if attached else memory.gpu):  # where it was opened
             if attached:
                 runtime.ipcCloseMemHandle(memory.address)
             elif memory.kind in ("device", "managed"):
@@ -98,7 +98,7 @@ class CudaBox:
 
     def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
         address = runtime.ipcOpenMemHandle(handle)
-        memory = Memory(address, nbytes, "device", gpu)
+        memory = Memory(address, nbytes, "device", gpu, owner=runtime.getDevice())
         self._kept[address] = (memory, True)
         return memory
 

@@ -28,28 +28,29 @@ class DriverPool:
         self._live = 0
         self.trim()
 
-    def allocate(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> tuple[int, int]:
         try:
             address: int = runtime.malloc(nbytes)
         except FAILURES as reason:
             raise _refused(self, nbytes, reason) from reason
-        self._live += 1
-        return address
+        self._live += nbytes
+        return address, nbytes
 
-    def release(self, handle: int) -> None:
-        runtime.free(handle)
-        self._live -= 1
+    def release(self, handle: tuple[int, int]) -> None:
+        address, nbytes = handle
+        runtime.free(address)
+        self._live -= nbytes
 
-    def address(self, handle: int) -> int:
-        return handle
+    def address(self, handle: tuple[int, int]) -> int:
+        return handle[0]
 
-    def settle(self, handle: int | None = None) -> None:
+    def settle(self, handle: tuple[int, int] | None = None) -> None:
         self._stream.synchronize()
 
     def reserved(self) -> int:
         # The driver does not say how much it rounds up to whole pages; what has become of the free memory
-        # does, as long as nobody else uses the GPU.
-        return max(self._free_before - int(runtime.memGetInfo()[0]), 0)
+        # does, as long as nobody else uses the GPU. Small allocations may fit into a page that was taken.
+        return max(self._free_before - int(runtime.memGetInfo()[0]), self._live)
 
     def trim(self) -> None:
         if not self._live:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from runner import Gpu, Memory, RunError, UserError
+from runner import Gpu, Memory, UserError
 
 Bytes = np.ndarray[Any, Any]
 GPU_MEMORY = 1 << 30
@@ -153,7 +153,7 @@ class MadeBox:
         assert nbytes == block.array.size
         assert not handle.startswith(f"{self.process}:".encode()), "a process does not attach its own memory"
         if not self.host.peers(self.numbers[gpu], int(block.place.removeprefix("GPU "))):
-            raise RunError("this memory cannot be mapped")
+            raise RuntimeError("peer access is not supported between these two devices")
         return self._mapped(block, "device", gpu, attached=True)
 
     def connect(self, gpu: int, peer: int) -> bool:

@@ -65,7 +65,7 @@ def sentences(result: Result, number: int) -> list[str]:
     median = statistics.median(value for _, value in cells)
     unit = result.case.unit
     told = [
-        f"{described(one.cell, result)}: {one.value:.2f} {unit}, {abs(one.factor - 1):.0%} "
+        f"{described(one.cell, result, number)}: {one.value:.2f} {unit}, {abs(one.factor - 1):.0%} "
         f"{'above' if unit == 'ns' else 'below'} the median of {len(cells)}, {median:.2f}"
         for one in found[:TOLD]
     ]
@@ -77,8 +77,8 @@ def sentences(result: Result, number: int) -> list[str]:
     return told
 
 
-def described(cell: Cell, result: Result) -> str:
-    """The cell by its GPUs, such as "GPU 2 -> GPU 1 by GPU 1"."""
+def described(cell: Cell, result: Result, number: int) -> str:
+    """The cell of a matrix by its GPUs, such as "GPU 2 -> GPU 1 by GPU 1"."""
     if result.case.engine == "chase":
         flow = cell.flows[0]
         return f"GPU {flow.gpu} loading from {flow.source} memory"
@@ -86,7 +86,9 @@ def described(cell: Cell, result: Result) -> str:
         return f"rank {cell.column} of the host"
     if result.case.reports == "total":
         return f"GPU {cell.column} and {len(cell.flows)} others"
-    return str(cell.flows[0])
+    if number == 2:  # both directions together
+        return f"GPU {cell.row} <-> GPU {cell.column}"
+    return str(cell.flows[number])
 
 
 def limits_of(gpu: Gpu) -> Limits:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-import runner
 from jobs.bench.copy.flows import Flow, Place
 from runner import Box, Control, Gpu, Memory
 
@@ -56,6 +55,7 @@ class Lender:
     def __init__(self, group: Control, box: Box, seats: Sequence[Seat]) -> None:
         self.group, self.box, self.seats = group, box, seats
         self._idle: dict[tuple[Place, int], list[Memory]] = defaultdict(list)
+        self._handles: dict[int, bytes] = {}  # by address, one for as long as the memory is allocated
         self._attached: dict[bytes, Memory] = {}
 
     def rank_of(self, gpu: int) -> int:
@@ -128,26 +128,29 @@ class Lender:
             and self.rank_of(getattr(lane.flow, end).gpu) != self.rank_of(lane.flow.gpu)
         ]
         handles: dict[tuple[int, End], bytes] = {}
+        failed: dict[int, str] = {}
         if foreign:
-            exported = {
-                (number, end): self.box.export(lanes[number].own[end])
-                for number, end in foreign
-                if end in lanes[number].own
-            }
+            exported = {}
+            for number, end in foreign:
+                if end in lanes[number].own:
+                    with _failing(failed, lanes[number], "its memory cannot be exported"):
+                        exported[number, end] = self._exported(lanes[number].own[end])
             for some in self.group.allgather(exported):
                 handles |= some
-        failed = {}
         for lane in lanes:
             if lane.number in barred or not self.here(lane.flow.gpu):
                 continue
             lane.ends.update(lane.own)
             for end in ends:
-                if end not in lane.own:
-                    try:
+                if end not in lane.own and (lane.number, end) in handles:
+                    with _failing(failed, lane, f"memory of {getattr(lane.flow, end)} cannot be mapped"):
                         lane.ends[end] = self._attach(handles[lane.number, end], lane)
-                    except runner.MeshrunError as reason:
-                        failed[lane.number] = f"{lane.flow}: {reason}"
         return self._together(failed) if foreign else {}
+
+    def _exported(self, memory: Memory) -> bytes:
+        if memory.address not in self._handles:
+            self._handles[memory.address] = self.box.export(memory)
+        return self._handles[memory.address]
 
     def _attach(self, handle: bytes, lane: Lane) -> Memory:
         if handle not in self._attached:
@@ -162,6 +165,15 @@ class Lender:
         for some in self.group.allgather(mine):
             whole |= some
         return dict(sorted(whole.items()))
+
+
+@contextmanager
+def _failing(failed: dict[int, str], lane: Lane, what: str) -> Iterator[None]:
+    """Note why a lane cannot be run, where CUDA refuses something; its errors are RuntimeErrors."""
+    try:
+        yield
+    except RuntimeError as reason:
+        failed[lane.number] = f"{lane.flow}: {what}: {(str(reason).splitlines() or [''])[0]}"
 
 
 def seats_of(group: Control, box: Box, index: int) -> tuple[Seat, ...]:

@@ -87,12 +87,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a logarithmic x, sizes in bytes where `bytes`; y from 0 or logarithmic."""
+    """Lines over x, logarithmic unless said, sizes in bytes where `bytes`; y from 0 or logarithmic."""
 
     x: str
     y: str
     lines: tuple[Line, ...]
     bytes: bool = False
+    log_x: bool = True
     log_y: bool = False
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Table, crossings, rate
+from jobs.bench.memory.p2p_ways import HOST
 from jobs.bench.plot import size_name
 
 Pair = tuple[int, int]  # the rank that bytes come from, the rank that they go to
-HOST = "through host"
 PAIRS_NAMED = 3  # in a sentence
 
 
@@ -123,6 +123,7 @@ def said(found: Measured, lines: Sequence[Line]) -> list[str]:
     paragraphs = [
         _fastest(found, lines),
         _detour(found),
+        _inside(found),
         _of_nominal(found),
         _over_pairs(found),
         _shared(found),
@@ -158,6 +159,16 @@ def _detour(found: Measured) -> str:
         f"{HOST} memory. {size_name(found.sizes[0])} alone: {soon * 1e6:.3g} us by {way}, "
         f"{late * 1e6:.3g} us {HOST} memory."
     )
+
+
+def _inside(found: Measured) -> str:
+    """What a message costs beside a copy that stays in the process."""
+    largest, best = found.sizes[-1], _best(found)
+    copied = rate(largest, found.inside[largest]) if found.inside else None
+    if not copied or best is None:
+        return ""
+    ratio = copied / best[0]
+    return f"A copy of {size_name(largest)} inside rank 0 has {ratio:.3g} times the bandwidth of {best[1]}."
 
 
 def _of_nominal(found: Measured) -> str:

@@ -14,6 +14,7 @@ from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import refuse_beyond
 from runner import Box, Gpu, Memory, World
 
+HOST = "through host"  # the label of that way
 GUARD = 64  # bytes behind what arrives, which nothing may touch
 # Memory that is exported is allocated in whole pages of the GPU's, so that a peer sees nothing else with it.
 PAGE = 2 << 20
@@ -109,7 +110,7 @@ class Exchanged:
 class ThroughHost:
     """Device to pinned host memory, MPI, pinned host memory to device: each step when the last is done."""
 
-    label, series = "through host", False
+    label, series = HOST, False
 
     def __init__(self, stage: Stage, own: Peer, pinned: Memory) -> None:
         self.world, self.box, self.own, self.pinned = stage.world, stage.gpus, own, pinned

@@ -12,7 +12,7 @@ from pathlib import Path
 import runner
 from jobs.bench.memory.lesson import Lesson, Stage
 from jobs.bench.memory.pool_host import FreeLists, Malloc
-from jobs.bench.memory.pool_said import Measured, Times, lesson
+from jobs.bench.memory.pool_said import Measured, Passes, Times, lesson
 from jobs.bench.memory.pool_workload import LEAST, Step, account, play, workload
 from jobs.bench.plot import size_name
 from runner import Pool
@@ -20,7 +20,8 @@ from runner import Pool
 SUMMARY = "Allocation from the driver and from pools: time, peak, fragmentation."
 RANKS = "one"
 CPU = True
-ALLOCATIONS = 500  # of the workload
+ALLOCATIONS = 300  # of the workload
+PASSES = 3  # samples of it at most: on a host, where pages are touched, each takes seconds
 REPEATED, REPEATED_BYTES = 20, 1 << 30  # allocations of a size after the first: as many, and at least one
 
 
@@ -50,7 +51,7 @@ def measure(stage: Stage) -> Lesson:
                 stage.progress(f"{pool.label}, {size_name(nbytes)}")
                 found.times[pool.label, nbytes] = times(pool, nbytes, stage.samples)
             stage.progress(f"{pool.label}, {ALLOCATIONS} allocations")
-            found.seconds[pool.label] = whole(stage, pool, steps)
+            found.passes[pool.label] = passes(pool, steps, min(stage.samples, PASSES))
             # On a host only memory that is touched is really taken.
             found.accounts[pool.label] = account(pool, steps, used, settle=not found.on_gpu)
     if stage.check:
@@ -109,14 +110,15 @@ def cycle(pool: Pool, nbytes: int, settled: bool) -> tuple[float, float]:
     return allocated - begin, time.perf_counter() - allocated
 
 
-def whole(stage: Stage, pool: Pool, steps: Sequence[Step]) -> tuple[float, float]:
-    """Seconds of the workload from an empty pool: of the calls alone, and with waiting after each."""
-
-    def played(settle: bool) -> float:
+def passes(pool: Pool, steps: Sequence[Step], samples: int) -> Passes:
+    """Medians of the workload's times: when the pool holds nothing, and with what it has kept since."""
+    found = list[tuple[float, float, float]]()
+    for _ in range(samples):
+        pool.settle()
         pool.trim()
-        return play(pool, steps, settle=settle)
-
-    return stage.median(lambda: played(False)), stage.median(lambda: played(True))
+        settled = play(pool, steps, settle=True), play(pool, steps, settle=True)
+        found.append((*settled, play(pool, steps, settle=False)))
+    return Passes(*map(statistics.median, zip(*found, strict=True)))
 
 
 def device(stage: Stage) -> str:

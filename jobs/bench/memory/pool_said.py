@@ -32,12 +32,21 @@ class Times:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """Seconds of the workload, settled after each step: from an empty pool; again; and again, not settled."""
+
+    first: float
+    again: float
+    alone: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """device: what was measured. asked, most: bytes at a time, by the command's word and really.
 
-    pools: labels, the driver's or the system's own calls first. times: by pool and bytes. seconds: of the
-    workload, of calls alone and settled, by pool. allocations: in the workload. accounts: by pool. watch:
-    whether memory over the run is shown. wrong: a sentence for each overlap.
+    pools: labels, the driver's or the system's own calls first. allocations: in the workload. watch: whether
+    memory over the run is shown. times: by pool and bytes. passes, accounts: by pool. wrong: a sentence for
+    each overlap.
     """
 
     device: str
@@ -49,7 +58,7 @@ class Measured:
     allocations: int
     watch: bool = False
     times: dict[tuple[str, int], Times] = field(default_factory=dict)
-    seconds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    passes: dict[str, Passes] = field(default_factory=dict)
     accounts: dict[str, Account] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -92,15 +101,16 @@ def _times(found: Measured, pool: str) -> Table:
 
 def _workload(found: Measured) -> Table:
     titles = (
-        "pool", "calls alone (ms)", f"with {found.settling} (ms)", "most in use (MiB)", "most held (MiB)",
-        "fragmentation (%)", "held at end (MiB)", "trimmed (MiB)",
+        "pool", f"first+{found.settling} (ms)", f"again+{found.settling} (ms)", "again (ms)",
+        "most in use (MiB)", "most held (MiB)", "fragmentation (%)", "held at end (MiB)", "trimmed (MiB)",
     )  # fmt: skip
     rows = []
     for pool in found.pools:
-        kept, (alone, settled) = found.accounts[pool], found.seconds[pool]
+        kept, spent = found.accounts[pool], found.passes[pool]
+        times = (spent.first * 1e3, spent.again * 1e3, spent.alone * 1e3)
         sizes = (kept.live / MIB, kept.peak.reserved / MIB)
         rest = (kept.left / MIB, kept.trimmed / MIB)
-        rows.append((pool, alone * 1e3, settled * 1e3, *sizes, 100 * kept.peak.fragmentation, *rest))
+        rows.append((pool, *times, *sizes, 100 * kept.peak.fragmentation, *rest))
     title = f"{found.allocations} allocations and releases, at most {size_name(found.most)} at a time"
     return Table(titles, tuple(rows), title)
 
@@ -136,16 +146,16 @@ def _one_size(found: Measured) -> str:
 
 def _whole(found: Measured) -> str:
     """What it saves a program."""
-    quick = min(found.pools, key=lambda pool: found.seconds[pool][1])
-    slow = max(found.pools, key=lambda pool: found.seconds[pool][1])
     doing = "synchronised after every call" if found.on_gpu else "every page touched"
-    words = (
-        f"{found.allocations} allocations of sizes left to chance, and their releases, {doing}: "
-        f"{quick} {_ms(found.seconds[quick][1])}, {slow} {_ms(found.seconds[slow][1])}"
-    )
+    kinds = [("From empty pools", "first"), ("Once more, with what the pools kept", "again")]
     if found.on_gpu:
-        words += "; the calls alone: " + ", ".join(f"{p} {_ms(found.seconds[p][0])}" for p in found.pools)
-    return f"{words}."
+        kinds.append(("Once more, the calls alone", "alone"))
+    words = [
+        f"{when}: " + ", ".join(f"{pool} {_ms(getattr(found.passes[pool], kind))}" for pool in found.pools)
+        for when, kind in kinds
+    ]
+    what = f"{found.allocations} allocations of sizes left to chance, and their releases, {doing}"
+    return f"{what}. {'. '.join(words)}."
 
 
 def _held(found: Measured) -> str:
@@ -217,7 +227,7 @@ def _over_the_run(found: Measured) -> list[Chart]:
             Line(label, tuple((float(at), value / MIB) for at, value in thinned(values)))
             for label, values in rows
         )
-        charts.append(Chart("step", name, lines))
+        charts.append(Chart("step", name, lines, log_x=False))
     return charts
 
 
@@ -258,8 +268,7 @@ def _facts(found: Measured) -> dict[str, Any]:
             {
                 "pool": pool,
                 "allocations": found.allocations,
-                "seconds": found.seconds[pool][0],
-                "seconds_settled": found.seconds[pool][1],
+                "seconds": asdict(found.passes[pool]),
                 "peak_live": kept.live,
                 "peak_reserved": kept.peak.reserved,
                 "fragmentation": kept.peak.fragmentation,

@@ -44,4 +44,6 @@ def signs(index: Any, chance: float) -> Any:
     """(n,) float32: 1 or -1, each with half the `chance`, else 0."""
     x = mixed(index)
     there = (x & np.uint64(0xFFFFFFFF)) < np.uint64(int(chance * 2**32))
-    return there.astype(np.float32) * ((x >> np.uint64(63)).astype(np.float32) * np.float32(-2) + np.float32(1))
+    return there.astype(np.float32) * (
+        (x >> np.uint64(63)).astype(np.float32) * np.float32(-2) + np.float32(1)
+    )

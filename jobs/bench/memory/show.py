@@ -106,9 +106,14 @@ def _chart(axes: Axes, chart: Chart) -> None:
     places = sorted({x for line in chart.lines for x, _ in line.points})
     if chart.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         plot.from_zero(axes)
-    plot.against(axes, places, lambda x: plot.size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
+    if chart.log_x:
+        plot.against(axes, places, lambda x: plot.size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
+    else:
+        axes.set_xlabel(chart.x)
+        axes.grid(True, color="0.9")
     axes.set_ylabel(chart.y)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize="small")
@@ -127,4 +132,5 @@ def _bars(axes: Axes, bars: Bars) -> None:
     axes.set_title(bars.title)
     for number, label in enumerate(labels):
         axes.barh(0, 0, color=f"C{number % 10}", label=label)
-    axes.legend(fontsize="small")
+    if labels:  # below the bars, which fill the panel
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(labels))

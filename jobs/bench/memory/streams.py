@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import runner
-from jobs.bench.memory.lesson import Bars, Lesson, Ranks, Stage, Table
+from jobs.bench.memory.lesson import Bars, Cell, Lesson, Ranks, Stage, Table
 from jobs.bench.memory.streams_map import MOST_STREAMS, Map
 from jobs.bench.memory.streams_plan import IDLE, LETTERS, STAGES, Span, cut, floor, lanes, rounds_for, working
 from jobs.bench.memory.streams_said import paragraphs
@@ -25,12 +25,12 @@ DRAWN = 3  # streams
 
 @dataclass(frozen=True)
 class Variant:
-    """bound: the least seconds that the stages allow."""
+    """bound: the least seconds that the stages, measured alone, allow; None where they were others."""
 
     label: str
     streams: int
     seconds: float
-    bound: float
+    bound: float | None
     spans: tuple[Span, ...]
 
 
@@ -53,18 +53,19 @@ def measure(stage: Stage) -> Lesson:
         _, spans = mapped.run(streams, rounds, waiting=waiting)
         if stage.check:
             wrong.extend(f"{label}: {fault}" for fault in mapped.wrong(rounds))
-        return Variant(label, streams, seconds, floor(alone, len(chunks), streams), tuple(working(spans)))
+        bound = floor(alone, len(chunks), streams) if mapped is pinned else None
+        return Variant(label, streams, seconds, bound, tuple(working(spans)))
 
     stage.progress("calibrating the kernel")
-    mapped = Map(stage, chunks, "pinned")
-    copies = mapped.alone(0, 1), mapped.alone(2, 1)
-    few, many = ((rounds, mapped.alone(1, rounds)) for rounds in (FEW, MANY))
+    pinned = Map(stage, chunks, "pinned")
+    copies = pinned.alone(0, 1), pinned.alone(2, 1)
+    few, many = ((rounds, pinned.alone(1, rounds)) for rounds in (FEW, MANY))
     rounds = rounds_for(sum(copies) / 2, few, many)
-    alone = (copies[0], mapped.alone(1, rounds), copies[1])
-    variants = [variant(mapped, SEQUENTIAL, 1, waiting=True)]
+    alone = (copies[0], pinned.alone(1, rounds), copies[1])
+    variants = [variant(pinned, SEQUENTIAL, 1, waiting=True)]
     for streams in range(1, MOST_STREAMS + 1):
-        variants.append(variant(mapped, f"{streams} stream{'s' if streams > 1 else ''}", streams))
-    mapped.release()
+        variants.append(variant(pinned, f"{streams} stream{'s' if streams > 1 else ''}", streams))
+    pinned.release()
     pageable = Map(stage, chunks, "pageable")
     variants.append(variant(pageable, f"{DRAWN} streams, pageable", DRAWN))
     pageable.release()
@@ -93,15 +94,17 @@ def _drawn(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def _tables(variants: Sequence[Variant], alone: Sequence[float], count: int) -> tuple[Table, ...]:
-    sequential = variants[0].seconds
-    compared = Table(
-        ("how", "time (ms)", "speed-up", "bound (ms)", "bound (speed-up)", "of the bound (%)"),
-        tuple(
-            (one.label, one.seconds * 1e3, sequential / one.seconds, one.bound * 1e3,
-             variants[0].bound / one.bound, 100 * one.bound / one.seconds)
-            for one in variants
-        ),
-    )  # fmt: skip
+    sequential, chunks = variants[0].seconds, len(variants[0].spans) // len(STAGES)
+
+    def row(one: Variant) -> tuple[Cell, ...]:
+        measured = (one.label, one.seconds * 1e3, sequential / one.seconds)
+        if one.bound is None:
+            return *measured, None, None, None
+        most = chunks * sum(alone) / one.bound
+        return *measured, one.bound * 1e3, most, 100 * one.bound / one.seconds
+
+    titles = ("time (ms)", "speed-up", "bound (ms)", "bound (speed-up)", "of the bound (%)")
+    compared = Table(("how", *titles), tuple(map(row, variants)))
     stages = Table(
         ("stage of a chunk, alone", "time (ms)", "rate (GB/s)"),
         tuple(

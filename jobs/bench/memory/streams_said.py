@@ -9,15 +9,16 @@ from jobs.bench.plot import size_name
 
 
 def paragraphs(
-    alone: Sequence[float], variants: Mapping[str, tuple[float, float]], chunks: int, nbytes: int
+    alone: Sequence[float], variants: Mapping[str, tuple[float, float | None]], chunks: int, nbytes: int
 ) -> tuple[str, ...]:
-    """alone: seconds of each stage of a chunk of `nbytes`. variants: by label, seconds and their bound; the
-    first one step after another, the last from pageable memory."""
+    """alone: seconds of each stage of a chunk of `nbytes`, from pinned memory. variants: by label, seconds
+    and their bound; the first one step after another, the last from pageable memory, which has no bound."""
     (_, (sequential, _)), *others = variants.items()
-    *pinned, (label, (pageable, _)) = others
+    label, (pageable, _) = others.pop()
+    bounded = {other: (seconds, bound) for other, (seconds, bound) in others if bound is not None}
     return (
         limits(alone, chunks, nbytes),
-        gains(sequential, dict(pinned)),
+        gains(sequential, bounded),
         needs(sequential, variants[label.partition(",")[0]][0], label, pageable),
     )
 

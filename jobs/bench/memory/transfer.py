@@ -54,8 +54,8 @@ def measure(stage: Stage) -> Lesson:
             continue
         stage.progress(f"allocating {size_name(fitting[-1])} of {kind} memory")
         host, allocate = _allocated(stage, kind, fitting[-1])
-        if kind not in kept:
-            kept[kind] = Kept(host.nbytes, allocate, *_processor(stage, host))
+        if kind not in map(WAYS.get, kept):
+            kept[way] = Kept(host.nbytes, allocate, *_processor(stage, host))
         for turn, direction in enumerate(DIRECTIONS):
             seed = 2 * number + turn + 1
             ways.fill(way, direction, host, seed)

@@ -1,7 +1,7 @@
 """Registers, shared memory and spills of the kernels, as the compiler reports them: no GPU needed.
 
-Golden figures, in resources.json: a change in them is seen before a GPU is slower for it. They are those of one
-version of NVRTC; of another only shared memory is compared, and that nothing spills, which no version may change.
+Golden figures, in resources.json: a change in them is seen before a GPU is slower for it. They are those of
+one version of NVRTC. With another version, only shared memory is compared, and that nothing spills.
 
 To renew them, after a look at what changed:
 
@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ OPTIONS = {"elementwise.cu": ("-DEXPRESSION=(x + C(1))",)}
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one kernel. registers: of a thread. shared: static, bytes of a block. stack, stores, loads: bytes of a
-    thread's local memory, and of spilled registers."""
+    """Of one kernel. registers: of a thread. shared: static, bytes of a block. stack: bytes of a thread's
+    local memory. stores, loads: bytes of registers spilled there."""
 
     registers: int
     shared: int
@@ -59,7 +60,12 @@ def instances(file: str) -> Iterator[str]:
         yield from INSTANCES[file]
         return
     if file == "bench_data.cu":
-        for word, kind in (("u1", Kind.COPIED), ("u2", Kind.FLOAT_SUM), ("u4", Kind.EXTREME), ("u8", Kind.SUM)):
+        for word, kind in (
+            ("u1", Kind.COPIED),
+            ("u2", Kind.FLOAT_SUM),
+            ("u4", Kind.EXTREME),
+            ("u8", Kind.SUM),
+        ):
             yield instance("fill", word, int(kind))
             yield instance("verify", word, int(kind))
         return
@@ -118,20 +124,24 @@ def headers() -> list[str]:
 def read(log: str) -> dict[str, Resources]:
     """By symbol, from ptxas' report."""
     found = {}
-    for symbol, report in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry|\Z)", log, re.S):
-        memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    for symbol, report in re.findall(
+        r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry|\Z)", log, re.S
+    ):
+        memory = re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report
+        )
         registers = re.search(r"Used (\d+) registers", report)
         assert memory, log
         assert registers, log
         shared = re.search(r"(\d+) bytes smem", report)
-        found[symbol] = Resources(int(registers[1]), int(shared[1]) if shared else 0, *map(int, memory.groups()))
+        found[symbol] = Resources(
+            int(registers[1]), int(shared[1]) if shared else 0, *map(int, memory.groups())
+        )
     return found
 
 
 def version() -> str:
-    """NVRTC's, with the build that its code generator comes from."""
-    from importlib import metadata
-
+    """NVRTC's."""
     return metadata.version("nvidia-cuda-nvrtc")
 
 
@@ -167,6 +177,21 @@ def test_a_spill_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "matmul_register.cu").write_text(text.replace(bounds, "__launch_bounds__(THREADS, 4)"))
     monkeypatch.setitem(globals(), "FOLDER", tmp_path)
     assert all(resources.spills for resources in compiled("matmul_register.cu", "90").values())
+
+
+@pytest.mark.parametrize("name", ["transpose_tiled", "transpose_naive", *jobs.kernels.FLOAT32])
+def test_load_by_name_alone_takes_a_measured_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setitem(vars(jobs.kernels.runner), "kernel", lambda *words: asked.append(words))
+    for file in (name, f"{name}.cu"):
+        jobs.kernels.load(file)
+    assert asked[0] == asked[1]
+    path, chosen, options = asked[0]
+    assert path == FOLDER / f"{name}.cu"
+    assert chosen in INSTANCES[path.name]
+    assert ("--fmad=true" in options) == name.startswith("matmul")
+    jobs.kernels.load(name, "other<double>", ("-DX",))
+    assert asked[2][1:] == ("other<double>", (asked[0][2][0], "-DX"))
 
 
 def test_the_report_is_read() -> None:

@@ -58,13 +58,13 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         others: Sequence[MadeHost] = (),
         **words: Any,
     ) -> Ended:
-        """visible: the GPUs that each rank sees, all by default. others: hosts of the ranks after `host`'s."""
+        """visible: the GPUs that each rank sees, all by default. others: the hosts after the first."""
         ended = Ended()
 
         def on_rank(control: SimulatedComm) -> None:
             world = runner.open_world("cpu", control=control)
             named = hosts or ["made"] * ranks
-            machine = {name: one for name, one in zip(dict.fromkeys(named), (host, *others), strict=True)}
+            machine = dict(zip(dict.fromkeys(named), (host, *others), strict=True))
             locals_ = [named[:rank].count(named[rank]) for rank in range(ranks)]
             seen = visible[world.rank] if visible else None
             mine.box = MadeBox(machine[named[world.rank]], seen)

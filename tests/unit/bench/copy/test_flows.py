@@ -10,21 +10,43 @@ import pytest
 from jobs.bench.copy.cases import BY_NAME, CASES, Case
 from jobs.bench.copy.flows import Flow, Place
 
-NAMES = """
-host_to_device_memcpy_ce device_to_host_memcpy_ce
-host_to_device_bidirectional_memcpy_ce device_to_host_bidirectional_memcpy_ce
-device_to_device_memcpy_read_ce device_to_device_memcpy_write_ce
-device_to_device_bidirectional_memcpy_read_ce device_to_device_bidirectional_memcpy_write_ce
-all_to_host_memcpy_ce all_to_host_bidirectional_memcpy_ce host_to_all_memcpy_ce host_to_all_bidirectional_memcpy_ce
-all_to_one_write_ce all_to_one_read_ce one_to_all_write_ce one_to_all_read_ce
-host_to_device_memcpy_sm device_to_host_memcpy_sm
-host_to_device_bidirectional_memcpy_sm device_to_host_bidirectional_memcpy_sm
-device_to_device_memcpy_read_sm device_to_device_memcpy_write_sm
-device_to_device_bidirectional_memcpy_read_sm device_to_device_bidirectional_memcpy_write_sm
-all_to_host_memcpy_sm all_to_host_bidirectional_memcpy_sm host_to_all_memcpy_sm host_to_all_bidirectional_memcpy_sm
-all_to_one_write_sm all_to_one_read_sm one_to_all_write_sm one_to_all_read_sm
-host_device_latency_sm device_to_device_latency_sm device_local_copy
-""".split()
+NAMES = [
+    "host_to_device_memcpy_ce",
+    "device_to_host_memcpy_ce",
+    "host_to_device_bidirectional_memcpy_ce",
+    "device_to_host_bidirectional_memcpy_ce",
+    "device_to_device_memcpy_read_ce",
+    "device_to_device_memcpy_write_ce",
+    "device_to_device_bidirectional_memcpy_read_ce",
+    "device_to_device_bidirectional_memcpy_write_ce",
+    "all_to_host_memcpy_ce",
+    "all_to_host_bidirectional_memcpy_ce",
+    "host_to_all_memcpy_ce",
+    "host_to_all_bidirectional_memcpy_ce",
+    "all_to_one_write_ce",
+    "all_to_one_read_ce",
+    "one_to_all_write_ce",
+    "one_to_all_read_ce",
+    "host_to_device_memcpy_sm",
+    "device_to_host_memcpy_sm",
+    "host_to_device_bidirectional_memcpy_sm",
+    "device_to_host_bidirectional_memcpy_sm",
+    "device_to_device_memcpy_read_sm",
+    "device_to_device_memcpy_write_sm",
+    "device_to_device_bidirectional_memcpy_read_sm",
+    "device_to_device_bidirectional_memcpy_write_sm",
+    "all_to_host_memcpy_sm",
+    "all_to_host_bidirectional_memcpy_sm",
+    "host_to_all_memcpy_sm",
+    "host_to_all_bidirectional_memcpy_sm",
+    "all_to_one_write_sm",
+    "all_to_one_read_sm",
+    "one_to_all_write_sm",
+    "one_to_all_read_sm",
+    "host_device_latency_sm",
+    "device_to_device_latency_sm",
+    "device_local_copy",
+]
 
 # Case -> (row, column) -> flows, for two GPUs.
 TWO = {

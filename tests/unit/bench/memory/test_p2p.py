@@ -398,5 +398,6 @@ def test_of_many_pairs_the_extremes_are_named() -> None:
     pairs = tuple(permutations(range(3), 2))
     seconds = {("MPI", pair, 1000): 1e-6 * (1 + pair[0] + 3 * pair[1]) for pair in pairs}
     latency = {("MPI", pair): 1e-6 for pair in pairs}
-    found = Measured(("MPI",), pairs, (1000,), ("", "", ""), "MPI", (), seconds, latency)
+    found = Measured(("MPI",), pairs, (1000,), ("", "", ""), "MPI", (), seconds, latency, inside={1000: 1e-6})
+    assert "1000 B inside rank 0 has 4 times the bandwidth of MPI." in " ".join(lesson(found).said)
     assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in " ".join(lesson(found).said)
