@@ -16,7 +16,7 @@ from jobs.validate.rounds import apart, between
 from jobs.validate.table import Siblings, Table, tabulate
 
 PARTNERS = 4  # of each suspect that is asked
-VISITS = 3  # to each partner, at different times
+VISITS = 5  # to each partner, at different times
 ENOUGH = 64  # ranks to see from them how far shares are spread
 BURST = 10  # samples that a flapping part may stay slow for: so many count as one observation
 
@@ -102,6 +102,9 @@ class Between:
         return list(divmod(key, self.fleet.ranks)) if kind == "path" else [key]
 
     def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
+        bad = np.isin(np.arange(self.fleet.ranks), list(self.bad))
+        if (bad[table.a] | bad[table.b]).all():
+            return  # the baseline itself is of bad parts: what differs from it does so for another reason
         for rank, effect in self.bad.items():
             yield (table.a == rank) | (table.b == rank), effect
 
@@ -117,8 +120,8 @@ class Between:
         seen = count > 0
         share = np.divide(slow, count, out=np.zeros(ranks), where=seen)
         usual = float(np.median(share[seen])) if seen.any() else 0.0
-        # Standard error of a share of count / BURST independent observations, five of them.
-        noise = 5 * np.sqrt(max(usual, 0.01) * BURST / np.maximum(count, BURST))
+        # Standard error of a share of count / BURST independent observations, four of them.
+        noise = 4 * np.sqrt(max(usual, 0.01) * BURST / np.maximum(count, BURST))
         if seen.sum() >= ENOUGH:
             noise = np.minimum(noise, 5 * spread(share[seen]))
         over = np.where(share > usual + 0.05 + noise, share, 0.0)

@@ -115,7 +115,7 @@ class Cover:
 
     def explain(self, rows: Mask, effect: float) -> None:
         """Take out what a part with this effect explains; what is slower still stays open."""
-        self.close(rows & (self.table.level <= effect + 1.5 * self.table.threshold))
+        self.close(rows & (self.table.level <= effect + self.table.threshold))
 
     def close(self, rows: Mask) -> None:
         rows = rows & self.open

@@ -94,7 +94,7 @@ def explain(scope: Scope, table: Table, asked: set[Name], plan: Plan) -> tuple[l
         else:
             # Acquitted: what it was suspected for did not come again. What did is for others to explain.
             cover.out.add(suspect.name)
-            cover.close(suspect.rows & ~table.again & (table.level <= suspect.effect + 1.5 * table.threshold))
+            cover.close(suspect.rows & ~table.again & (table.level <= suspect.effect + table.threshold))
     return confirmed, queue
 
 
@@ -107,7 +107,9 @@ def judged(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
     if suspect.kind == "flap":
         return flaps(suspect, again, table, plan)
     late = again & cover.slow
-    if late.sum() < plan.share * again.sum():
+    # What another part explains speaks neither for nor against, unless it was faster than this one allows.
+    faster = suspect.rows & table.again & ~cover.open & (table.level < suspect.effect - table.threshold)
+    if late.sum() < plan.share * (again | faster).sum():
         return None
     effect = float(np.median(table.level[late]))
     return Confirmed(suspect.name, effect, again, suspect.ties)

@@ -71,6 +71,9 @@ class Inside:
         return [int(self.fleet.host[key // self.fleet.ranks if kind == "pair" else key])]
 
     def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
+        bad = np.isin(np.arange(self.fleet.ranks), list(self.bad))
+        if (bad[table.a] | bad[table.b]).all():
+            return  # the baseline itself is of bad parts: what differs from it does so for another reason
         for rank, effect in self.bad.items():
             yield (table.a == rank) | (table.b == rank), effect
 

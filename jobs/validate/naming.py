@@ -90,7 +90,13 @@ def merged(found: Sequence[Finding], fleet: Fleet) -> list[Finding]:
         if old is not None:
             worse = with_what(worse, f"{old.evidence.what}, {new.evidence.what}")
         by_part[key] = worse
-    return together(list(by_part.values()), fleet)
+    whole = {rank: one.factor for one in by_part.values() if one.kind == "host" for rank in one.ranks}
+    return together([one for one in by_part.values() if not belongs(one, whole)], fleet)
+
+
+def belongs(one: Finding, whole: dict[int, float]) -> bool:
+    """A GPU that is as slow as its host is."""
+    return one.kind in ("gpu", "pcie") and one.factor > whole.get(one.ranks[0], 0.0) * (1 - ALIKE) and one.ranks[0] in whole
 
 
 def with_what(found: Finding, what: str) -> Finding:

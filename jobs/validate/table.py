@@ -9,7 +9,7 @@ import numpy as np
 
 from jobs.validate.fleet import Ints
 from jobs.validate.plan import Plan
-from jobs.validate.robust import Floats, group_medians, row_medians, spread, typical
+from jobs.validate.robust import MAD_SCALE, Floats, group_medians, row_medians, spread, typical
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +84,7 @@ def tabulate(
     base = baselines(logs, alike(a, b), plan.tolerance)
     level = logs - base
     off = np.log(samples) - base[:, None]
-    near = level[np.abs(level) < 3 * plan.tolerance]
-    threshold = max(plan.tolerance, 3.5 * spread(near))
+    threshold = max(plan.tolerance, 3.5 * fast_side(level))
     # A single sample is noisier than the median of a row.
     single = max(1.5 * plan.tolerance, 3.5 * spread(within(samples)))
     late = off > single
@@ -106,6 +105,12 @@ def tabulate(
         threshold,
         lost,
     )
+
+
+def fast_side(level: Floats) -> float:
+    """Standard deviation of the noise, by the rows faster than their siblings: faults are on the other side."""
+    fast = level[level < 0]
+    return float(MAD_SCALE * np.median(-fast)) if len(fast) else 0.0
 
 
 def within(samples: Floats) -> Floats:

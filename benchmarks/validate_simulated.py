@@ -1,0 +1,153 @@
+"""How often `jobs.validate` names the right part of a simulated fleet, and how often it blames a healthy one.
+
+    python benchmarks/validate_simulated.py [--full] [--hosts 2 8 64] [--workers 2] [--json FILE]
+
+Quick: 60 runs of each sort. --full: 1,000 single faults, 1,000 healthy fleets and 300 pairs of faults for each number of hosts.
+
+A fault counts as named when a finding is of its kind and at its place: the same host and GPU (of a link: both hosts,
+of a pair of GPUs: both), and nothing else is blamed. Of two faults, both must be named; what else is said is counted
+under "extra". "Blind" fleets show nothing of a fault: the link between the only two hosts has nothing to compare with,
+and behind a slower host its NICs and links (of two hosts: any) are as fast as that host lets them. The first column of
+percentages counts them as wrong, the second leaves them out.
+Faults are drawn by the simulation (`random_fault`: factor 0.5 to 0.85, noise 3 %), which knows nothing of the search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from jobs.validate.ladder import validate
+from jobs.validate.plan import Plan
+from jobs.validate.verdict import Finding
+from runner.comm.simulated_fleet import SimulatedFleet
+from runner.comm.simulated_spec import Fault, FleetSpec, parse_fleet, random_fault
+
+NAMES = {"nvpair": "pair"}  # a fault's kind, where a finding calls it otherwise
+
+
+@dataclass(frozen=True)
+class Run:
+    """One fleet: what was put in, what was said."""
+
+    sort: str
+    hosts: int
+    seed: int
+    faults: list[str]
+    said: list[str]
+    right: bool
+    blind: bool
+    extra: int
+    seconds: float  # of analysis
+    rounds: int
+    messages: int
+
+
+def names(finding: Finding, fault: Fault) -> bool:
+    """Same kind, same place."""
+    hosts = sorted(f"h{host}" for host in fault.hosts)
+    return (
+        finding.kind == NAMES.get(fault.kind, fault.kind)
+        and sorted(finding.hosts) == hosts
+        and sorted(finding.gpus) == sorted(fault.gpus)
+    )
+
+
+def run(sort: str, hosts: int, gpus: int, seed: int) -> Run:
+    rng = np.random.default_rng([hosts, seed, len(sort)])
+    healthy = parse_fleet(f"hosts={hosts},gpus={gpus}")
+    faults = drawn(rng, healthy, {"healthy": 0, "one": 1, "two": 2}[sort])
+    fleet = SimulatedFleet(replace(healthy, faults=tuple(faults)), seed=seed)
+    verdict = validate(fleet, Plan(seed=seed, keep_going=len(faults) > 1))
+    named = [any(names(one, fault) for one in verdict.findings) for fault in faults]
+    extra = sum(not any(names(one, fault) for fault in faults) for one in verdict.findings)
+    return Run(
+        sort,
+        hosts,
+        seed,
+        [str(fault) for fault in faults],
+        [f"{one.kind} {' '.join(one.hosts)} {one.gpus} {one.factor:.2f} [{one.rung}]" for one in verdict.findings],
+        all(named) and (len(faults) > 1 or not extra),
+        blind(faults, hosts),
+        extra,
+        sum(rung.seconds for rung in verdict.rungs),
+        sum(rung.rounds for rung in verdict.rungs),
+        sum(rung.messages for rung in verdict.rungs),
+    )
+
+
+def blind(faults: list[Fault], hosts: int) -> bool:
+    """Whether no measurement can show one of them: a path is as fast as its slowest part."""
+    for fault in faults:
+        if hosts == 2 and fault.kind == "link":
+            return True
+        for other in faults:
+            reached = hosts == 2 or set(other.hosts) & set(fault.hosts)
+            if other.kind == "host" and fault.kind in WIRES and reached and other.factor <= fault.factor:
+                return True
+    return False
+
+
+WIRES = ("nic", "send", "receive", "flap", "link")
+
+
+def drawn(rng: np.random.Generator, spec: FleetSpec, count: int) -> list[Fault]:
+    """Random faults of different parts."""
+    faults: list[Fault] = []
+    while len(faults) < count:
+        new = random_fault(rng, spec)
+        if all(new.name != old.name for old in faults):
+            faults.append(new)
+    return faults
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 3, 4, 8, 16, 32, 64, 128, 512])
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--runs", type=int, help="of each sort, instead of the default")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--sorts", nargs="+", default=["one", "healthy", "two"])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--failures", type=int, default=8, help="shown for each row")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    counts = {"one": 1000, "healthy": 1000, "two": 300} if options.full else dict.fromkeys(("one", "healthy", "two"), 60)
+    print(f"{'hosts':>5} {'sort':8} {'runs':>5} {'right':>7} {'not blind':>9} {'extra':>5} {'analysis':>9} {'rounds':>6}")
+    runs: list[Run] = []
+    with ProcessPoolExecutor(options.workers) as pool:
+        for hosts in options.hosts:
+            for sort in options.sorts:
+                begin = time.perf_counter()
+                seeds = range(options.first, options.first + (options.runs or counts[sort]))
+                done = list(pool.map(partial(run, sort, hosts, options.gpus), seeds, chunksize=5))
+                runs += done
+                show(done, time.perf_counter() - begin, options.failures)
+    if options.json:
+        options.json.write_text(json.dumps({"benchmark": "validate_simulated", "runs": [asdict(one) for one in runs]}))
+
+
+def show(runs: list[Run], seconds: float, failures: int) -> None:
+    seen = [one for one in runs if not one.blind]
+    right = sum(one.right for one in runs) / len(runs)
+    sighted = sum(one.right for one in seen) / max(len(seen), 1)
+    first = runs[0]
+    print(
+        f"{first.hosts:5} {first.sort:8} {len(runs):5} {right:7.1%} {sighted:9.1%} {sum(one.extra for one in runs):5} "
+        f"{np.median([one.seconds for one in runs]):8.2f}s {int(np.median([one.rounds for one in runs])):6} ({seconds:.0f} s)",
+        flush=True,
+    )
+    for one in [one for one in seen if not one.right or one.extra][:failures]:
+        print(f"        seed {one.seed}: {', '.join(one.faults) or 'healthy'} -> {one.said or 'nothing'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

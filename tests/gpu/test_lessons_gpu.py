@@ -1,0 +1,151 @@
+"""The kernels of the lessons `transfer`, `coalescing` and `streams` on a GPU, and the lessons themselves.
+
+Each kernel goes through one check against NumPy, which must fail for the same kernel with one line changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobs.kernels
+import runner
+from jobs.bench.memory import coalescing, show, streams, transfer
+from jobs.bench.memory.lesson import Stage
+from jobs.bench.memory.transfer_ways import DIRECTIONS, WAYS
+from jobs.kernels import FOLDER, instance
+from runner.world import lone_world
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy")
+
+COUNTS = (1, 31, 33, 4097 * 129)
+POISON = 0xA5A5A5A5
+THREADS = 64
+Launch = Callable[..., None]
+
+
+def random_words(count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng().integers(0, 2**32, count, dtype=np.uint32)
+
+
+def check_touch(launch: Launch) -> None:
+    for nbytes in (*COUNTS, 15, 16, 17):
+        source = np.random.default_rng().integers(0, 256, nbytes, dtype=np.uint8)
+        target = cupy.full(nbytes + 32, 0xA5, cupy.uint8)
+        for blocks in (1, 7):  # fewer threads than vectors, mostly
+            target[...] = 0xA5
+            launch((blocks,), (THREADS,), (cupy.asarray(source), target, np.uint64(nbytes)))
+            np.testing.assert_array_equal(target[:nbytes].get(), source)
+            assert (target[nbytes:] == 0xA5).all()
+
+
+def check_strided(launch: Launch) -> None:
+    for count in COUNTS:
+        for stride, first in ((1, 0), (1, 1), (2, 5), (3, 0), (33, 32), (64, 7)):
+            source = random_words(first + (count - 1) * stride + 1)
+            target = cupy.full(count + 32, POISON, cupy.uint32)
+            words = np.array([count, stride, first], np.uint64)
+            blocks = math.ceil(count / (THREADS * 8))
+            launch((blocks,), (THREADS,), (cupy.asarray(source), target, *words))
+            np.testing.assert_array_equal(target[:count].get(), source[first::stride])
+            assert (target[count:] == POISON).all()
+
+
+def check_affine(launch: Launch) -> None:
+    for count in COUNTS:
+        for rounds in (0, 1, 2, 37):
+            before = random_words(count + 32)
+            words = cupy.asarray(before)
+            numbers = np.array([1664525, 1013904223, rounds], np.uint32)
+            launch((7,), (THREADS,), (words, np.uint64(count), *numbers))
+            expected = before[:count].copy()
+            for _ in range(rounds):
+                expected = expected * numbers[0] + numbers[1]
+            np.testing.assert_array_equal(words[:count].get(), expected)
+            np.testing.assert_array_equal(words[count:].get(), before[count:])
+
+
+# file, instance, check, and lines with what makes them wrong
+KERNELS = [
+    ("touch.cu", "touch", check_touch, [
+        ("if (last < nbytes) target[last] = source[last];", ""),  # skips the last bytes
+        ("to[i] = from[i];", "to[i] = from[i / 2 * 2];"),
+        ("i < whole; i += step", "i < whole; i += 2 * step"),
+        ("whole = nbytes / sizeof(uint4)", "whole = nbytes / sizeof(uint4) + 1"),
+    ]),
+    ("strided.cu", instance("strided", 8), check_strided, [
+        ("if (begin + i < count) target[i]", "if (begin + i + 1 < count) target[i]"),  # not the last
+        ("source += first + begin * stride;", "source += begin * stride;"),
+        ("const u64 step = blockDim.x * stride;", "const u64 step = blockDim.x;"),
+        ("target[k * static_cast<u64>(blockDim.x)] = element[k];",
+         "target[k * static_cast<u64>(blockDim.x)] = element[0];"),  # a stale value
+    ]),
+    ("affine.cu", "affine", check_affine, [
+        ("i < count; i += step", "i + 1 < count; i += step"),
+        ("round < rounds", "round <= rounds"),
+        ("words[i] = x;", "words[i ^ 1] = x;"),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "name", "check"), [kernel[:3] for kernel in KERNELS])
+def test_a_kernel_is_right(file: str, name: str, check: Callable[[Launch], None]) -> None:
+    check(jobs.kernels.load(file, name))
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "check", "line", "broken"),
+    [(*kernel[:3], *change) for kernel in KERNELS for change in kernel[3]],
+)
+def test_a_broken_kernel_is_found(
+    tmp_path: Path, file: str, name: str, check: Callable[[Launch], None], line: str, broken: str
+) -> None:
+    text = (FOLDER / file).read_text()
+    assert text.count(line) == 1
+    (tmp_path / file).write_text(text.replace(line, broken))
+    with pytest.raises(AssertionError):
+        check(runner.kernel(tmp_path / file, name))
+
+
+@pytest.fixture
+def stage() -> Iterator[Callable[..., Stage]]:
+    from runner.backend.cuda import CudaBackend
+
+    box = runner.open_box()
+    world = lone_world(CudaBackend(0))
+
+    def made(**words: Any) -> Stage:
+        return Stage(world, box, 0, samples=2, **words)
+
+    yield made
+    box.close()
+
+
+@pytest.mark.parametrize("size", [1, 4097, 1 << 22])
+def test_every_way_of_a_transfer_is_right(stage: Callable[..., Stage], size: int) -> None:
+    lesson = transfer.measure(stage(minbytes=size, maxbytes=size))
+    assert lesson.wrong == ()
+    for direction in DIRECTIONS:
+        assert all(lesson.facts["seconds"][direction][way][0] > 0 for way in WAYS)
+    assert "write-combined" in show.text(lesson)
+
+
+@pytest.mark.parametrize("nbytes", [4096, 100_003, 1 << 26])
+def test_every_stride_is_right(stage: Callable[..., Stage], nbytes: int) -> None:
+    lesson = coalescing.measure(stage(maxbytes=nbytes))
+    assert lesson.wrong == ()
+    assert all(one["seconds"] > 0 for one in lesson.facts["accesses"])
+
+
+@pytest.mark.parametrize(("nbytes", "chunks"), [(4096, 1), (1 << 20, 3), (1 << 24, 16)])
+def test_every_chunk_is_right(stage: Callable[..., Stage], nbytes: int, chunks: int) -> None:
+    lesson = streams.measure(stage(maxbytes=nbytes, options={"chunks": chunks}))
+    assert lesson.wrong == ()
+    assert len(lesson.facts["chunk_bytes"]) == chunks
+    for one in lesson.facts["variants"]:
+        assert all(span["end"] >= span["begin"] >= 0 for span in one["spans"])
