@@ -73,7 +73,10 @@ def run(sort: str, hosts: int, gpus: int, seed: int) -> Run:
         hosts,
         seed,
         [str(fault) for fault in faults],
-        [f"{one.kind} {' '.join(one.hosts)} {one.gpus} {one.factor:.2f} [{one.rung}]" for one in verdict.findings],
+        [
+            f"{one.kind} {' '.join(one.hosts)} {one.gpus} {one.factor:.2f} [{one.rung}]"
+            for one in verdict.findings
+        ],
         all(named) and (len(faults) > 1 or not extra),
         blind(faults, hosts),
         extra,
@@ -109,7 +112,9 @@ def drawn(rng: np.random.Generator, spec: FleetSpec, count: int) -> list[Fault]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 3, 4, 8, 16, 32, 64, 128, 512])
     parser.add_argument("--gpus", type=int, default=8)
@@ -120,8 +125,14 @@ def main() -> None:
     parser.add_argument("--failures", type=int, default=8, help="shown for each row")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    counts = {"one": 1000, "healthy": 1000, "two": 300} if options.full else dict.fromkeys(("one", "healthy", "two"), 60)
-    print(f"{'hosts':>5} {'sort':8} {'runs':>5} {'right':>7} {'not blind':>9} {'extra':>5} {'analysis':>9} {'rounds':>6}")
+    counts = (
+        {"one": 1000, "healthy": 1000, "two": 300}
+        if options.full
+        else dict.fromkeys(("one", "healthy", "two"), 60)
+    )
+    print(
+        f"{'hosts':>5} {'sort':8} {'runs':>5} {'right':>7} {'not blind':>9} {'extra':>5} {'analysis':>9} {'rounds':>6}"
+    )
     runs: list[Run] = []
     with ProcessPoolExecutor(options.workers) as pool:
         for hosts in options.hosts:
@@ -132,7 +143,9 @@ def main() -> None:
                 runs += done
                 show(done, time.perf_counter() - begin, options.failures)
     if options.json:
-        options.json.write_text(json.dumps({"benchmark": "validate_simulated", "runs": [asdict(one) for one in runs]}))
+        options.json.write_text(
+            json.dumps({"benchmark": "validate_simulated", "runs": [asdict(one) for one in runs]})
+        )
 
 
 def show(runs: list[Run], seconds: float, failures: int) -> None:
@@ -146,7 +159,10 @@ def show(runs: list[Run], seconds: float, failures: int) -> None:
         flush=True,
     )
     for one in [one for one in seen if not one.right or one.extra][:failures]:
-        print(f"        seed {one.seed}: {', '.join(one.faults) or 'healthy'} -> {one.said or 'nothing'}", flush=True)
+        print(
+            f"        seed {one.seed}: {', '.join(one.faults) or 'healthy'} -> {one.said or 'nothing'}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

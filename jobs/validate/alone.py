@@ -8,6 +8,7 @@ import numpy as np
 
 from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of
 from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.known import Known, explained
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Alone, Probe
 from jobs.validate.table import Siblings, Table, tabulate
@@ -18,7 +19,7 @@ MANY = 5  # hosts from which on the siblings of a GPU are those at its place on 
 class AloneScope:
     """The scope of one operation that every rank does for itself: rows of one rank each."""
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, what: Alone, bad: dict[int, float]) -> None:
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, what: Alone, bad: Known) -> None:
         self.probe, self.fleet, self.plan, self.what, self.bad = probe, fleet, plan, what, bad
         sizes = {"memory": plan.memory_bytes, "product": plan.product_bytes}
         self.nbytes = sizes.get(what, plan.copy_bytes)
@@ -48,8 +49,7 @@ class AloneScope:
         return [kind_of("gpu", table.a), kind_of("host", self.fleet.host[table.a])]
 
     def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
-        for rank, effect in self.bad.items():
-            yield table.a == rank, effect
+        return explained(self.bad, table, self.nbytes)
 
     def flapping(self, cover: Cover) -> Suspect | None:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of
 from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.known import Known, explained
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe
 from jobs.validate.robust import clean_pairs, spread
@@ -22,9 +23,9 @@ BURST = 10  # samples that a flapping part may stay slow for: so many count as o
 
 
 class Between:
-    """The scope of the rung. bad: ranks that an earlier rung explains, with the log of their slowdown."""
+    """The scope of the rung. bad: what findings of lower rungs explain."""
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: dict[int, float]) -> None:
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: Known) -> None:
         self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
         self.random = np.random.default_rng(plan.seed)
         self.suspects = set(bad)  # ranks
@@ -42,7 +43,9 @@ class Between:
         """Suspects one flow a host at a time, and good ranks in the same rounds: the suspects' new siblings."""
         self.suspects |= {rank for name in suspects for rank in self.ranks(name)}
         flows = [flow for name in suspects for flow in self.questions(name, self.suspects)]
-        flows += self.controls(self.suspects, cross=any(self.fleet.gpu[a] != self.fleet.gpu[b] for a, b in flows))
+        flows += self.controls(
+            self.suspects, cross=any(self.fleet.gpu[a] != self.fleet.gpu[b] for a, b in flows)
+        )
         asked = list(dict.fromkeys(flows))
         samples = max(self.plan.again // VISITS, 3)
         for _ in range(VISITS):
@@ -102,11 +105,7 @@ class Between:
         return list(divmod(key, self.fleet.ranks)) if kind == "path" else [key]
 
     def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
-        bad = np.isin(np.arange(self.fleet.ranks), list(self.bad))
-        if (bad[table.a] | bad[table.b]).all():
-            return  # the baseline itself is of bad parts: what differs from it does so for another reason
-        for rank, effect in self.bad.items():
-            yield (table.a == rank) | (table.b == rank), effect
+        return explained(self.bad, table, self.plan.nic_bytes)
 
     def flapping(self, cover: Cover) -> Suspect | None:
         """The NIC with the largest share of slow samples, when that is far above the usual share."""
@@ -128,7 +127,9 @@ class Between:
         if not over.any():
             return None
         rank = int(over.argmax())
-        ties = tuple(("flap", int(other)) for other in np.flatnonzero(over > 0.8 * over[rank]) if other != rank)
+        ties = tuple(
+            ("flap", int(other)) for other in np.flatnonzero(over > 0.8 * over[rank]) if other != rank
+        )
         rows = (table.a == rank) | (table.b == rank)
         return Suspect("flap", rank, rows, np.inf, ties[:PARTNERS])
 
@@ -139,11 +140,17 @@ class Between:
         fleet = self.fleet
         if kind == "link":
             left, right = divmod(key, fleet.hosts)
-            pairs = [(int(a), int(b)) for a, b in zip(fleet.at[left], fleet.at[right], strict=True) if min(a, b) >= 0]
+            pairs = [
+                (int(a), int(b))
+                for a, b in zip(fleet.at[left], fleet.at[right], strict=True)
+                if min(a, b) >= 0
+            ]
         elif kind == "path":
             pairs = [divmod(key, fleet.ranks)]
             if fleet.hosts <= PARTNERS:
-                pairs += [(rank, other) for rank in pairs[0] for other in self.partners(rank, suspects, PARTNERS)]
+                pairs += [
+                    (rank, other) for rank in pairs[0] for other in self.partners(rank, suspects, PARTNERS)
+                ]
         else:
             ranks = self.ranks(name)
             few = ranks if len(ranks) <= 8 else self.random.choice(ranks, 8, replace=False).tolist()

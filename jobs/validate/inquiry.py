@@ -84,7 +84,9 @@ def explain(scope: Scope, table: Table, asked: set[Name], plan: Plan) -> tuple[l
         if suspect is None:
             break
         if suspect.name not in asked:
-            queue += [name for name in (suspect.name, *suspect.ties) if name not in asked and name not in queue]
+            queue += [
+                name for name in (suspect.name, *suspect.ties) if name not in asked and name not in queue
+            ]
             cover.out.add(suspect.name)
             cover.explain(suspect.rows, suspect.effect)
         elif (found := judged(suspect, cover, plan)) is not None:

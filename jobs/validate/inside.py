@@ -10,6 +10,7 @@ import numpy as np
 from jobs.validate.alone import MANY
 from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of
 from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.known import Known, explained
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe
 from jobs.validate.robust import clean_pairs
@@ -18,9 +19,9 @@ from jobs.validate.table import Siblings, Table, tabulate
 
 
 class Inside:
-    """The scope of the rung. bad: ranks that an earlier rung explains, with the log of their slowdown."""
+    """The scope of the rung. bad: what findings of lower rungs explain."""
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: dict[int, float]) -> None:
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: Known) -> None:
         self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
         self.random = np.random.default_rng(plan.seed)
         self.asked: set[int] = set()  # hosts
@@ -32,16 +33,25 @@ class Inside:
     def again(self, suspects: Sequence[Name]) -> Table:
         """All pairs of the hosts in question, and of a few others: one flow a host at a time."""
         self.asked |= {host for name in suspects for host in self.hosts(name)}
-        others = [host for host in self.random.permutation(self.fleet.hosts).tolist() if host not in self.asked]
+        others = [
+            host for host in self.random.permutation(self.fleet.hosts).tolist() if host not in self.asked
+        ]
         chosen = [*sorted(self.asked), *others[:MANY]]
         flows = [
-            (int(a), int(b)) for host in chosen for a in self.fleet.on(host) for b in self.fleet.on(host) if a != b
+            (int(a), int(b))
+            for host in chosen
+            for a in self.fleet.on(host)
+            for b in self.fleet.on(host)
+            if a != b
         ]
         rounds = [np.array(met, np.int64) for met in apart(flows, self.fleet, len(flows))]
         return self.measured(rounds, self.plan.again, again=True)
 
     def measured(self, rounds: list[Ints], samples: int, again: bool) -> Table:
-        seconds = [self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples) for flows in rounds]
+        seconds = [
+            self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples)
+            for flows in rounds
+        ]
         return tabulate(rounds, seconds, self.alike, self.plan, again)
 
     def alike(self, a: Ints, b: Ints) -> Siblings:
@@ -71,11 +81,7 @@ class Inside:
         return [int(self.fleet.host[key // self.fleet.ranks if kind == "pair" else key])]
 
     def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
-        bad = np.isin(np.arange(self.fleet.ranks), list(self.bad))
-        if (bad[table.a] | bad[table.b]).all():
-            return  # the baseline itself is of bad parts: what differs from it does so for another reason
-        for rank, effect in self.bad.items():
-            yield (table.a == rank) | (table.b == rank), effect
+        return explained(self.bad, table, self.plan.pair_bytes)
 
     def flapping(self, cover: Cover) -> Suspect | None:
         return None

@@ -12,6 +12,7 @@ from jobs.validate.between import Between
 from jobs.validate.fleet import Fleet, fleet_of
 from jobs.validate.inquiry import Answer, Scope, inquire
 from jobs.validate.inside import Inside
+from jobs.validate.known import Known
 from jobs.validate.metered import Metered
 from jobs.validate.naming import findings, merged
 from jobs.validate.plan import RUNGS, Plan, RungName
@@ -39,13 +40,14 @@ class Ladder:
         self.lost = False
 
     @property
-    def bad(self) -> dict[int, float]:
-        """Ranks that a finding explains, with the log of their slowdown."""
-        effects: dict[int, float] = {}
+    def bad(self) -> Known:
+        """Ranks that findings so far explain."""
+        known: Known = {}
         for one in self.found:
+            rate = one.evidence.rate
             for rank in one.ranks:
-                effects[rank] = max(effects.get(rank, 0.0), -float(np.log(one.factor)))
-        return effects
+                known.setdefault(rank, []).append((-float(np.log(one.factor)), rate))
+        return known
 
     def climb(self) -> Verdict:
         broken = ""
@@ -122,12 +124,10 @@ class Ladder:
             case _:
                 return []
 
-    def on_links(self) -> dict[int, float]:
+    def on_links(self) -> Known:
         """Ranks at the ends of links that a finding names: rings that go through them are explained."""
-        ends = [one for one in self.found if one.kind in ("link", "path")]
-        hosts = {host: -float(np.log(one.factor)) for one in ends for host in one.hosts}
-        names = self.fleet.names
-        return {rank: hosts[names[host]] for rank, host in enumerate(self.fleet.host) if names[host] in hosts}
+        hosts = {host for one in self.found if one.kind in ("link", "path") for host in one.hosts}
+        return {rank: [] for rank, host in enumerate(self.fleet.host) if self.fleet.names[host] in hosts}
 
     def everything(self) -> float:
         """Bus bandwidth of one ring of all ranks: it has no sibling, so it is told and not judged."""
@@ -164,7 +164,9 @@ def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
     elif fleet.hosts == 1:
         notes.append("one host: what slows all its GPUs alike cannot be seen; NICs are not measured")
     elif fleet.hosts == 2:
-        notes.append("two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen")
+        notes.append(
+            "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
+        )
     if fleet.hosts > plan.cover:
         notes.append("host pairs are sampled: a link between two hosts that did not meet is not judged")
     return notes

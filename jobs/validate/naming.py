@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -36,13 +37,21 @@ def place(name: Name, fleet: Fleet) -> tuple[tuple[str, ...], tuple[int, ...], t
     return (names[host[key]],), (int(gpu[key]),), (key,)
 
 
-def findings(answer: Answer, fleet: Fleet, rung: RungName, what: str, nbytes: int, kinds: dict[str, str]) -> list[Finding]:
+def findings(
+    answer: Answer, fleet: Fleet, rung: RungName, what: str, nbytes: int, kinds: dict[str, str]
+) -> list[Finding]:
     """kinds: what this rung calls its parts, where it is not the search's name."""
     return [finding(one, answer, fleet, rung, what, nbytes, kinds) for one in answer.confirmed]
 
 
 def finding(
-    one: Confirmed, answer: Answer, fleet: Fleet, rung: RungName, what: str, nbytes: int, kinds: dict[str, str]
+    one: Confirmed,
+    answer: Answer,
+    fleet: Fleet,
+    rung: RungName,
+    what: str,
+    nbytes: int,
+    kinds: dict[str, str],
 ) -> Finding:
     table = answer.table
     late = one.rows & (table.slow > 0.25 * table.count) if one.flaps is not None else one.rows
@@ -51,13 +60,17 @@ def finding(
     kind = cast(Kind, kinds.get(one.name[0], one.name[0]))
     met = set(table.a[one.rows].tolist()) | set(table.b[one.rows].tolist())
     partners = tuple(
-        f"{fleet.names[fleet.host[rank]]}:{fleet.gpu[rank]}" for rank in sorted(met - set(ranks)) if what in WIRES
+        f"{fleet.names[fleet.host[rank]]}:{fleet.gpu[rank]}"
+        for rank in sorted(met - set(ranks))
+        if what in WIRES
     )
     slow = float((table.level[late] > table.threshold).mean()) if late.any() else 0.0
     rate = siblings / math.exp(one.effect)
     evidence = Evidence(what, rate, siblings, int(table.count[one.rows].sum()), partners, slow)
     instead = tuple(
-        dict.fromkeys(called(tie, fleet, kinds) for tie in one.ties if place(tie, fleet)[2] != ranks or not ranks)
+        dict.fromkeys(
+            called(tie, fleet, kinds) for tie in one.ties if place(tie, fleet)[2] != ranks or not ranks
+        )
     )
     confidence = (1.0 if one.flaps is not None else slow) * surely(one, answer) / (1 + len(instead))
     factor = math.exp(-one.effect)
@@ -77,7 +90,9 @@ def surely(one: Confirmed, answer: Answer) -> float:
     table = answer.table
     good = table.level[np.abs(table.level) < table.threshold]
     error = 1.2533 * spread(good) / math.sqrt(max(int(one.rows.sum()), 1))
-    return 1.0 if not error else 0.5 * (1 + math.erf((one.effect - table.threshold / 2) / error / math.sqrt(2)))
+    return (
+        1.0 if not error else 0.5 * (1 + math.erf((one.effect - table.threshold / 2) / error / math.sqrt(2)))
+    )
 
 
 def merged(found: Sequence[Finding], fleet: Fleet) -> list[Finding]:
@@ -90,18 +105,22 @@ def merged(found: Sequence[Finding], fleet: Fleet) -> list[Finding]:
         if old is not None:
             worse = with_what(worse, f"{old.evidence.what}, {new.evidence.what}")
         by_part[key] = worse
-    whole = {rank: one.factor for one in by_part.values() if one.kind == "host" for rank in one.ranks}
-    return together([one for one in by_part.values() if not belongs(one, whole)], fleet)
+    parts = list(by_part.values())
+    return together([one for one in parts if not any(belongs(one, whole) for whole in parts)], fleet)
 
 
-def belongs(one: Finding, whole: dict[int, float]) -> bool:
-    """A GPU that is as slow as its host is."""
-    return one.kind in ("gpu", "pcie") and one.factor > whole.get(one.ranks[0], 0.0) * (1 - ALIKE) and one.ranks[0] in whole
+def belongs(one: Finding, whole: Finding) -> bool:
+    """A GPU that is as slow as its host is, or a path that is as slow as the flapping NIC at its end was."""
+    if one.factor < whole.factor * (1 - ALIKE):
+        return False
+    if one.kind in ("gpu", "pcie"):
+        return whole.kind == "host" and one.hosts == whole.hosts
+    return (
+        one.kind == "path" and whole.kind == "flap" and whole.gpus == one.gpus and whole.hosts[0] in one.hosts
+    )
 
 
 def with_what(found: Finding, what: str) -> Finding:
-    from dataclasses import replace
-
     return replace(found, evidence=replace(found.evidence, what=what))
 
 
@@ -109,11 +128,11 @@ ALIKE = 0.15  # factors of parts that are one
 
 
 def together(found: list[Finding], fleet: Fleet) -> list[Finding]:
-    from dataclasses import replace
-
     groups = [("rail", gpu, fleet.rail(gpu)) for gpu in range(fleet.rails)]
     groups += [("host", host, fleet.on(host)) for host in range(fleet.hosts)]
-    ranks_found = {one.ranks[0]: one for one in found if one.kind in ("nic", "pcie", "gpu") and len(one.ranks) == 1}
+    ranks_found = {
+        one.ranks[0]: one for one in found if one.kind in ("nic", "pcie", "gpu") and len(one.ranks) == 1
+    }
     for kind, key, ranks in groups:
         inside = [ranks_found[rank] for rank in ranks.tolist() if rank in ranks_found]
         if kind == "rail":

@@ -23,7 +23,9 @@ class Plan:
     ring_bytes: int = 256 << 20
     samples: int = 5  # of each thing in its first measurement; the median counts
     again: int = 30  # of each thing that is measured again
-    enough: int = 400  # samples of each NIC at least: with few hosts there are few rounds, so more samples of each
+    enough: int = (
+        400  # samples of each NIC at least: with few hosts there are few rounds, so more samples of each
+    )
     full: int = 64  # up to this many hosts every pair meets on every rail
     cover: int = 512  # up to this many every pair meets on one rail; above, partners are drawn at random
     tolerance: float = 0.07  # log of the time over the siblings': what is closer is no suspect

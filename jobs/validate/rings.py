@@ -8,6 +8,7 @@ import numpy as np
 
 from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of
 from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.known import Known
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe
 from jobs.validate.table import Siblings, Table, tabulate
@@ -16,7 +17,7 @@ from jobs.validate.table import Siblings, Table, tabulate
 class Rings:
     """The scope of one ring a group, `kind` naming what a group is. bad: ranks that a finding explains."""
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, kind: str, bad: dict[int, float]) -> None:
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, kind: str, bad: Known) -> None:
         self.probe, self.fleet, self.plan, self.kind, self.bad = probe, fleet, plan, kind, bad
         groups = (
             {host: fleet.on(host) for host in range(fleet.hosts)}

@@ -61,7 +61,8 @@ def between(fleet: Fleet, plan: Plan) -> Iterator[Pairs]:
     elif fleet.hosts <= plan.cover:
         order = circle(fleet.hosts)
         rounds = (
-            [order[(first + rail) % len(order)] for rail in rails] for first in range(0, len(order), fleet.rails)
+            [order[(first + rail) % len(order)] for rail in rails]
+            for first in range(0, len(order), fleet.rails)
         )
     else:
         random = np.random.default_rng(plan.seed)

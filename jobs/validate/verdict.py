@@ -135,4 +135,8 @@ class Verdict:
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
             return f"{self.status}: {self.findings[0].sentence}{more}"
-        return f"{self.status}: {self.not_judged[0]}" if self.status == "unknown" and self.not_judged else self.status
+        return (
+            f"{self.status}: {self.not_judged[0]}"
+            if self.status == "unknown" and self.not_judged
+            else self.status
+        )

@@ -28,11 +28,12 @@ GPU_MEMORY = 1 << 30
 
 @dataclass
 class Block:
-    """place: "host" or "GPU n", by the host's numbers."""
+    """place: "host" or "GPU n", by the host's numbers. alive: its owner has not released it."""
 
     array: Bytes
     place: str
     alive: bool = True
+    users: int = 0  # other processes that have it attached
 
 
 @dataclass
@@ -101,6 +102,7 @@ class MadeBox:
         self._next = self.process << 40
         self.blocks: dict[int, tuple[Block, bool]] = {}
         self.connected: set[tuple[int, int]] = set()
+        self.pulled_away = 0  # memory that was released while others had it attached
 
     @contextmanager
     def on(self, gpu: int) -> Iterator[None]:
@@ -124,7 +126,10 @@ class MadeBox:
 
     def release(self, memory: Memory) -> None:
         block, attached = self.blocks.pop(memory.address)
-        if not attached:
+        if attached:
+            block.users -= 1
+        else:
+            self.pulled_away += block.users
             block.alive = False
 
     def find(self, address: int) -> tuple[Block, int]:
@@ -154,6 +159,7 @@ class MadeBox:
         assert not handle.startswith(f"{self.process}:".encode()), "a process does not attach its own memory"
         if not self.host.peers(self.numbers[gpu], int(block.place.removeprefix("GPU "))):
             raise RuntimeError("peer access is not supported between these two devices")
+        block.users += 1
         return self._mapped(block, "device", gpu, attached=True)
 
     def connect(self, gpu: int, peer: int) -> bool:
@@ -221,9 +227,8 @@ class MadeBox:
         return self.host.memory - sum(block.array.size for block in blocks if block.place == place)
 
     def close(self) -> None:
-        for address in list(self.blocks):
-            block, attached = self.blocks.pop(address)
-            block.alive = block.alive and attached
+        for address, (block, _) in list(self.blocks.items()):
+            self.release(Memory(address, block.array.size, "device", 0))
 
 
 def load(file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:

@@ -51,6 +51,11 @@ def test_the_bench_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "bench.md", tmp_path)) > 3
 
 
+@pytest.mark.parametrize("page", ["copy.md", "lessons.md"])
+def test_the_commands_of_the_pages_on_memory_succeed(tmp_path: Path, page: str) -> None:
+    assert len(run_commands(ROOT / "docs" / page, tmp_path)) == 3
+
+
 def test_the_launch_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "launch.md", tmp_path)) > 2
 

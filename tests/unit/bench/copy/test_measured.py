@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import made_box
 import numpy as np
 import pytest
 from made_box import MadeBox, MadeHost
 
+import jobs.kernels
 import runner
 from jobs.bench.copy import measure as measuring
 from jobs.bench.copy.cases import CASES
@@ -320,7 +322,108 @@ def test_buffers_are_made_smaller_where_memory_is_short(bench_copy: Any) -> None
 def test_nothing_stays_allocated_or_attached(bench_copy: Any, mode: dict[str, Any]) -> None:
     ended = bench_copy(MadeHost(3), "all_to_one_write_ce", "device_to_device_latency_sm", **mode)
     assert ended.failure is None
-    assert all(box.blocks == {} for box in ended.boxes)
+    assert [(box.blocks, box.pulled_away) for box in ended.boxes] == [({}, 0)] * len(ended.boxes)
+
+
+# In one process the clock starts, as nvbandwidth's, when the first flow has warmed up; a slower one still does.
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [({}, ["18.18", "15.38", "50.00"]), ({"ranks": 3}, ["40.00", "40.00", "100.00"])],
+    ids=["one process", "a process a GPU"],
+)
+def test_all_together_take_as_long_as_the_last(
+    bench_copy: Any, mode: dict[str, Any], expected: list[str]
+) -> None:
+    def rate(source: str, target: str) -> float:
+        return {"GPU 0": 100e9, "GPU 1": 50e9, "GPU 2": 20e9}[source]
+
+    for name in ("all_to_one_write_ce", "one_to_all_read_sm"):
+        ended = bench_copy(MadeHost(3, rate=rate), name, **mode)
+        assert [word.rstrip("*") for word in ended.rows(name)[0]] == expected
+
+
+def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
+    bench_copy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    numbers: dict[Any, int] = {}
+    box = {name: getattr(MadeBox, name) for name in ("copy", "mark", "wait", "synchronize")}
+
+    def stream(one: Any) -> str:
+        return f"stream {numbers.setdefault(one, len(numbers))}"
+
+    def noting(name: str, words: Any) -> Any:
+        def noted(self: MadeBox, *arguments: Any) -> Any:
+            done = box[name](self, *arguments)
+            said.append(words(*arguments, done))
+            return done
+
+        return noted
+
+    monkeypatch.setattr(MadeBox, "copy", noting("copy", lambda t, s, n, one, _: f"copy {stream(one)}"))
+    monkeypatch.setattr(MadeBox, "mark", noting("mark", lambda one, _: f"mark {stream(one)}"))
+    waits = noting("wait", lambda one, mark, _: f"{stream(one)} waits for {stream(mark.stream)}")
+    monkeypatch.setattr(MadeBox, "wait", waits)
+    monkeypatch.setattr(MadeBox, "synchronize", noting("synchronize", lambda one, _: f"done {stream(one)}"))
+    load = jobs.kernels.load
+
+    def gates(file: str, instance: str, options: tuple[str, ...] = ()) -> Any:
+        launch = load(file, instance, options)
+
+        def launched(*arguments: Any, stream: Any) -> None:
+            launch(*arguments, stream=stream)
+            said.append(f"{instance} stream {numbers.setdefault(stream, len(numbers))}")
+
+        return launched
+
+    monkeypatch.setattr(jobs.kernels, "load", gates)
+    bench_copy(MadeHost(1), "host_to_device_bidirectional_memcpy_ce", copies=3, samples=1)
+    assert said == [
+        *("gate stream 0", "copy stream 0", "done stream 0"),  # loads what is launched below
+        *("gate stream 0", *["copy stream 0"] * 4),
+        *("gate stream 1", *["copy stream 1"] * 4),
+        *("mark stream 0", "stream 1 waits for stream 0", "mark stream 1"),
+        *(*["copy stream 0"] * 3, "mark stream 0"),
+        *(*["copy stream 1"] * 3, "mark stream 1"),
+        *("stream 0 waits for stream 1", "mark stream 0"),
+        *("done stream 0", "done stream 1"),
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_arrived_in_the_sample_before_is_wrong(bench_copy: Any, mode: dict[str, Any]) -> None:
+    first: dict[str, Any] = {}
+
+    def spoil(source: str, target: str, array: np.ndarray[Any, Any]) -> None:
+        if target == "GPU 2":
+            array[...] = first.setdefault(target, array.copy())
+
+    ended = bench_copy(MadeHost(3, spoil=spoil), "host_to_device_memcpy_ce", **mode)
+    assert "host_to_device_memcpy_ce, cell (0, 2), sample 1: host -> GPU 2: byte 0 of" in str(ended.failure)
+
+
+@pytest.mark.parametrize("half", ["source", "target"])
+def test_a_split_copy_of_one_direction_is_wrong(
+    bench_copy: Any, monkeypatch: pytest.MonkeyPatch, half: str
+) -> None:
+    def one_way(stream: Any, threads: int, target: int, source: int, units: int, copies: int) -> float:
+        to, come = (source, target) if half == "target" else (target, source)
+        return sum(stream.box.carry(to + at, come + at, 512, stream) for at in pieces(units))
+
+    def pieces(units: int) -> range:
+        return range(512 if half == "source" else 0, 16 * units, 1024)
+
+    monkeypatch.setitem(made_box.KERNELS, "copy_split", one_way)
+    ended = bench_copy(MadeHost(1), "host_to_device_bidirectional_memcpy_sm")
+    wrong = "source (host)" if half == "source" else "target (GPU 0)"
+    assert isinstance(ended.failure, WrongResults)
+    assert wrong in str(ended.failure)
+
+
+def test_a_pair_that_is_connected_one_way_only_is_left_out(bench_copy: Any) -> None:
+    host = MadeHost(2, peers=lambda gpu, other: (gpu, other) != (1, 0))
+    ended = bench_copy(host, "device_to_device_memcpy_read_ce")
+    assert isinstance(ended.failure, NeedsGpu)
 
 
 def test_memory_is_used_again(bench_copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
