@@ -38,12 +38,11 @@ class AloneScope:
 
     def alike(self, a: Ints, b: Ints) -> Siblings:
         hosts = self.fleet.hosts
-        rows = np.arange(len(a))
         if hosts >= MANY:
-            return Siblings(self.fleet.gpu[a], rows, (hosts - 2) / hosts)
+            return Siblings(self.fleet.gpu[a], None, (hosts - 2) / hosts)
         # One host and one GPU may be slow.
         clean = max(hosts - 1, 1) / hosts - 1 / self.fleet.ranks
-        return Siblings(np.zeros(len(a), np.int64), rows, max(clean, 0.0))
+        return Siblings(np.zeros(len(a), np.int64), None, max(clean, 0.0))
 
     def kinds(self, table: Table) -> list[Kind]:
         return [kind_of("gpu", table.a), kind_of("host", self.fleet.host[table.a])]

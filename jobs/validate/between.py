@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of
+from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect, kind_of, numbered
 from jobs.validate.fleet import Fleet, Ints
 from jobs.validate.known import Known, explained
 from jobs.validate.plan import Plan
@@ -20,6 +20,21 @@ PARTNERS = 4  # of each suspect that is asked
 VISITS = 5  # to each partner, at different times
 ENOUGH = 64  # ranks to see from them how far shares are spread
 BURST = 10  # samples that a flapping part may stay slow for: so many count as one observation
+
+
+def together(table: Table, ranks: int) -> Ints:
+    """Slow samples of each flow, of a pair's first meeting no more than in the other direction at the same time.
+
+    A NIC that flaps is slow in both; flows that collide in the network are so in one.
+    """
+    slow = table.slow.copy()
+    first = np.flatnonzero(~table.again)
+    there, back = (table.a * ranks + table.b)[first], (table.b * ranks + table.a)[first]
+    order = np.argsort(there)
+    found = order[np.minimum(np.searchsorted(there, back, sorter=order), max(len(order) - 1, 0))]
+    met = there[found] == back
+    slow[first[met]] = np.minimum(slow[first[met]], slow[first[found[met]]])
+    return slow
 
 
 class Between:
@@ -65,14 +80,16 @@ class Between:
         host, gpu, hosts, rails = self.fleet.host, self.fleet.gpu, self.fleet.hosts, self.fleet.rails
         cross = (gpu[a] != gpu[b]).astype(np.int64)
         if hosts == 2:
-            return Siblings(cross, np.arange(len(a)), (rails - 1) / rails)
+            return Siblings(cross, None, (rails - 1) / rails)
+        if hosts > self.plan.full:
+            return Siblings(cross, None, clean_pairs(hosts, 2))
         low, high = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
         return Siblings(cross, low * hosts + high, clean_pairs(hosts, 2) if hosts > 3 else 0.0)
 
     def alike_again(self, a: Ints, b: Ints) -> Siblings:
         cross = (self.fleet.gpu[a] != self.fleet.gpu[b]).astype(np.int64)
         asked = np.isin(np.arange(self.fleet.ranks), list(self.suspects))
-        return Siblings(cross, np.arange(len(a)), 0.2, ~asked[a] & ~asked[b])
+        return Siblings(cross, None, 0.2, ~asked[a] & ~asked[b])
 
     # --- parts
 
@@ -83,15 +100,18 @@ class Between:
         low, high = np.minimum(a, b), np.maximum(a, b)
         first, second = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
         same = gpu[a] == gpu[b]
-        return [
-            kind_of("nic", a, b),
-            kind_of("send", a),
-            kind_of("receive", b),
-            kind_of("host", host[a], host[b]),
-            kind_of("rail", np.where(same, gpu[a], -1)),
-            kind_of("link", first * self.fleet.hosts + second),
-            kind_of("path", low * size + high),
+        kinds = [
+            numbered("nic", size, a, b),
+            numbered("send", size, a),
+            numbered("receive", size, b),
+            numbered("host", self.fleet.hosts, host[a], host[b]),
+            numbered("rail", self.fleet.rails, np.where(same, gpu[a], -1)),
         ]
+        if self.fleet.hosts > self.plan.cover:
+            return kinds  # partners are sampled: links are not judged
+        if self.fleet.rails > 1:
+            kinds.append(kind_of("path", low * size + high))
+        return [*kinds, kind_of("link", first * self.fleet.hosts + second)]
 
     def ranks(self, name: Name) -> list[int]:
         """Ranks that a suspect consists of."""
@@ -110,9 +130,10 @@ class Between:
     def flapping(self, cover: Cover) -> Suspect | None:
         """The NIC with the largest share of slow samples, when that is far above the usual share."""
         table, ranks = cover.table, self.fleet.ranks
+        both = together(table, ranks)[cover.open]
         slow, count = np.zeros(ranks), np.zeros(ranks)
         for side in (table.a[cover.open], table.b[cover.open]):
-            slow += np.bincount(side, table.slow[cover.open], ranks)
+            slow += np.bincount(side, both, ranks)
             count += np.bincount(side, table.count[cover.open], ranks)
         for rank in (key for kind, key in cover.out if kind == "flap"):
             slow[rank] = 0

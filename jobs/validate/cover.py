@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from jobs.validate.fleet import Ints
-from jobs.validate.robust import Floats
 from jobs.validate.table import Table
 
 Name = tuple[str, int]
@@ -37,6 +36,11 @@ def kind_of(name: str, *keys: Ints) -> Kind:
     none = int(np.searchsorted(known, 0))
     split = np.split(np.maximum(labels.reshape(-1) - none, -1).astype(np.int64), len(keys))
     return Kind(name, tuple(split), known[none:])
+
+
+def numbered(name: str, count: int, *labels: Ints) -> Kind:
+    """Keys that are numbers below `count` already."""
+    return Kind(name, labels, np.arange(count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,18 +112,28 @@ class Cover:
                 if (name := (kind.name, int(kind.keys[label]))) != best:
                     yield name
 
+    def peers(self, kind: str, most: int) -> tuple[list[Name], Mask]:
+        """All parts of a kind that explain `most` slow rows each, as long as those are few; and their rows."""
+        number = next(number for number, known in enumerate(self.kinds) if known.name == kind)
+        known, through = self.kinds[number], self.through[number]
+        slow = self.count(known, np.flatnonzero(self.open & self.slow))
+        fit = (slow == most) & (slow >= self.share * through)
+        fit[self.barred(known)] = False
+        rows = np.logical_or.reduce([fit[labels] & (labels >= 0) for labels in known.labels])
+        return [(kind, int(key)) for key in known.keys[fit]], rows
+
     def barred(self, kind: Kind) -> Ints:
         """Labels of the parts that are not to be named (again)."""
         keys = [key for name, key in self.out if name == kind.name]
-        return np.flatnonzero(np.isin(kind.keys, keys)) if keys else np.zeros(0, np.int64)
+        return np.searchsorted(kind.keys, np.array(keys, np.int64))
 
-    def explain(self, rows: Mask, effect: float) -> None:
-        """Take out what a part with this effect explains; what is slower still stays open."""
-        self.close(rows & (self.table.level <= effect + self.table.threshold))
+    def explain(self, rows: Mask, effect: float, margin: float = 1.0) -> None:
+        """Take out what a part with this effect explains; what is slower by `margin` thresholds stays open."""
+        self.close(rows & (self.table.level <= effect + margin * self.table.threshold))
 
     def close(self, rows: Mask) -> None:
         rows = rows & self.open
         self.open &= ~rows
         gone = np.flatnonzero(rows)
         for kind, through in zip(self.kinds, self.through, strict=True):
-            through -= self.count(kind, gone)
+            np.subtract(through, self.count(kind, gone), out=through)

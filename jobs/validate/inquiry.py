@@ -18,6 +18,9 @@ from jobs.validate.plan import Plan
 from jobs.validate.table import Table
 
 
+FEW = 2  # rows: the two directions of a pair that met once
+
+
 class Scope(Protocol):
     """One rung's way to measure, and the parts that its measurements go through."""
 
@@ -63,7 +66,7 @@ def inquire(scope: Scope, plan: Plan, combine: Callable[[Table, Table], Table] =
         confirmed, queue = explain(scope, table, asked, plan)
         if not queue or turn == plan.passes:
             break
-        most = max(plan.suspects, scope.fleet.hosts)
+        most = 4 * max(plan.suspects, scope.fleet.hosts)
         asked |= set(queue[:most])
         table = combine(first, scope.again(queue[:most]))
     return Answer(table, confirmed, sorted(asked), queue)
@@ -76,23 +79,32 @@ def explain(scope: Scope, table: Table, asked: set[Name], plan: Plan) -> tuple[l
         cover.explain(rows, effect)
     confirmed: list[Confirmed] = []
     queue: list[Name] = []
-    while len(queue) < 2 * max(plan.suspects, scope.fleet.hosts):
+    steady = False  # nothing (more) flaps
+    while len(queue) < 4 * max(plan.suspects, scope.fleet.hosts):
         suspect = cover.strongest()
+        small = suspect is None or (cover.slow & cover.open & suspect.rows).sum() <= FEW
         # One pair may be slow by chance, or because one of the two is slow now and then: that is asked first.
-        if suspect is None or (cover.slow & cover.open & suspect.rows).sum() <= 2:
-            suspect = scope.flapping(cover) or suspect
+        if small and not steady:
+            flapping = scope.flapping(cover)
+            suspect, steady = flapping or suspect, flapping is None
         if suspect is None:
             break
         if suspect.name not in asked:
-            queue += [
-                name for name in (suspect.name, *suspect.ties) if name not in asked and name not in queue
-            ]
-            cover.out.add(suspect.name)
-            cover.explain(suspect.rows, suspect.effect)
+            new, rows = [suspect.name], suspect.rows
+            if steady and small:
+                peers, rows = cover.peers(suspect.kind, int((cover.slow & cover.open & suspect.rows).sum()))
+                new = [name for name in peers if name not in asked] or new
+                rows = rows & cover.slow
+            if suspect.kind == "flap":  # of two that only met each other, either may be the one
+                new += [name for name in suspect.ties if name not in asked]
+            queue += new
+            cover.out |= set(new)
+            cover.explain(rows, suspect.effect if len(new) == 1 else np.inf)
         elif (found := judged(suspect, cover, plan)) is not None:
+            queue += [name for name in suspect.ties if name not in asked and name not in queue]
             confirmed.append(found)
             cover.out.add(suspect.name)
-            cover.explain(suspect.rows, suspect.effect if found.flaps is None else np.inf)
+            cover.explain(suspect.rows, suspect.effect if found.flaps is None else np.inf, 1.5)
         else:
             # Acquitted: what it was suspected for did not come again. What did is for others to explain.
             cover.out.add(suspect.name)

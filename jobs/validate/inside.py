@@ -56,13 +56,13 @@ class Inside:
 
     def alike(self, a: Ints, b: Ints) -> Siblings:
         """With many hosts, the same pair of GPUs on all hosts; else all pairs."""
-        fleet, rows = self.fleet, np.arange(len(a))
+        fleet = self.fleet
         hosts = len(np.unique(fleet.host[a]))
         if hosts >= MANY:
-            return Siblings(fleet.gpu[a] * fleet.rails + fleet.gpu[b], rows, (hosts - 2) / hosts)
+            return Siblings(fleet.gpu[a] * fleet.rails + fleet.gpu[b], None, (hosts - 2) / hosts)
         largest = math.ceil(fleet.ranks / fleet.hosts)
         clean = max(hosts - 1, 1) / hosts * clean_pairs(largest, 1)
-        return Siblings(np.zeros(len(a), np.int64), rows, clean)
+        return Siblings(np.zeros(len(a), np.int64), None, clean)
 
     def kinds(self, table: Table) -> list[Kind]:
         a, b = table.a, table.b

@@ -168,7 +168,7 @@ def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
             "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
         )
     if fleet.hosts > plan.cover:
-        notes.append("host pairs are sampled: a link between two hosts that did not meet is not judged")
+        notes.append(f"more than {plan.cover} hosts: partners are sampled, so links between two hosts are not judged")
     return notes
 
 

@@ -31,6 +31,6 @@ class Plan:
     tolerance: float = 0.07  # log of the time over the siblings': what is closer is no suspect
     share: float = 0.75  # of a part's measurements must be slow
     critical: float = 0.9  # a part below this share of its siblings' rate breaks its rung
-    suspects: int = 64  # measured again at a time, or as many as there are hosts
-    passes: int = 4  # of questions to suspects
+    suspects: int = 64  # measured again at a time for each host, 64 hosts at least
+    passes: int = 6  # of questions to suspects
     seed: int = 0  # of the choice of partners

@@ -47,7 +47,7 @@ class Rings:
         return self.probe.rings(groups, self.plan.ring_bytes, samples) / share[:, None]
 
     def alike(self, a: Ints, b: Ints) -> Siblings:
-        return Siblings(np.zeros(len(a), np.int64), np.arange(len(a)), max(len(a) - 2, 0) / len(a))
+        return Siblings(np.zeros(len(a), np.int64), None, max(len(a) - 2, 0) / len(a))
 
     def kinds(self, table: Table) -> list[Kind]:
         return [kind_of(self.kind, table.a)]

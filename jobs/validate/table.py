@@ -55,12 +55,12 @@ COLUMNS = ("a", "b", "level", "seconds", "siblings", "slow", "slow_level", "coun
 class Siblings:
     """Which rows are each other's baseline. kind: class of each row (rows of one class are alike when healthy).
 
-    group: rows whose median counts as one. clean: share of the groups that is surely healthy. known: rows of parts
+    group: rows whose median counts as one (None: each row for itself). clean: share of the groups that is surely healthy. known: rows of parts
     without suspicion: where a class has such rows, they alone are its baseline.
     """
 
     kind: Ints
-    group: Ints
+    group: Ints | None
     clean: float
     known: np.ndarray | None = None
 
@@ -84,7 +84,7 @@ def tabulate(
     base = baselines(logs, alike(a, b), plan.tolerance)
     level = logs - base
     off = np.log(samples) - base[:, None]
-    threshold = max(plan.tolerance, 3.5 * fast_side(level))
+    threshold = max(plan.tolerance, 3.5 * min(spread(level), fast_side(level)))
     # A single sample is noisier than the median of a row.
     single = max(1.5 * plan.tolerance, 3.5 * spread(within(samples)))
     late = off > single
@@ -130,6 +130,6 @@ def baselines(logs: Floats, alike: Siblings, tolerance: float) -> Floats:
         if alike.known is not None and (alike.known & rows).any():
             base[rows] = np.median(logs[alike.known & rows])
             continue
-        medians = group_medians(logs[rows], alike.group[rows])
-        base[rows] = typical(medians[~np.isnan(medians)], alike.clean, tolerance)
+        values = logs[rows] if alike.group is None else group_medians(logs[rows], alike.group[rows])
+        base[rows] = typical(values, alike.clean, tolerance)
     return base

@@ -1,0 +1,54 @@
+"""The smallest fleet that a probe can be: every path as fast as its slowest part, a little normal noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jobs.validate.probe import Alone, Place, Seconds
+
+RATES = {"memory": 2e12, "product": 1e10, "to_device": 55e9, "to_host": 55e9}
+
+Slowed = Callable[[Place, Place], float]
+
+
+@dataclass
+class ToyFleet:
+    """gpus: of each host. alone_factor(what, place), flow_factor(from, to): share of the speed that is left."""
+
+    gpus: Sequence[int]
+    noise: float = 0.02
+    seed: int = 0
+    alone_factor: Callable[[Alone, Place], float] = lambda what, place: 1.0
+    flow_factor: Slowed = lambda a, b: 1.0
+    calls: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.hosts = [f"n{host}" for host in range(len(self.gpus))]
+        spots = [(host, gpu) for host, count in enumerate(self.gpus) for gpu in range(count)]
+        self.places = [Place(rank, host, gpu) for rank, (host, gpu) in enumerate(spots)]
+
+    def noisy(self, seconds: Sequence[float], samples: int) -> Seconds:
+        wobble = 1 + self.noise * self.random.standard_normal((len(seconds), samples))
+        return np.array(seconds)[:, None] * wobble
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        return self.noisy([nbytes / RATES[what] / self.alone_factor(what, at) for at in self.places], samples)
+
+    def flow(self, a: int, b: int) -> float:
+        here, there = self.places[a], self.places[b]
+        rate = 400e9 if here.host == there.host else 48e9
+        return 1 / (rate * self.flow_factor(here, there))
+
+    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        self.calls.append(tuple(flows))
+        return self.noisy([nbytes * self.flow(a, b) for a, b in flows], samples)
+
+    def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
+        hops = [list(zip(group, [*group[1:], group[0]], strict=True)) for group in groups]
+        share = [2 * (len(group) - 1) / len(group) for group in groups]
+        slowest = [max(self.flow(a, b) for a, b in ring) for ring in hops]
+        return self.noisy([nbytes * part * hop for part, hop in zip(share, slowest, strict=True)], samples)

@@ -1,0 +1,176 @@
+"""Parts that are slow by construction are named; what cannot be judged is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_fleet import ToyFleet
+
+from jobs.validate.ladder import validate
+from jobs.validate.plan import RUNGS, Plan
+from jobs.validate.probe import Alone, Place
+from jobs.validate.verdict import Verdict
+
+
+def parts(verdict: Verdict) -> list[tuple[object, ...]]:
+    return [(one.kind, one.hosts, one.gpus) for one in verdict.findings]
+
+
+def result(verdict: Verdict) -> dict[str, str]:
+    return {rung.name: rung.result for rung in verdict.rungs}
+
+
+def near(place: Place, host: int, gpu: int) -> bool:
+    return (place.host, place.gpu) == (host, gpu)
+
+
+@pytest.mark.parametrize("gpus", [[8], [2, 2], [4, 2, 3], [8] * 9, [1] * 5])
+def test_nobody_is_blamed_of_a_healthy_fleet(gpus: list[int]) -> None:
+    verdict = validate(ToyFleet(gpus))
+    assert (verdict.status, verdict.findings) == ("ok", ())
+    assert verdict.line == "ok"
+
+
+@pytest.mark.parametrize("gpus", [[2, 2], [8] * 3, [8] * 9, [4, 2, 3, 3]])
+@pytest.mark.parametrize("ways", ["nic", "send", "receive"])
+def test_a_nic_and_its_direction(gpus: list[int], ways: str) -> None:
+    def slowed(a: Place, b: Place) -> float:
+        sends, receives = ways != "receive" and near(a, 1, 1), ways != "send" and near(b, 1, 1)
+        return 0.6 if a.host != b.host and (sends or receives) else 1.0
+
+    verdict = validate(ToyFleet(gpus, flow_factor=slowed))
+    assert parts(verdict) == [(ways, ("n1",), (1,))]
+    (found,) = verdict.findings
+    assert found.factor == pytest.approx(0.6, rel=0.03)
+    assert found.confidence > 0.9
+    assert result(verdict)["host pairs"] == "broken"
+    assert result(verdict)["rails"] == "not measured"
+    assert found.sentence.startswith("host n1, GPU 1: its NIC")
+    assert "at 60 % of its siblings (28." in found.sentence or "at 61 %" in found.sentence or "at 59 %" in found.sentence
+
+
+@pytest.mark.parametrize("hosts", [3, 9, 20])
+def test_a_link_between_two_hosts(hosts: int) -> None:
+    def slowed(a: Place, b: Place) -> float:
+        return 0.7 if {a.host, b.host} == {0, 2} else 1.0
+
+    plan = Plan(full=16)  # of 20 hosts, each two meet on one rail
+    assert parts(validate(ToyFleet([4] * hosts, flow_factor=slowed), plan)) == [("link", ("n0", "n2"), ())]
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 9])
+def test_a_rail(hosts: int) -> None:
+    def slowed(a: Place, b: Place) -> float:
+        return 0.7 if a.host != b.host and 2 in (a.gpu, b.gpu) else 1.0
+
+    assert parts(validate(ToyFleet([4] * hosts, flow_factor=slowed))) == [("rail", (), (2,))]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "rung"), [("memory", "gpu", "gpu"), ("product", "gpu", "gpu"), ("to_host", "pcie", "host")]
+)
+@pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [8] * 7])
+def test_a_gpu_alone(what: Alone, kind: str, rung: str, gpus: list[int]) -> None:
+    def slowed(asked: Alone, place: Place) -> float:
+        return 0.7 if asked == what and near(place, 0, 1) else 1.0
+
+    verdict = validate(ToyFleet(gpus, alone_factor=slowed))
+    assert parts(verdict) == [(kind, ("n0",), (1,))]
+    assert result(verdict)[rung] == "broken"
+    assert verdict.findings[0].evidence.what == what
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 9])
+def test_all_gpus_of_a_host_are_the_host(hosts: int) -> None:
+    fleet = ToyFleet([4] * hosts, alone_factor=lambda what, place: 0.8 if "to_" in what and place.host == 1 else 1.0)
+    assert parts(validate(fleet)) == [("host", ("n1",), ())]
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 9])
+def test_nvlink_of_a_gpu_and_of_a_pair(hosts: int) -> None:
+    def one(a: Place, b: Place) -> float:
+        return 0.6 if a.host == b.host and (near(a, 0, 2) or near(b, 0, 2)) else 1.0
+
+    def pair(a: Place, b: Place) -> float:
+        return 0.6 if a.host == b.host == 0 and {a.gpu, b.gpu} == {1, 3} else 1.0
+
+    assert parts(validate(ToyFleet([4] * hosts, flow_factor=one))) == [("nvlink", ("n0",), (2,))]
+    assert parts(validate(ToyFleet([4] * hosts, flow_factor=pair))) == [("pair", ("n0",), (1, 3))]
+
+
+def test_keep_going_finds_the_fault_of_a_higher_rung_too() -> None:
+    def slowed(a: Place, b: Place) -> float:
+        return 0.6 if a.host != b.host and (near(a, 3, 0) or near(b, 3, 0)) else 1.0
+
+    fleet = ToyFleet([4] * 6, alone_factor=lambda _, place: 0.7 if near(place, 1, 2) else 1.0, flow_factor=slowed)
+    assert set(result(validate(fleet)).values()) == {"broken", "not measured"}
+    fleet.random = np.random.default_rng(1)
+    verdict = validate(fleet, Plan(keep_going=True))
+    assert parts(verdict) == [("gpu", ("n1",), (2,)), ("pcie", ("n1",), (2,)), ("nic", ("n3",), (0,))]
+    assert "not measured" not in result(verdict).values()
+
+
+def test_a_nic_that_flaps_is_named_with_its_share_of_the_time() -> None:
+    fleet = ToyFleet([4] * 5)
+    turns = np.random.default_rng(3)
+
+    def slowed(a: Place, b: Place) -> float:
+        return 0.6 if a.host != b.host and (near(a, 2, 1) or near(b, 2, 1)) else 1.0
+
+    steady = fleet.flows
+
+    def now_and_then(flows, nbytes, samples):  # type: ignore[no-untyped-def]
+        seconds = steady(flows, nbytes, samples)
+        slow = turns.random(samples) < 0.3
+        factor = np.array([slowed(fleet.places[a], fleet.places[b]) for a, b in flows])
+        return np.where(slow, seconds / factor[:, None], seconds)
+
+    fleet.flows = now_and_then  # type: ignore[method-assign]
+    (found,) = validate(fleet).findings
+    assert (found.kind, found.hosts, found.gpus) == ("flap", ("n2",), (1,))
+    assert found.time == pytest.approx(0.3, abs=0.1)
+    assert "of the time" in found.sentence
+
+
+def test_what_was_slow_once_is_not_blamed() -> None:
+    """Only the first meeting of two NICs is slow."""
+    fleet = ToyFleet([2] * 6)
+    seen: set[tuple[int, int]] = set()
+    steady = fleet.flows
+
+    def once(flows, nbytes, samples):  # type: ignore[no-untyped-def]
+        seconds = steady(flows, nbytes, samples)
+        new = np.array([tuple(flow) not in seen and 3 in flow for flow in flows])
+        seen.update(flows)
+        return np.where(new[:, None], 2 * seconds, seconds)
+
+    fleet.flows = once  # type: ignore[method-assign]
+    verdict = validate(fleet)
+    assert not [one for one in verdict.findings if one.kind in ("nic", "flap", "send", "receive", "host", "link")]
+
+
+def test_one_rank_says_that_nothing_can_be_judged() -> None:
+    verdict = validate(ToyFleet([1]))
+    assert verdict.findings == ()
+    assert verdict.not_judged == ("one rank: nothing to compare it with; its figures are told, not judged",)
+    assert {name for name, said in result(verdict).items() if said == "not measured"} == set(RUNGS[2:])
+
+
+def test_two_hosts_say_what_they_cannot_show() -> None:
+    verdict = validate(ToyFleet([4, 4], flow_factor=lambda a, b: 0.5 if a.host != b.host else 1.0))
+    assert verdict.findings == ()
+    assert any("two hosts" in note for note in verdict.not_judged)
+
+
+@pytest.mark.parametrize("gpus", [[4], [4] * 3])
+def test_a_missing_measurement_is_never_ok(gpus: list[int]) -> None:
+    fleet = ToyFleet(gpus, alone_factor=lambda what, place: np.nan if what == "to_host" and place.rank == 2 else 1.0)
+    verdict = validate(fleet)
+    assert verdict.status == "unknown"
+    assert any("to_host could not be measured with rank 2" in note for note in verdict.not_judged)
+    assert verdict.line.startswith("unknown: ")
+
+
+def test_nothing_measured_at_all_is_unknown() -> None:
+    fleet = ToyFleet([2, 2], alone_factor=lambda *_: np.nan, flow_factor=lambda *_: np.nan)
+    assert validate(fleet).status == "unknown"

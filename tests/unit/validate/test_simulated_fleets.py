@@ -1,0 +1,36 @@
+"""A small campaign over fleets that know nothing of the search; benchmarks/validate_simulated.py is the large one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[3] / "benchmarks" / "validate_simulated.py"
+spec = importlib.util.spec_from_file_location("validate_simulated", FILE)
+assert spec is not None
+assert spec.loader is not None
+campaign = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = campaign
+spec.loader.exec_module(campaign)
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 16])
+def test_single_faults_are_named(hosts: int) -> None:
+    runs = [campaign.run("one", hosts, 8, 20_000 + seed) for seed in range(20)]
+    wrong = [(one.faults, one.said) for one in runs if not one.right and not one.blind]
+    assert len(wrong) <= 1, wrong
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 16])
+def test_healthy_fleets_are_not_blamed(hosts: int) -> None:
+    runs = [campaign.run("healthy", hosts, 8, 20_000 + seed) for seed in range(20)]
+    assert [one.said for one in runs if one.extra] == []
+
+
+def test_two_faults_are_both_named() -> None:
+    runs = [campaign.run("two", 16, 8, 20_000 + seed) for seed in range(20)]
+    wrong = [(one.faults, one.said) for one in runs if not one.right and not one.blind]
+    assert len(wrong) <= 2, wrong
