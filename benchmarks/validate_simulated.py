@@ -2,14 +2,15 @@
 
     python benchmarks/validate_simulated.py [--full] [--hosts 2 8 64] [--workers 2] [--json FILE]
 
-Quick: 60 runs of each sort. --full: 1,000 single faults, 1,000 healthy fleets and 300 pairs of faults for each number of hosts.
+Quick: 60 runs of each sort. --full: 1,000 single faults, 1,000 healthy fleets and 300 pairs of faults for
+each number of hosts.
 
-A fault counts as named when a finding is of its kind and at its place: the same host and GPU (of a link: both hosts,
-of a pair of GPUs: both), and nothing else is blamed. Of two faults, both must be named; what else is said is counted
-under "extra". "Blind" fleets show nothing of a fault: the link between the only two hosts has nothing to compare with,
-and behind a slower host its NICs and links (of two hosts: any) are as fast as that host lets them. The first column of
-percentages counts them as wrong, the second leaves them out.
-Faults are drawn by the simulation (`random_fault`: factor 0.5 to 0.85, noise 3 %), which knows nothing of the search.
+A fault counts as named when a finding is of its kind and at its place: the same host and GPU (of a link: both
+hosts, of a pair of GPUs: both), and nothing else is blamed. Of two faults, both must be named; what else is
+said is counted under "extra". "Blind" fleets show nothing of a fault: the link between the only two hosts has
+nothing to compare with, and behind a slower host its NICs and links (of two hosts: any) are as fast as that
+host lets them. The first column of percentages counts them as wrong, the second leaves them out. Faults are
+drawn by the simulation (`random_fault`: factor 0.5 to 0.85, noise 3 %), which knows nothing of the search.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def main() -> None:
         else dict.fromkeys(("one", "healthy", "two"), 60)
     )
     print(
-        f"{'hosts':>5} {'sort':8} {'runs':>5} {'right':>7} {'not blind':>9} {'extra':>5} {'analysis':>9} {'rounds':>6}"
+        f"{'hosts':>5} {'sort':8} {'runs':>5} {'right':>7} {'not blind':>9} {'extra':>5} "
+        f"{'analysis':>9} {'rounds':>6}"
     )
     runs: list[Run] = []
     with ProcessPoolExecutor(options.workers) as pool:
@@ -154,8 +156,10 @@ def show(runs: list[Run], seconds: float, failures: int) -> None:
     sighted = sum(one.right for one in seen) / max(len(seen), 1)
     first = runs[0]
     print(
-        f"{first.hosts:5} {first.sort:8} {len(runs):5} {right:7.1%} {sighted:9.1%} {sum(one.extra for one in runs):5} "
-        f"{np.median([one.seconds for one in runs]):8.2f}s {int(np.median([one.rounds for one in runs])):6} ({seconds:.0f} s)",
+        f"{first.hosts:5} {first.sort:8} {len(runs):5} {right:7.1%} {sighted:9.1%} "
+        f"{sum(one.extra for one in runs):5} "
+        f"{np.median([one.seconds for one in runs]):8.2f}s {int(np.median([one.rounds for one in runs])):6} "
+        f"({seconds:.0f} s)",
         flush=True,
     )
     for one in [one for one in seen if not one.right or one.extra][:failures]:

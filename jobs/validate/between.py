@@ -23,7 +23,8 @@ BURST = 10  # samples that a flapping part may stay slow for: so many count as o
 
 
 def together(table: Table, ranks: int) -> Ints:
-    """Slow samples of each flow, of a pair's first meeting no more than in the other direction at the same time.
+    """Slow samples of each flow, of a pair's first meeting no more than in the other direction at the same
+    time.
 
     A NIC that flaps is slow in both; flows that collide in the network are so in one.
     """
@@ -34,7 +35,7 @@ def together(table: Table, ranks: int) -> Ints:
     found = order[np.minimum(np.searchsorted(there, back, sorter=order), max(len(order) - 1, 0))]
     met = there[found] == back
     slow[first[met]] = np.minimum(slow[first[met]], slow[first[found[met]]])
-    return slow
+    return np.asarray(slow)
 
 
 class Between:
@@ -44,6 +45,7 @@ class Between:
         self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
         self.random = np.random.default_rng(plan.seed)
         self.suspects = set(bad)  # ranks
+        self.met: tuple[Table, Ints] | None = None
         self.flows: list[Ints] = []
         self.seconds: list[np.ndarray] = []
 
@@ -55,7 +57,7 @@ class Between:
         return tabulate(rounds, [self.measured(flows, samples) for flows in rounds], self.alike, self.plan)
 
     def again(self, suspects: Sequence[Name]) -> Table:
-        """Suspects one flow a host at a time, and good ranks in the same rounds: the suspects' new siblings."""
+        """Suspects, one flow a host at a time, and good ranks in the same rounds: their new siblings."""
         self.suspects |= {rank for name in suspects for rank in self.ranks(name)}
         flows = [flow for name in suspects for flow in self.questions(name, self.suspects)]
         flows += self.controls(
@@ -76,7 +78,9 @@ class Between:
         return self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.nic_bytes, samples)
 
     def alike(self, a: Ints, b: Ints) -> Siblings:
-        """Flows on one rail are alike, and flows across rails are. With three hosts or more, host pairs are compared."""
+        """Flows on one rail are alike, and flows across rails are. With three hosts or more, host pairs are
+        compared.
+        """
         host, gpu, hosts, rails = self.fleet.host, self.fleet.gpu, self.fleet.hosts, self.fleet.rails
         cross = (gpu[a] != gpu[b]).astype(np.int64)
         if hosts == 2:
@@ -130,7 +134,9 @@ class Between:
     def flapping(self, cover: Cover) -> Suspect | None:
         """The NIC with the largest share of slow samples, when that is far above the usual share."""
         table, ranks = cover.table, self.fleet.ranks
-        both = together(table, ranks)[cover.open]
+        if self.met is None or self.met[0] is not table:
+            self.met = (table, together(table, ranks))
+        both = self.met[1][cover.open]
         slow, count = np.zeros(ranks), np.zeros(ranks)
         for side in (table.a[cover.open], table.b[cover.open]):
             slow += np.bincount(side, both, ranks)
@@ -152,7 +158,7 @@ class Between:
             ("flap", int(other)) for other in np.flatnonzero(over > 0.8 * over[rank]) if other != rank
         )
         rows = (table.a == rank) | (table.b == rank)
-        return Suspect("flap", rank, rows, np.inf, ties[:PARTNERS])
+        return Suspect("flap", rank, rows, np.inf, ties[: max(PARTNERS, self.fleet.hosts // 16)])
 
     # --- questions
 
@@ -179,7 +185,9 @@ class Between:
         return [flow for a, b in pairs for flow in ((a, b), (b, a))]
 
     def partners(self, rank: int, suspects: set[int], count: int) -> list[int]:
-        """Good ranks of other hosts on the same rail; across rails too where there are few, which tells the sides apart."""
+        """Good ranks of other hosts on the same rail; across rails too where there are few, which tells the
+        sides apart.
+        """
         fleet = self.fleet
         away = fleet.host != fleet.host[rank]
         rail = away & (fleet.gpu == fleet.gpu[rank])

@@ -1,9 +1,10 @@
 """Which part explains the slow measurements: the one that most of them have in common, again and again.
 
-A path is as fast as its slowest part, so a slow part makes (nearly) all that goes through it slow, and what is not
-slow acquits every part on its way. The search is a greedy set cover (Johnson 1974; in network tomography: the smallest
-consistent failure set, Duffield 2006): take the part that explains the most slow measurements while nearly all of its
-open ones are slow; its effect is their median; take out what it explains; look again.
+A path is as fast as its slowest part, so a slow part makes (nearly) all that goes through it slow, and what
+is not slow acquits every part on its way. The search is a greedy set cover (Johnson 1974; in network
+tomography: the smallest consistent failure set, Duffield 2006): take the part that explains the most slow
+measurements while nearly all of its open ones are slow; its effect is their median; take out what it
+explains; look again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A kind of part. labels: for each row the one or two parts of this kind on its way, -1: none. keys: their names."""
+    """A kind of part. labels: for each row the one or two parts of this kind on its way, -1: none. keys:
+    their names.
+    """
 
     name: str
     labels: tuple[Ints, ...]
@@ -45,7 +48,9 @@ def numbered(name: str, count: int, *labels: Ints) -> Kind:
 
 @dataclass(frozen=True, eq=False)
 class Suspect:
-    """A part that would explain `rows`. effect: log of its time over the siblings'. ties: others that explain as much."""
+    """A part that would explain `rows`. effect: log of its time over the siblings'. ties: others that explain
+    as much.
+    """
 
     kind: str
     key: int
@@ -80,7 +85,7 @@ class Cover:
         """All measurements that go through a part."""
         known = next(known for known in self.kinds if known.name == kind)
         label = int(np.searchsorted(known.keys, key))
-        return np.logical_or.reduce([labels == label for labels in known.labels])
+        return np.asarray(np.logical_or.reduce([labels == label for labels in known.labels]))
 
     def strongest(self) -> Suspect | None:
         """The part that explains the most; None when nothing that is slow is left, or nothing explains it."""
@@ -113,7 +118,7 @@ class Cover:
                     yield name
 
     def peers(self, kind: str, most: int) -> tuple[list[Name], Mask]:
-        """All parts of a kind that explain `most` slow rows each, as long as those are few; and their rows."""
+        """All parts of a kind that explain `most` slow rows each, where those are few; and their rows."""
         number = next(number for number, known in enumerate(self.kinds) if known.name == kind)
         known, through = self.kinds[number], self.through[number]
         slow = self.count(known, np.flatnonzero(self.open & self.slow))
@@ -128,7 +133,7 @@ class Cover:
         return np.searchsorted(kind.keys, np.array(keys, np.int64))
 
     def explain(self, rows: Mask, effect: float, margin: float = 1.0) -> None:
-        """Take out what a part with this effect explains; what is slower by `margin` thresholds stays open."""
+        """Take out what a part with this effect explains; what is `margin` thresholds slower stays open."""
         self.close(rows & (self.table.level <= effect + margin * self.table.threshold))
 
     def close(self, rows: Mask) -> None:

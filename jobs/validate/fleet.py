@@ -14,7 +14,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """names: of the hosts. host, gpu: (ranks,). at: (hosts, rails), the rank of a GPU, -1 where there is none."""
+    """names: of the hosts. host, gpu: (ranks,). at: (hosts, rails), the rank of a GPU, -1 where there is
+    none.
+    """
 
     names: tuple[str, ...]
     host: Ints
@@ -31,17 +33,17 @@ class Fleet:
 
     @property
     def rails(self) -> int:
-        return self.at.shape[1]
+        return int(self.at.shape[1])
 
     def on(self, host: int) -> Ints:
         """The ranks of a host, in the order of their GPUs."""
         row = self.at[host]
-        return row[row >= 0]
+        return np.asarray(row[row >= 0])
 
     def rail(self, gpu: int) -> Ints:
         """The ranks of a rail, in the order of their hosts."""
         column = self.at[:, gpu]
-        return column[column >= 0]
+        return np.asarray(column[column >= 0])
 
 
 def fleet_of(probe: Probe) -> Fleet:

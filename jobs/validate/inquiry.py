@@ -1,7 +1,9 @@
-"""From suspects to findings: who explains the slow measurements is measured again before anything is said of it.
+"""From suspects to findings: who explains the slow measurements is measured again before anything is said of
+it.
 
-A first look names suspects; they are asked again, alone and with partners that are known to be good; the same search
-over the sharper table confirms, acquits, or names others. A few turns of this, then only what was confirmed counts.
+A first look names suspects; they are asked again, alone and with partners that are known to be good; the same
+search over the sharper table confirms, acquits, or names others. A few turns of this, then only what was
+confirmed counts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from jobs.validate.cover import Cover, Kind, Mask, Name, Suspect
 from jobs.validate.fleet import Fleet
 from jobs.validate.plan import Plan
 from jobs.validate.table import Table
-
 
 FEW = 2  # rows: the two directions of a pair that met once
 
@@ -42,7 +43,9 @@ class Scope(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Confirmed:
-    """A part that was slow, and slow again. rows: of the table, its evidence. ties: what it cannot be told from."""
+    """A part that was slow, and slow again. rows: of the table, its evidence. ties: what it cannot be told
+    from.
+    """
 
     name: Name
     effect: float
@@ -108,7 +111,8 @@ def explain(scope: Scope, table: Table, asked: set[Name], plan: Plan) -> tuple[l
         else:
             # Acquitted: what it was suspected for did not come again. What did is for others to explain.
             cover.out.add(suspect.name)
-            cover.close(suspect.rows & ~table.again & (table.level <= suspect.effect + table.threshold))
+            if suspect.kind != "flap":
+                cover.close(suspect.rows & ~table.again & (table.level <= suspect.effect + table.threshold))
     return confirmed, queue
 
 
@@ -139,4 +143,4 @@ def flaps(suspect: Suspect, again: Mask, table: Table, plan: Plan) -> Confirmed 
     if not min(usual, 0.1) + 0.05 < share < 0.95 or len(partners) < 3 or late.sum() < 2:
         return None
     effect = float(np.median(table.slow_level[late]))
-    return Confirmed(suspect.name, effect, again, suspect.ties, float(share))
+    return Confirmed(suspect.name, effect, again, flaps=float(share))

@@ -18,8 +18,8 @@ COMPARABLE = 4.0
 def explained(known: Known, table: Table, nbytes: int) -> Iterator[tuple[Mask, float]]:
     """Rows of a known rank, with what its fault explains.
 
-    A part that still moves 2 TB/s does not slow a path of 50 GB/s; a path of 400 GB/s does not lead through one of
-    50 GB/s. So a fault explains rows only where both rates are comparable: within a factor of 4.
+    A part that still moves 2 TB/s does not slow a path of 50 GB/s; a path of 400 GB/s does not lead through
+    one of 50 GB/s. So a fault explains rows only where both rates are comparable: within a factor of 4.
     """
     ranks = 1 + max([*known, int(table.a.max(initial=0)), int(table.b.max(initial=0))])
     bad = np.isin(np.arange(ranks), list(known))

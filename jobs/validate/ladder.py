@@ -1,4 +1,6 @@
-"""The ladder: rung by rung from one GPU to everything, each isolating one thing, to a verdict that names the part."""
+"""The ladder: rung by rung from one GPU to everything, each isolating one thing, to a verdict that names the
+part.
+"""
 
 from __future__ import annotations
 
@@ -167,8 +169,14 @@ def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
         notes.append(
             "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
         )
+    if fleet.hosts > 1:
+        notes.append(
+            "uplinks of leaf switches: no round fills all uplinks of one, so a slow one is not judged"
+        )
     if fleet.hosts > plan.cover:
-        notes.append(f"more than {plan.cover} hosts: partners are sampled, so links between two hosts are not judged")
+        notes.append(
+            f"more than {plan.cover} hosts: partners are sampled, so links between two hosts are not judged"
+        )
     return notes
 
 

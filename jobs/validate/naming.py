@@ -86,7 +86,7 @@ def called(name: Name, fleet: Fleet, kinds: dict[str, str]) -> str:
 
 
 def surely(one: Confirmed, answer: Answer) -> float:
-    """Probability that a good part's median stays below the threshold: it is 1.2533 s / sqrt(n) off (normal)."""
+    """Probability that a good part's median stays below the threshold (normal: error 1.2533 s / sqrt(n))."""
     table = answer.table
     good = table.level[np.abs(table.level) < table.threshold]
     error = 1.2533 * spread(good) / math.sqrt(max(int(one.rows.sum()), 1))
@@ -96,7 +96,9 @@ def surely(one: Confirmed, answer: Answer) -> float:
 
 
 def merged(found: Sequence[Finding], fleet: Fleet) -> list[Finding]:
-    """One finding of each part: of several operations; all NICs of a rail (or of a host) are the rail (or the host)."""
+    """One finding of each part: of several operations; all NICs of a rail (or of a host) are the rail (or the
+    host).
+    """
     by_part: dict[tuple[object, ...], Finding] = {}
     for new in found:
         key = (new.kind, new.hosts, new.gpus)

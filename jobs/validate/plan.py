@@ -1,4 +1,6 @@
-"""What a validation measures and how strict it is: sizes, samples, tolerances. A time budget becomes one of these."""
+"""What a validation measures and how strict it is: sizes, samples, tolerances. A time budget becomes one of
+these.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings: all GPUs of each host, all NICs of each rail, everything. What shows only when many work together."""
+"""Rings: all GPUs of each host, all NICs of each rail, everything. What only many together show."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ class Rings:
         return tabulate(self.rows, self.seconds, self.alike, self.plan, again=True)
 
     def measured(self, keys: list[int], samples: int) -> np.ndarray:
-        """Seconds in which one byte of each GPU's data would pass a link: of n ranks, 2 (n - 1) / n pass (ring)."""
+        """Seconds in which one byte of each GPU's data would pass a link: of n ranks, 2 (n - 1) / n pass
+        (ring).
+        """
         groups = [self.groups[key].tolist() for key in keys]
         share = np.array([2 * (len(group) - 1) / len(group) for group in groups])
-        return self.probe.rings(groups, self.plan.ring_bytes, samples) / share[:, None]
+        return np.asarray(self.probe.rings(groups, self.plan.ring_bytes, samples) / share[:, None])
 
     def alike(self, a: Ints, b: Ints) -> Siblings:
         return Siblings(np.zeros(len(a), np.int64), None, max(len(a) - 2, 0) / len(a))

@@ -49,8 +49,8 @@ def clean_pairs(count: int, bad: int) -> float:
 def typical(values: Floats, clean: float, tolerance: float) -> float:
     """What healthy siblings take, when the fastest `clean` share of them is surely healthy.
 
-    A fault only slows down, so the middle of the clean share is a first guess; the median of all that is close to
-    it is the answer (a low quantile alone would lean towards lucky noise).
+    A fault only slows down, so the middle of the clean share is a first guess; the median of all that is
+    close to it is the answer (a low quantile alone would lean towards lucky noise).
     """
     ordered = np.sort(values)
     guess = ordered[int(clean / 2 * (len(ordered) - 1))]

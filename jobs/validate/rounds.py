@@ -1,4 +1,4 @@
-"""Who meets whom: rounds of flows that run at the same time, each rank sending to one and receiving from one."""
+"""Who meets whom: rounds of flows at the same time, each rank sending to one and receiving from one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Pairs = Ints  # (pairs, 2)
 
 
 def circle(count: int) -> list[Pairs]:
-    """A round-robin tournament: every two of `count` meet once, in count - 1 rounds (count, when odd: one sits out).
+    """A round-robin tournament: every two of `count` meet once, in count - 1 rounds (count, when odd: one
+    sits out).
 
     The circle method (Kirkman 1847): one player stays, the others move on by one place around the circle.
     """
@@ -52,8 +53,8 @@ def inside(fleet: Fleet) -> Iterator[Pairs]:
 def between(fleet: Fleet, plan: Plan) -> Iterator[Pairs]:
     """Host pairs, rail by rail, all rails at once, as flows in both directions.
 
-    Few hosts: all pairs, the same pairs on every rail: hosts - 1 rounds. More: every pair on one rail, (hosts - 1) /
-    rails rounds. Many: partners drawn at random for each rail, 2 log2(hosts) rounds.
+    Few hosts: all pairs, the same pairs on every rail: hosts - 1 rounds. More: every pair on one rail, (hosts
+    - 1) / rails rounds. Many: partners drawn at random for each rail, 2 log2(hosts) rounds.
     """
     rails = range(fleet.rails)
     if fleet.hosts <= plan.full:
@@ -82,7 +83,9 @@ def drawn(count: int, random: np.random.Generator) -> Pairs:
 
 
 def apart(flows: Sequence[tuple[int, int]], fleet: Fleet, most: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which each host takes part in one flow at most, `most` flows a round: suspects are asked alone."""
+    """Rounds in which each host takes part in one flow at most, `most` flows a round: suspects are asked
+    alone.
+    """
     rounds: list[list[tuple[int, int]]] = []
     busy: list[set[int]] = []
     for a, b in flows:

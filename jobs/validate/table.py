@@ -16,8 +16,9 @@ from jobs.validate.robust import MAD_SCALE, Floats, group_medians, row_medians, 
 class Table:
     """A row for each thing measured. a, b: ranks (the same one where a GPU is alone).
 
-    level: log of the median over the siblings' median. seconds, siblings: those medians. slow, count: samples that
-    were slow, and all. again: measured again, alone. lost: ranks of which something could not be measured.
+    level: log of the median over the siblings' median. seconds, siblings: those medians. slow, count: samples
+    that were slow, and all. again: measured again, alone. lost: ranks of which something could not be
+    measured.
     """
 
     a: Ints
@@ -53,10 +54,12 @@ COLUMNS = ("a", "b", "level", "seconds", "siblings", "slow", "slow_level", "coun
 
 @dataclass(frozen=True, eq=False)
 class Siblings:
-    """Which rows are each other's baseline. kind: class of each row (rows of one class are alike when healthy).
+    """Which rows are each other's baseline. kind: class of each row (rows of one class are alike when
+    healthy).
 
-    group: rows whose median counts as one (None: each row for itself). clean: share of the groups that is surely healthy. known: rows of parts
-    without suspicion: where a class has such rows, they alone are its baseline.
+    group: rows whose median counts as one (None: each row for itself). clean: share of the groups that is
+    surely healthy. known: rows of parts without suspicion: where a class has such rows, they alone are its
+    baseline.
     """
 
     kind: Ints
@@ -81,7 +84,7 @@ def tabulate(
     pairs, samples, middle = pairs[good], samples[good], middle[good]
     a, b = pairs[:, 0], pairs[:, 1]
     logs = np.log(middle)
-    base = baselines(logs, alike(a, b), plan.tolerance)
+    base = baselines(logs, alike(a, b), plan.tolerance) if len(a) else logs
     level = logs - base
     off = np.log(samples) - base[:, None]
     threshold = max(plan.tolerance, 3.5 * min(spread(level), fast_side(level)))
@@ -108,7 +111,7 @@ def tabulate(
 
 
 def fast_side(level: Floats) -> float:
-    """Standard deviation of the noise, by the rows faster than their siblings: faults are on the other side."""
+    """Standard deviation of the noise, by the rows faster than their siblings: faults only slow."""
     fast = level[level < 0]
     return float(MAD_SCALE * np.median(-fast)) if len(fast) else 0.0
 
@@ -128,7 +131,7 @@ def baselines(logs: Floats, alike: Siblings, tolerance: float) -> Floats:
     for kind in np.unique(alike.kind):
         rows = alike.kind == kind
         if alike.known is not None and (alike.known & rows).any():
-            base[rows] = np.median(logs[alike.known & rows])
+            base[rows] = typical(logs[alike.known & rows], 0.5, tolerance)
             continue
         values = logs[rows] if alike.group is None else group_medians(logs[rows], alike.group[rows])
         base[rows] = typical(values, alike.clean, tolerance)

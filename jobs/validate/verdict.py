@@ -43,11 +43,12 @@ class Evidence:
 class Finding:
     """A part that is slower than its siblings, confirmed by measuring again.
 
-    factor: its rate over its siblings'. ranks: that it consists of. rail: where it is one, or lies on one. time: share
-    of the time, of what flaps. instead: parts that the measurements cannot tell it from.
+    factor: its rate over its siblings'. ranks: that it consists of. rail: where it is one, or lies on one.
+    time: share of the time, of what flaps. instead: parts that the measurements cannot tell it from.
 
-    confidence: share of the repeated measurements that were slow x probability that the median of a part as good as
-    its siblings stays below the threshold (normal, standard error 1.2533 s / sqrt(n)), shared among `instead`.
+    confidence: share of the repeated measurements that were slow x probability that the median of a part as
+    good as its siblings stays below the threshold (normal, standard error 1.2533 s / sqrt(n)), shared among
+    `instead`.
     """
 
     kind: Kind
@@ -111,7 +112,7 @@ def part(kind: str, hosts: tuple[str, ...], gpus: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Rung:
-    """result: of the measurements. why: where it is not measured. rounds, messages: sent, repeats included."""
+    """result: of the measurements. why: not measured. rounds, messages: sent, repeats included."""
 
     name: RungName
     result: Literal["ok", "broken", "not measured"]

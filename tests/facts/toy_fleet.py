@@ -16,7 +16,7 @@ Slowed = Callable[[Place, Place], float]
 
 @dataclass
 class ToyFleet:
-    """gpus: of each host. alone_factor(what, place), flow_factor(from, to): share of the speed that is left."""
+    """gpus: of each host. alone_factor(what, place), flow_factor(from, to): share of the speed left."""
 
     gpus: Sequence[int]
     noise: float = 0.02

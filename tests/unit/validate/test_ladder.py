@@ -46,7 +46,11 @@ def test_a_nic_and_its_direction(gpus: list[int], ways: str) -> None:
     assert result(verdict)["host pairs"] == "broken"
     assert result(verdict)["rails"] == "not measured"
     assert found.sentence.startswith("host n1, GPU 1: its NIC")
-    assert "at 60 % of its siblings (28." in found.sentence or "at 61 %" in found.sentence or "at 59 %" in found.sentence
+    assert (
+        "at 60 % of its siblings (28." in found.sentence
+        or "at 61 %" in found.sentence
+        or "at 59 %" in found.sentence
+    )
 
 
 @pytest.mark.parametrize("hosts", [3, 9, 20])
@@ -67,7 +71,8 @@ def test_a_rail(hosts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "rung"), [("memory", "gpu", "gpu"), ("product", "gpu", "gpu"), ("to_host", "pcie", "host")]
+    ("what", "kind", "rung"),
+    [("memory", "gpu", "gpu"), ("product", "gpu", "gpu"), ("to_host", "pcie", "host")],
 )
 @pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [8] * 7])
 def test_a_gpu_alone(what: Alone, kind: str, rung: str, gpus: list[int]) -> None:
@@ -82,7 +87,9 @@ def test_a_gpu_alone(what: Alone, kind: str, rung: str, gpus: list[int]) -> None
 
 @pytest.mark.parametrize("hosts", [2, 3, 9])
 def test_all_gpus_of_a_host_are_the_host(hosts: int) -> None:
-    fleet = ToyFleet([4] * hosts, alone_factor=lambda what, place: 0.8 if "to_" in what and place.host == 1 else 1.0)
+    fleet = ToyFleet(
+        [4] * hosts, alone_factor=lambda what, place: 0.8 if "to_" in what and place.host == 1 else 1.0
+    )
     assert parts(validate(fleet)) == [("host", ("n1",), ())]
 
 
@@ -102,7 +109,9 @@ def test_keep_going_finds_the_fault_of_a_higher_rung_too() -> None:
     def slowed(a: Place, b: Place) -> float:
         return 0.6 if a.host != b.host and (near(a, 3, 0) or near(b, 3, 0)) else 1.0
 
-    fleet = ToyFleet([4] * 6, alone_factor=lambda _, place: 0.7 if near(place, 1, 2) else 1.0, flow_factor=slowed)
+    fleet = ToyFleet(
+        [4] * 6, alone_factor=lambda _, place: 0.7 if near(place, 1, 2) else 1.0, flow_factor=slowed
+    )
     assert set(result(validate(fleet)).values()) == {"broken", "not measured"}
     fleet.random = np.random.default_rng(1)
     verdict = validate(fleet, Plan(keep_going=True))
@@ -146,7 +155,9 @@ def test_what_was_slow_once_is_not_blamed() -> None:
 
     fleet.flows = once  # type: ignore[method-assign]
     verdict = validate(fleet)
-    assert not [one for one in verdict.findings if one.kind in ("nic", "flap", "send", "receive", "host", "link")]
+    assert not [
+        one for one in verdict.findings if one.kind in ("nic", "flap", "send", "receive", "host", "link")
+    ]
 
 
 def test_one_rank_says_that_nothing_can_be_judged() -> None:
@@ -164,7 +175,9 @@ def test_two_hosts_say_what_they_cannot_show() -> None:
 
 @pytest.mark.parametrize("gpus", [[4], [4] * 3])
 def test_a_missing_measurement_is_never_ok(gpus: list[int]) -> None:
-    fleet = ToyFleet(gpus, alone_factor=lambda what, place: np.nan if what == "to_host" and place.rank == 2 else 1.0)
+    fleet = ToyFleet(
+        gpus, alone_factor=lambda what, place: np.nan if what == "to_host" and place.rank == 2 else 1.0
+    )
     verdict = validate(fleet)
     assert verdict.status == "unknown"
     assert any("to_host could not be measured with rank 2" in note for note in verdict.not_judged)

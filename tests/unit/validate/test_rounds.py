@@ -32,7 +32,10 @@ def test_inside_every_two_gpus_of_a_host_meet_in_both_directions(gpus: list[int]
     fleet = fleet_of(ToyFleet(gpus))
     flows = [tuple(flow) for one in inside(fleet) for flow in one.tolist()]
     wanted = [
-        (a, b) for a in range(fleet.ranks) for b in range(fleet.ranks) if a != b and fleet.host[a] == fleet.host[b]
+        (a, b)
+        for a in range(fleet.ranks)
+        for b in range(fleet.ranks)
+        if a != b and fleet.host[a] == fleet.host[b]
     ]
     assert sorted(flows) == wanted
 

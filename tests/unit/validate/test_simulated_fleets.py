@@ -1,4 +1,6 @@
-"""A small campaign over fleets that know nothing of the search; benchmarks/validate_simulated.py is the large one."""
+"""A small campaign over fleets that know nothing of the search; benchmarks/validate_simulated.py is the large
+one.
+"""
 
 from __future__ import annotations
 
