@@ -140,7 +140,7 @@ def flaps(suspect: Suspect, again: Mask, table: Table, plan: Plan) -> Confirmed 
     usual = table.slow[others].sum() / max(table.count[others].sum(), 1)
     late = again & (table.slow > 0.25 * table.count)
     partners = {*table.a[late].tolist(), *table.b[late].tolist()}
-    if not min(usual, 0.1) + 0.05 < share < 0.95 or len(partners) < 3 or late.sum() < 2:
+    if not min(usual, 0.1) + 0.08 < share < 0.95 or len(partners) < 3 or late.sum() < 2:
         return None
     effect = float(np.median(table.slow_level[late]))
     return Confirmed(suspect.name, effect, again, flaps=float(share))
