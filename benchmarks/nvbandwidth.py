@@ -102,6 +102,8 @@ def run(
         path = Path(folder) / "ours.json"
         output_of(name, [*our_command(options, cases), "-J", str(path)], os.environ, seconds)
         whole = json.loads(path.read_text())
+    if whole["buffer_bytes"] != options.mebibytes << 20:
+        raise Failed(f"memory holds buffers of {whole['buffer_bytes']:,} bytes only: ask for smaller ones")
     return ours(whole), {
         "version": whole["meshrun"],
         "gpus": [gpu["name"] for gpu in whole["hosts"][0]["gpus"]],

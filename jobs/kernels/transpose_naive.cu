@@ -12,8 +12,8 @@ constexpr int WIDTH = 32, HEIGHT = 8;
 // input: (rows, columns), output: (columns, rows), both C-contiguous.
 template <typename T>
 __global__ void transpose_naive(const T* __restrict__ input, T* __restrict__ output, long long rows, long long columns) {
-    const long long across = (columns + WIDTH - 1) / WIDTH;
-    const long long column = blockIdx.x % across * WIDTH + threadIdx.x % WIDTH;
-    const long long row = blockIdx.x / across * HEIGHT + threadIdx.x / WIDTH;
+    const unsigned across = (columns + WIDTH - 1) / WIDTH;
+    const long long column = static_cast<long long>(blockIdx.x % across) * WIDTH + threadIdx.x % WIDTH;
+    const long long row = static_cast<long long>(blockIdx.x / across) * HEIGHT + threadIdx.x / WIDTH;
     if (row < rows && column < columns) output[column * rows + row] = input[row * columns + column];
 }

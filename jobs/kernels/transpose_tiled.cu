@@ -14,8 +14,9 @@ constexpr int SIDE = 32, HEIGHT = 8;
 template <typename T>
 __global__ void transpose_tiled(const T* __restrict__ input, T* __restrict__ output, long long rows, long long columns) {
     __shared__ T tile[SIDE][SIDE + 1];
-    const long long across = (columns + SIDE - 1) / SIDE;
-    const long long left = blockIdx.x % across * SIDE, top = blockIdx.x / across * SIDE;
+    const unsigned across = (columns + SIDE - 1) / SIDE;
+    const long long left = static_cast<long long>(blockIdx.x % across) * SIDE;
+    const long long top = static_cast<long long>(blockIdx.x / across) * SIDE;
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
 
 #pragma unroll

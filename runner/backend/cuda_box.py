@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy
 import numpy as np
@@ -17,12 +17,20 @@ from runner import sysfs
 from runner.backend.box import Gpu, Kind, Mark, Memory, Stream
 from runner.backend.cuda import count, describe
 from runner.comm import Array
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 
 PORTABLE, MAPPED, COMBINED = 1, 2, 4  # flags of cudaHostAlloc
 PINNED: dict[str, int] = {"pinned": PORTABLE, "combined": PORTABLE | COMBINED, "mapped": PORTABLE | MAPPED}
-HOST = -1  # cudaCpuDeviceId
 OUT_OF_MEMORY, ALREADY_CONNECTED = 2, 704  # cudaErrorMemoryAllocation, cudaErrorPeerAccessAlreadyEnabled
+
+
+class _Location(ctypes.Structure):
+    """The driver's CUmemLocation."""
+
+    _fields_: ClassVar = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+HOST = _Location(2, 0)  # CU_MEM_LOCATION_TYPE_HOST
 
 
 class CudaBox:
@@ -125,7 +133,10 @@ class CudaBox:
 
     def prefetch(self, memory: Memory, stream: Stream, *, host: bool = False) -> None:
         with self.on(memory.gpu):
-            runtime.memPrefetchAsync(memory.address, memory.nbytes, HOST if host else memory.gpu, stream.ptr)
+            if host:
+                _prefetch_to_host(memory, stream)
+            else:
+                runtime.memPrefetchAsync(memory.address, memory.nbytes, memory.gpu, stream.ptr)
 
     def mark(self, stream: Stream) -> Mark:
         with self.on(stream.device_id):
@@ -167,6 +178,15 @@ def _gpu(index: int) -> Gpu:
         capability=device.compute_capability,
         integrated=bool(properties["integrated"]),
     )
+
+
+def _prefetch_to_host(memory: Memory, stream: Stream) -> None:
+    """By the driver, of CUDA 12.2 or later: CuPy built for CUDA 13 takes every place for a GPU."""
+    call = ctypes.CDLL("libcuda.so.1").cuMemPrefetchAsync_v2
+    call.argtypes = (ctypes.c_uint64, ctypes.c_size_t, _Location, ctypes.c_uint, ctypes.c_void_p)
+    status = call(memory.address, memory.nbytes, HOST, 0, stream.ptr)
+    if status:
+        raise RunError("managed memory cannot be moved to the host", got=f"CUDA error {status}")
 
 
 @contextmanager

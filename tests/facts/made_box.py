@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,7 @@ class MadeBox:
         raise AssertionError(f"address {address:#x} is nothing in process {self.process}")
 
     def array(self, memory: Memory) -> Bytes:
-        return self.find(memory.address)[0].array
+        return self.find(memory.address)[0].array[: memory.nbytes]
 
     def host_array(self, memory: Memory) -> Bytes:
         assert memory.kind != "device"
@@ -155,12 +155,12 @@ class MadeBox:
     def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
         assert _here.stack[-1] == (self, gpu), "memory is attached to the current GPU"
         block = self.host.exported[handle]
-        assert nbytes == block.array.size
+        assert nbytes <= block.array.size
         assert not handle.startswith(f"{self.process}:".encode()), "a process does not attach its own memory"
         if not self.host.peers(self.numbers[gpu], int(block.place.removeprefix("GPU "))):
             raise RuntimeError("peer access is not supported between these two devices")
         block.users += 1
-        return self._mapped(block, "device", gpu, attached=True)
+        return replace(self._mapped(block, "device", gpu, attached=True), nbytes=nbytes)
 
     def connect(self, gpu: int, peer: int) -> bool:
         if self.host.peers(self.numbers[gpu], self.numbers[peer]):

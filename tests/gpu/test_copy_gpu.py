@@ -154,7 +154,7 @@ def test_a_gate_holds_until_it_is_opened() -> None:
         box.synchronize(stream)
         words[:] = 0
         begin = box.mark(stream)
-        gate((1,), (1,), (np.uint64(latch.address), np.uint64(10**11)), stream=stream)
+        gate((1,), (1,), (np.uint64(latch.address), np.uint64(4 * 10**9)), stream=stream)
         end = box.mark(stream)
         time.sleep(0.2)
         assert not stream.done

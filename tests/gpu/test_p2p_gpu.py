@@ -14,7 +14,7 @@ import pytest
 
 import runner
 from jobs import kernels
-from jobs.bench.memory.p2p_ways import peer_copy
+from jobs.bench.memory.p2p_ways import peer_copies
 from launch import mpiexec
 from runner.errors import MeshrunError
 
@@ -50,7 +50,7 @@ def wrong(box: Any, nbytes: int, source_gpu: int = 0, target_gpu: int = 0, gpu: 
         box.array(target)[...] = POISON
         cupy.cuda.runtime.deviceSynchronize()
     stream = box.stream(gpu)
-    peer_copy(box, box.gpus[gpu], target, source, nbytes, stream)
+    peer_copies(box, box.gpus[gpu], target, source, nbytes, 1, stream)
     box.synchronize(stream)
     with box.on(target_gpu):
         got = box.array(target).get()

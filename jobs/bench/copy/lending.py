@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jobs.bench.copy.flows import Flow, Place
 from runner import Box, Control, Gpu, Memory
 
 End = Literal["source", "target"]
+PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
 ENDS: tuple[End, ...] = ("source", "target")
 
 
@@ -94,8 +95,11 @@ class Lender:
         idle = self._idle[place, nbytes]
         if idle:
             return idle.pop()
-        kind: Literal["pinned", "device"] = "pinned" if place.kind == "host" else "device"
-        return self.box.allocate(kind, nbytes, self.seats[place.gpu].gpu.index)
+        gpu = self.seats[place.gpu].gpu.index
+        if place.kind == "host":
+            return self.box.allocate("pinned", nbytes, gpu)
+        # Whole pages: what shares one with other memory cannot be opened by another process by itself.
+        return replace(self.box.allocate("device", -(-nbytes // PAGE) * PAGE, gpu), nbytes=nbytes)
 
     def _barred(self, flows: Sequence[Flow]) -> dict[int, str]:
         """Flows whose GPU does not reach the other's memory, as the ranks that move them see it."""

@@ -42,7 +42,8 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Moved:
-    """One sample, alike on all ranks of the host. nbytes, seconds: of each flow, for all its copies.
+    """One sample, alike on all ranks of the host. nbytes: of a copy of each flow. seconds: of all
+    copies of each.
 
     total: seconds from the beginning until the last flow ended; of several processes the longest.
     """
@@ -84,8 +85,9 @@ class Mover:
         engine, seed = ENGINES[kind], self._seed
         self._seed += 1
         mine = [lane for lane in lanes if lane.ends]
-        for lane in mine:
+        for number, lane in enumerate(mine):
             self._prepare(lane, kind)
+            self.stream(self.seats[lane.flow.gpu].gpu.index, number)  # made while no gate is closed
         self.group.barrier()  # what was written to make ready is written
         if checked:
             for lane in lanes:

@@ -158,21 +158,25 @@ class Direct:
             here, there = self.links.peers[source].outgoing, self.links.own.incoming
         else:
             here, there = self.links.own.outgoing, self.links.peers[target].incoming
-        for _ in range(count):
-            if self.engine:
+        if self.engine:
+            for _ in range(count):
                 self.box.copy(there, here, nbytes, self.stream)
-            else:
-                peer_copy(self.box, self.gpu, there, here, nbytes, self.stream)
+        else:
+            peer_copies(self.box, self.gpu, there, here, nbytes, count, self.stream)
         self.box.synchronize(self.stream)
 
 
-def peer_copy(box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, stream: Any) -> None:
-    """Queue a copy by threads of `gpu`; both memories begin at a multiple of 16 bytes."""
+def peer_copies(
+    box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, count: int, stream: Any
+) -> None:
+    """Queue copies by threads of `gpu`; both memories begin at a multiple of 16 bytes."""
     blocks = math.ceil(nbytes / (16 * THREADS * DEPTH))
     grid = min(blocks, gpu.processors * BLOCKS_PER_PROCESSOR)
+    arguments = tuple(np.uint64(value) for value in (source.address, target.address, nbytes))
     with box.on(gpu.index):
-        arguments = tuple(np.uint64(value) for value in (source.address, target.address, nbytes))
-        kernels.load("peer.cu", "peer_copy")((grid,), (THREADS,), arguments, stream=stream)
+        kernel = kernels.load("peer.cu", "peer_copy")
+        for _ in range(count):  # with nothing else between two launches
+            kernel((grid,), (THREADS,), arguments, stream=stream)
 
 
 def opened(stage: Stage) -> Opened:

@@ -43,6 +43,7 @@ def measure(stage: Stage) -> Lesson:
         return transfer_host.measure(stage)
     sizes = stage.sizes()
     ways = Ways(stage, sizes[-1])
+    stage.gpus.release(_allocated(stage, "pageable", sizes[-1])[0])  # a virtual machine gets its memory now
     seconds: dict[str, dict[str, list[float | None]]] = {direction: {} for direction in DIRECTIONS}
     kept: dict[str, Kept] = {}
     wrong: list[str] = []

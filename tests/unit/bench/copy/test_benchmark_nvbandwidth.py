@@ -53,9 +53,9 @@ def side_by_side(
     kept = {"meshrun": "1.0", "hosts": [{"gpus": [{"name": "H200"}], "testcases": ours}]}
     log = f"open({str(folder / 'log')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
     their = program(folder, "nvbandwidth", f"{log}\nprint('NOTE')\nprint(json.dumps({said!r}))")
-    our = program(
-        folder, "meshrun", f"{log}\nopen(sys.argv[sys.argv.index('-J') + 1], 'w').write(json.dumps({kept!r}))"
-    )
+    wrote = "open(sys.argv[sys.argv.index('-J') + 1], 'w').write(json.dumps(kept))"
+    asked = "int(sys.argv[sys.argv.index('-s') + 1].rstrip('M')) << 20"
+    our = program(folder, "meshrun", f"{log}\nkept = {kept!r}\nkept['buffer_bytes'] = {asked}\n{wrote}")
     command = [
         sys.executable,
         str(SCRIPT),
