@@ -46,3 +46,19 @@ def opened_record(world: World, path: str | None, screen: Screen) -> Kept:
     name = world.once(create)
     screen.line(f"# Writing JSON output to {name}\n")
     return Kept(Path(name) if world.rank == 0 else None)
+
+
+def outputs(path: str | None, drawing: str | None) -> str | None:
+    """Refuse, before anything is measured, what could not be written or drawn; the JSON file's name.
+
+    Raises UserError. path: of -J, where it was given; drawing: of --plot.
+    """
+    if drawing:
+        from jobs.bench import plot
+
+        plot.check(drawing)
+    if path is None:
+        return None
+    file, name = open_exclusively(path)
+    file.close()
+    return name

@@ -7,6 +7,8 @@ host, is not used: the runner's own pipeline does that.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from runner.comm import Array
@@ -38,12 +40,8 @@ class DirectFile:
 
     def read(self, target: Array, offset: int) -> None:
         """Fill a flat uint8 device array; on return its bytes are there for kernels of any stream."""
-        try:
+        with self._told("read"):
             count = self._file.read(target, target.nbytes, offset)
-        except (OSError, RuntimeError) as reason:
-            raise RunError(
-                f"cannot read {self._path} by GPUDirect Storage", got=first_line(reason)
-            ) from reason
         if count != target.nbytes:
             raise RunError(
                 f"{self._path} became shorter while it was read",
@@ -53,18 +51,23 @@ class DirectFile:
 
     def write(self, source: Array, offset: int) -> None:
         """Write a flat uint8 device array, which nothing may be about to change."""
-        try:
+        with self._told("write"):
             count = self._file.write(source, source.nbytes, offset)
-        except (OSError, RuntimeError) as reason:
-            raise RunError(
-                f"cannot write {self._path} by GPUDirect Storage", got=first_line(reason)
-            ) from reason
         if count != source.nbytes:
             raise RunError(
-                f"cannot write {self._path} by GPUDirect Storage",
-                got=f"{count:,} bytes written",
-                expected=f"{source.nbytes:,}",
+                self._cannot("write"), got=f"{count:,} bytes written", expected=f"{source.nbytes:,}"
             )
 
     def close(self) -> None:
         self._file.close()
+
+    def _cannot(self, verb: str) -> str:
+        return f"cannot {verb} {self._path} by GPUDirect Storage"
+
+    @contextmanager
+    def _told(self, verb: str) -> Iterator[None]:
+        """kvikio's errors as a sentence."""
+        try:
+            yield
+        except (OSError, RuntimeError) as reason:
+            raise RunError(self._cannot(verb), got=first_line(reason)) from reason

@@ -16,12 +16,13 @@ from jobs.bench.copy.lending import Lender, Seat, seats_of
 from jobs.bench.copy.measure import Settings, measure
 from jobs.bench.copy.moving import Mover
 from jobs.bench.copy.record import Host, record
+from jobs.bench.keep import outputs
 from jobs.bench.memory.lesson import NeedsGpu
-from jobs.bench.record import kept, open_exclusively
+from jobs.bench.record import kept
 from jobs.bench.run import WrongResults
+from jobs.bench.screen import CLEAR
 from runner import Box, Control, World
 
-CLEAR = "\r\x1b[K"
 TOLD = 4  # sentences about wrong data in the last word; all are in the text above it
 
 
@@ -48,7 +49,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     """Measure; the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
     asked = world.control.broadcast(asked)
     cases = _cases(asked, on_gpu=world.here.device.kind == "cuda")
-    path = world.once(lambda: _outputs(asked))
+    path = world.once(lambda: outputs(asked.output_file, asked.plot))
     identities = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     group = world.control.split(identities.index(world.here.host_id))
     with ExitStack() as stack:
@@ -162,19 +163,6 @@ def _cases(asked: Asked, on_gpu: bool) -> tuple[Case, ...]:
             everywhere=True,
         )
     return cases or (HOST,)
-
-
-def _outputs(asked: Asked) -> str | None:
-    """Refuse what could not be written, before anything is measured; the JSON file's name."""
-    if asked.plot:
-        from jobs.bench import plot
-
-        plot.check(asked.plot)
-    if asked.output_file is None:
-        return None
-    file, name = open_exclusively(asked.output_file)
-    file.close()
-    return name
 
 
 def _limits(group: Control, seats: Sequence[Seat]) -> tuple[judge.Limits, ...]:

@@ -13,21 +13,11 @@ SMALLEST = 64  # bytes: what buffers' sizes are multiples of
 STEPS = 4  # sizes of buffers in each doubling
 
 
-class Malloc:
-    """np.empty: malloc, which asks the system for pages, and gives large buffers' back at once."""
-
-    label = "np.empty"
+class HostPool:
+    """What both ways have in common."""
 
     def __init__(self) -> None:
         self._held = 0
-
-    def allocate(self, nbytes: int) -> Buffer:
-        self._held += nbytes
-        return np.empty(nbytes, np.uint8)
-
-    def release(self, handle: Buffer) -> None:
-        self._held -= handle.nbytes
-        # The caller's is the last reference; with it goes the memory.
 
     def address(self, handle: Buffer) -> int:
         return handle.ctypes.data
@@ -38,6 +28,20 @@ class Malloc:
     def reserved(self) -> int:
         return self._held
 
+
+class Malloc(HostPool):
+    """np.empty: malloc, which asks the system for pages, and gives large buffers' back at once."""
+
+    label = "np.empty"
+
+    def allocate(self, nbytes: int) -> Buffer:
+        self._held += nbytes
+        return np.empty(nbytes, np.uint8)
+
+    def release(self, handle: Buffer) -> None:
+        self._held -= handle.nbytes
+        # The caller's is the last reference; with it goes the memory.
+
     def trim(self) -> None:
         pass
 
@@ -45,7 +49,7 @@ class Malloc:
         pass
 
 
-class FreeLists:
+class FreeLists(HostPool):
     """Freed buffers wait in a list of their size for the next who asks; sizes are rounded up to a few.
 
     most: bytes to hold; when more would be needed, what waits is given back.
@@ -54,7 +58,8 @@ class FreeLists:
     label = "free lists"
 
     def __init__(self, most: int) -> None:
-        self._most, self._held = most, 0
+        super().__init__()
+        self._most = most
         self._free: defaultdict[int, list[Buffer]] = defaultdict(list)
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -69,15 +74,6 @@ class FreeLists:
 
     def release(self, handle: Buffer) -> None:
         self._free[handle.nbytes].append(handle)
-
-    def address(self, handle: Buffer) -> int:
-        return handle.ctypes.data
-
-    def settle(self, handle: Buffer | None = None) -> None:
-        _touch(handle)
-
-    def reserved(self) -> int:
-        return self._held
 
     def trim(self) -> None:
         self._held -= sum(size * len(waiting) for size, waiting in self._free.items())

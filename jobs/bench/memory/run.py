@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import runner
+from jobs.bench.keep import outputs
 from jobs.bench.memory import show
 from jobs.bench.memory.lesson import Lesson, NeedsGpu, Stage
-from jobs.bench.record import kept, open_exclusively
+from jobs.bench.record import kept
 from jobs.bench.run import WrongResults
+from jobs.bench.screen import CLEAR
 from runner import Box, World
-
-CLEAR = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     asked = world.control.broadcast(asked)
     module = lesson_of(asked.name)
     _refuse(world, module, asked)
-    path = world.once(lambda: _outputs(asked))
+    path = world.once(lambda: outputs(asked.output_file, asked.plot))
     box = _box(world)
     try:
         stage = Stage(
@@ -98,19 +98,6 @@ def _refuse(world: World, module: Any, asked: Asked) -> None:
             hint=f"meshrun -n 2 bench memory {asked.name}",
             everywhere=True,
         )
-
-
-def _outputs(asked: Asked) -> str | None:
-    """Refuse what could not be written, before anything is measured; the JSON file's name."""
-    if asked.plot:
-        from jobs.bench import plot
-
-        plot.check(asked.plot)
-    if asked.output_file is None:
-        return None
-    file, name = open_exclusively(asked.output_file)
-    file.close()
-    return name
 
 
 def _progress(doing: str) -> None:
