@@ -214,8 +214,8 @@ def described(
 
 
 def chosen(gpu: str | None) -> Machine:
+    from runner.backend.host import host_memory
     from runner.rates import choose, load, nominal_cpu
-    from runner.stream.memory import host_memory
 
     here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
     return choose(gpu, load(rates_file()), here)

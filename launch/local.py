@@ -201,7 +201,7 @@ def _judge(
         return 0
     if killed or not lost:
         tell(killed.sentence if killed else _unexplained(outcome, record is not None, debug, account))
-    return 1
+    return run.status()
 
 
 def _silent(hosts: Sequence[str]) -> str:

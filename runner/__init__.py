@@ -10,13 +10,16 @@ package costs nothing.
     kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
     Box, Gpu, Memory, open_box          all GPUs of this process, for measurements (`runner.backend.box`)
     Pool, open_pools                    ways to allocate memory of a GPU, compared (`runner.backend.pools`)
+    free_host_memory                    what this process may still take (`runner.backend.host`)
     geam, gemm                          cuBLAS on raw memory, row-major (`runner.backend.cuda_blas`)
-    UserError, RunError, MeshrunError   what goes wrong (`runner.errors`)
+    UserError, RunError, BadResult, MeshrunError   what goes wrong (`runner.errors`)
     as_rank, Ending                     a command of its own that is run by ranks (`runner.rank`)
     Progress, Watchdog                  ends a run that is stuck, and says where (`runner.watchdog`)
     clock_offsets                       every rank's clock (`runner.clock`)
     gpu_links, nics, network_rate       nominal rates of links (`runner.links`)
+    read_counters                       error counters and states of GPU and network (`runner.counters`)
     environment                         the process's variables (`runner.launcher`)
+    versions                            of all that figures depend on (`runner.report.record`)
     Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
                                         collectives on raw memory (`runner.comm.collectives`)
     SimulatedFleet, FleetSpec, Fault, parse_fleet, random_fault
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from runner.backend.cuda_blas import gemm as gemm
     from runner.backend.cuda_box import open_box as open_box
     from runner.backend.cuda_pools import open_pools as open_pools
+    from runner.backend.host import free_host_memory as free_host_memory
     from runner.backend.pools import Pool as Pool
     from runner.clock import clock_offsets as clock_offsets
     from runner.comm import Control as Control
@@ -54,10 +58,12 @@ if TYPE_CHECKING:
     from runner.comm.simulated_spec import FleetSpec as FleetSpec
     from runner.comm.simulated_spec import parse_fleet as parse_fleet
     from runner.comm.simulated_spec import random_fault as random_fault
+    from runner.counters import read_counters as read_counters
     from runner.declare import job as job
     from runner.declare import map_blocks as map_blocks
     from runner.declare import reduce_blocks as reduce_blocks
     from runner.ending import Ending as Ending
+    from runner.errors import BadResult as BadResult
     from runner.errors import MeshrunError as MeshrunError
     from runner.errors import RunError as RunError
     from runner.errors import UserError as UserError
@@ -69,6 +75,7 @@ if TYPE_CHECKING:
     from runner.links import nics as nics
     from runner.rank import as_rank as as_rank
     from runner.reduce import Tiles as Tiles
+    from runner.report.record import versions as versions
     from runner.watchdog import Progress as Progress
     from runner.watchdog import Watchdog as Watchdog
     from runner.world import World as World
@@ -82,6 +89,7 @@ _HOME = {
     "World": "runner.world",
     "Here": "runner.here",
     "Tiles": "runner.reduce",
+    "versions": "runner.report.record",
     "kernel": "runner.backend.cuda",
     "Box": "runner.backend.box",
     "Gpu": "runner.backend.box",
@@ -91,6 +99,8 @@ _HOME = {
     "gemm": "runner.backend.cuda_blas",
     "Pool": "runner.backend.pools",
     "open_pools": "runner.backend.cuda_pools",
+    "free_host_memory": "runner.backend.host",
+    "BadResult": "runner.errors",
     "UserError": "runner.errors",
     "RunError": "runner.errors",
     "MeshrunError": "runner.errors",
@@ -104,6 +114,7 @@ _HOME = {
     "gpu_links": "runner.links",
     "nics": "runner.links",
     "network_rate": "runner.links",
+    "read_counters": "runner.counters",
     "Control": "runner.comm",
     "Collectives": "runner.comm.collectives",
     "Call": "runner.comm.collectives",

@@ -71,6 +71,7 @@ class BatchRun:
             "result": {"shape": [len(self.folder.images)], "dtype": None},
             "overlap": False,
             "verify": proof,
+            "plan": None,
             "stream": details,
         }
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from runner.backend import Backend
+from runner.backend.host import host_memory
 from runner.chunks import Chunks
 from runner.declare import map_blocks
 from runner.errors import UserError
@@ -30,7 +31,6 @@ from runner.stream.dealt import threads_of
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import Ends
 from runner.stream.flow import stream
-from runner.stream.memory import host_memory
 from runner.stream.options import DEPTH
 from runner.work import decide
 from runner.world import lone_world

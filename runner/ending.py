@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from runner import lock
-from runner.errors import MeshrunError, UserError, describe, tell
+from runner.errors import BadResult, MeshrunError, RunError, UserError, describe, tell
 from runner.launcher import announced
 from runner.verdict import Run, RunLines, remove_partial
 from runner.world import World
@@ -34,16 +34,17 @@ class Ending:
     """What this process has to clean up and how it tells a failure.
 
     run: of whoever started the ranks and waits for the verdict; None when nobody does.
-    usage_status: the exit status of a UserError. farewell: what an interrupted run says. world: set
-    once it is open. keep: saves what is worth it before this process ends; OSError is its own affair.
-    kept: what a run that fails from now on leaves behind, and how to go on; None: nothing. release: lets
-    go of the output, where this process holds it.
+    usage_status: the exit status of a UserError; failure_status: of what has none of its own. farewell: what
+    an interrupted run says. world: set once it is open. keep: saves what is worth it before this process
+    ends; OSError is its own affair. kept: what a run that fails from now on leaves behind, and how to go on;
+    None: nothing. release: lets go of the output, where this process holds it.
     """
 
     run: Run | None = None
     debug: bool = False
     partial: Path | None = None
     usage_status: int = UserError.exit_code
+    failure_status: int = RunError.exit_code
     farewell: str = "interrupted; nothing was written"
     world: World | None = None
     claimed: Run | None = field(default=None, init=False)  # by this rank, for now
@@ -117,9 +118,11 @@ class Ending:
         os._exit(status)
 
     def _status(self, failure: BaseException) -> int:
-        if not isinstance(failure, MeshrunError):
-            return 1
-        return self.usage_status if isinstance(failure, UserError) else failure.exit_code
+        if isinstance(failure, UserError):
+            return self.usage_status
+        own = failure.exit_code if isinstance(failure, MeshrunError) else RunError.exit_code
+        none = own == RunError.exit_code and not isinstance(failure, BadResult)
+        return self.failure_status if none else own
 
     def fail_alone(self, failure: BaseException, where: str, rank: int) -> int:
         """Tell this rank's failure unless another rank's came first; the exit status to abort with."""

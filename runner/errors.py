@@ -60,6 +60,17 @@ class RunError(MeshrunError):
     """The run was asked for rightly and failed: exit status 1."""
 
 
+class BadResult(RunError):
+    """The run is complete, and what it found has an exit status of its own. exit_code: that status."""
+
+    def __init__(self, what: str, exit_code: int) -> None:
+        super().__init__(what, everywhere=True)
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.what, self.exit_code), self.__dict__)
+
+
 def first_line(reason: Exception) -> str:
     """What a library's error says, without the lines that follow."""
     return (str(reason).strip() or type(reason).__name__).splitlines()[0]

@@ -147,7 +147,8 @@ def _result(run: Run) -> Record:
         with run.phases("verify"):
             proof = verify_result(run.world, run.job, run.parameters, run.source, value)
     result = value if isinstance(value, dict) else {"result": value}
-    cut = {"grid": None, "halo": None, "boundary": None, "overlap": False, "stream": None}
+    cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
+    cut |= {"plan": None, "stream": None}
     return {**cut, "verify": proof, "result": records.plain(result)}
 
 

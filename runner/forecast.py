@@ -21,7 +21,7 @@ from runner.here import Here
 from runner.partition import Partition, Region, Shape, parse_grid
 from runner.rates import Machine
 from runner.spans import STAGES
-from runner.stream.cut import ON_DEVICE, ON_HOST
+from runner.stream.cut import ON_DEVICE, ON_HOST, fills_pipeline
 from runner.stream.memory import DEVICE_SHARE, HOST_SHARE
 from runner.stream.options import StreamOptions
 from runner.work import Work
@@ -100,7 +100,8 @@ def forecast(work: Work, machine: Machine, hosts: int = 1, options: StreamOption
     part = _in_one_piece(work, machine, local)
     # As in a run (`stream.cut`): on a device, the function's own arrays are as large as its block.
     fits = 2 * part.memory.device <= limits.device if machine.gpus else part.memory.host <= limits.host
-    if part.chunks and (options.named or not fits):
+    fills = machine.gpus > 0 and fills_pipeline(work)
+    if part.chunks and (options.named or fills or not fits):
         part = _streamed(work, machine, local, Room(limits, options.depth), options)
     rows = _rows(part, machine)
     of_a_chunk = [row.seconds / max(part.chunks, 1) for row in rows if row.name in STAGES]

@@ -91,8 +91,11 @@ def beside_run(
     rates: Path | None,
     measured: Mapping[str, tuple[int, float]],
     wall: float,
+    streamed: bool,
 ) -> list[dict[str, Any]] | None:
     """`compare` for a run that is over; None where no forecast can be made, of an unknown GPU for one.
+
+    streamed: as the run was. Nor is there one where it was foreseen the other way.
 
     work: cut into a block for each rank. device: of one of them. here: this host, without its GPUs. rates:
     the file of measured ones, if there is any.
@@ -100,7 +103,8 @@ def beside_run(
     try:
         kept = load(rates) if rates is not None else None
         machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
-        return compare(forecast(work, machine, hosts, options), measured, wall)
+        predicted = forecast(work, machine, hosts, options)
+        return compare(predicted, measured, wall) if predicted.part.streamed == streamed else None
     except (UserError, KeyError, ArithmeticError):  # the run is over, and was good
         return None
 

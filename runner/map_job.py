@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from runner.backend.host import host_memory
 from runner.errors import RunError, UserError
 from runner.journal import Journal
 from runner.load import load_block
@@ -13,11 +14,11 @@ from runner.options import Run
 from runner.partition import grid_size
 from runner.pipeline import Pipeline
 from runner.report.record import Record
+from runner.spans import STAGES
 from runner.storage import Sink, commit, open_sink, partial_path, split
 from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks
-from runner.stream.memory import host_memory
 from runner.stream.run import Streaming
 from runner.work import Work, decide
 
@@ -27,7 +28,8 @@ def run_map(run: Run) -> Record:
     other = _grid_of_its_own(run)
     work = world.together(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
-    if in_chunks(world, work, run.source, run.target, options.stream):
+    whole = options.overlap is not None  # which only says something of an array in one piece
+    if in_chunks(world, work, run.source, run.target, options.stream, whole):
         return _in_chunks(run, work)
     if other:
         world.together(lambda: _cut(run, world.size, options.grid))  # which refuses
@@ -73,26 +75,22 @@ def _in_chunks(run: Run, work: Work) -> Record:
         raise
     world.once(lambda: commit(streaming.sink))
     streaming.commit()
-    details["plan"] = world.once(lambda: _beside_plan(run, proven, details))
-    return {**_described(streaming.work), "overlap": False, "verify": proof, "stream": details}
+    # Not foreseen: what an earlier run did a part of, and chunks that are cut by a grid of their own.
+    foreseen = not details["resumed"] and not _grid_of_its_own(run)
+    wall = details["limits"]["wall_seconds"]
+    plan = world.once(lambda: _beside_plan(run, proven, wall, True) if foreseen else None)
+    return {**_described(streaming.work), "overlap": False, "verify": proof, "plan": plan, "stream": details}
 
 
-def _beside_plan(run: Run, work: Work, details: Record) -> Any:
-    """What was forecast for the run beside what rank 0 measured; None where nothing could be.
-
-    Nor where an earlier run did a part, or the chunks are cut by a grid of their own.
-    """
-    if details["resumed"] or 0 in work.shape or _grid_of_its_own(run):
+def _beside_plan(run: Run, work: Work, wall: float, streamed: bool) -> Any:
+    """What was forecast for the run beside what rank 0 measured; None where nothing could be."""
+    if 0 in work.shape:
         return None
     from runner.forecast_record import beside_run
     from runner.rates import nominal_cpu
 
     world, options = run.world, run.options
-    measured = {
-        stage: (run.phases.phases[stage].moved, run.phases.phases[stage].seconds)
-        for stage in details["limits"]["stages"]
-        if stage in run.phases.phases
-    }
+    measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
     here = nominal_cpu(os.cpu_count() or 1, host_memory())
     return beside_run(
         work,
@@ -102,7 +100,8 @@ def _beside_plan(run: Run, work: Work, details: Record) -> Any:
         options.stream,
         options.rates,
         measured,
-        details["limits"]["wall_seconds"],
+        wall,
+        streamed,
     )
 
 
@@ -120,10 +119,14 @@ def _in_one_piece(run: Run, work: Work) -> Record:
     for region, result in pipeline.results(block):
         store.put(region, result)
     store.finish()
+    # One after another; what is beside these (room claimed, kernels compiled) is not of the data.
+    wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
     proof = _proof(run, work, sink)
     world.once(lambda: commit(sink))
     run.ending.unfinished(None)
-    return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "stream": None}
+    foreseen = run.source.parallel and sink.parallel  # pictures, read and written by one rank, are not
+    plan = world.once(lambda: _beside_plan(run, work, wall, False) if foreseen else None)
+    return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
 
 
 def _nothing_unfinished(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from runner import early, launcher
 from runner.ending import GRACE, Ending, Guard, end_with_parent, on_termination
-from runner.errors import MeshrunError, UserError, tell
+from runner.errors import MeshrunError, RunError, UserError, tell
 from runner.heartbeat import Heartbeat
 from runner.inspection import preflight
 from runner.launcher import BY_HAND, Started
@@ -28,16 +28,22 @@ def as_rank(
     debug: bool = False,
     check: Check | None = None,
     usage_status: int = UserError.exit_code,
+    failure_status: int = RunError.exit_code,
     farewell: str = Ending.farewell,
 ) -> int:
     """Run `body(world, ending)` as one rank; the exit status. Tells every error itself; collective.
 
     body: returns the completion record, plain values that JSON can hold. started: what whoever
     started the ranks said. check: instead of the usual preflight. usage_status: the exit status of a
-    UserError. farewell: what an interrupted run says.
+    UserError. failure_status: of any other failure that has none of its own, and of a run whose ranks are
+    killed. farewell: what an interrupted run says.
     """
     ending = Ending(
-        run_at(started.run) if started.run else None, debug, usage_status=usage_status, farewell=farewell
+        run_at(started.run) if started.run else None,
+        debug,
+        usage_status=usage_status,
+        failure_status=failure_status,
+        farewell=farewell,
     )
     on_termination(ending.interrupted)
     told = launcher.announced()
@@ -48,6 +54,8 @@ def as_rank(
     world = enter(ending, device, oversubscribe, started, check)
     if isinstance(world, int):
         return world
+    if world.rank == 0 and ending.run is not None and failure_status != RunError.exit_code:
+        ending.run.keep_status(failure_status)
     with Guard(world, ending, speaks=True):
         try:
             record = body(world, ending)

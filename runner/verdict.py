@@ -41,6 +41,9 @@ class Run(Protocol):
     def keep_words(self, words: str) -> None:
         """What is to be told of a run that does not succeed, besides why; "": nothing."""
 
+    def keep_status(self, status: int) -> None:
+        """The exit status of a run whose ranks end and say nothing, instead of 1."""
+
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         """Record `failure` if it is the first on this host; False when another came before."""
 
@@ -116,6 +119,14 @@ class RunDirectory:
         note = self.path / "words"
         return note.read_text() if note.exists() else ""
 
+    def keep_status(self, status: int) -> None:
+        write(self.path / "status", str(status))
+
+    def status(self) -> int:
+        """Of a run that did not succeed, where no rank said why."""
+        note = self.path / "status"
+        return int(note.read_text()) if note.exists() else 1
+
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         return claim(self.path / "failure.json", failure)
 
@@ -148,6 +159,8 @@ class RunDirectory:
             self.keep_hold(Path(told))
         elif kind == "words":
             self.keep_words(told)
+        elif kind == "status":
+            self.keep_status(told)
         elif kind == "failure":
             self.claim_failure(told)
         elif kind == "record":
@@ -174,6 +187,9 @@ class RunLines:
 
     def keep_words(self, words: str) -> None:
         self._say("words", words)
+
+    def keep_status(self, status: int) -> None:
+        self._say("status", status)
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         first = self._claim(failure)

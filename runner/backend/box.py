@@ -103,7 +103,13 @@ class Box(Protocol):
         """
 
     def prefetch(self, memory: Memory, stream: Stream, *, host: bool = False) -> None:
-        """Queue the move of managed memory to its GPU, or to the host."""
+        """Queue the move of managed memory to its GPU, or to the host. RunError where that cannot be."""
+
+    def prefetched(self, memory: Memory, *, host: bool = False) -> bool:
+        """Whether the last prefetch of all this managed memory was to there, by what the driver knows.
+
+        Of one that it has taken and does not carry out it knows nothing.
+        """
 
     def mark(self, stream: Stream) -> Mark:
         """A point in the work issued to `stream` so far."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from runner.backend import Device, Lanes
+from runner.backend.host import free_host_memory
 from runner.comm import Array
 from runner.partition import Shape
 
@@ -50,9 +51,7 @@ class CpuBackend:
         pass
 
     def free_memory(self) -> int:
-        with open("/proc/meminfo") as lines:
-            found = next(line for line in lines if line.startswith("MemAvailable"))
-        return int(found.split()[1]) << 10
+        return free_host_memory()
 
     def copy_rate(self) -> float:
         source = np.ones(1 << 21)  # 16 MiB: beyond one core's share of most caches, a few milliseconds long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 from runner.backend import Device, Lanes
 from runner.backend.cuda_lanes import CudaLanes
 from runner.comm import Array
+from runner.errors import RunError
 from runner.partition import Shape
 
 
@@ -34,18 +36,30 @@ def describe(index: int) -> Device:
     attributes = cupy.cuda.Device(index).attributes
     # Double data rate: two transfers a clock (kHz) over the bus (bits).
     peak = 2 * attributes["MemoryClockRate"] * 1e3 * attributes["GlobalMemoryBusWidth"] / 8
-    uuid = bytes(properties["uuid"]).hex()
     return Device(
         kind="cuda",
         name=properties["name"].decode(),
         index=index,
-        uuid=f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}",
+        uuid=uuid(index),
         bus_id=cupy.cuda.runtime.deviceGetPCIBusId(index),
         memory=properties["totalGlobalMem"],
         bandwidth=peak or None,
         bandwidth_source="memory clock x bus width",
         compute_capability=10 * properties["major"] + properties["minor"],
     )
+
+
+def uuid(index: int) -> str:
+    """As NVML and nvidia-smi write it.
+
+    From the driver: in the properties of CuPy (14.2) it ends where one of its 16 bytes is 0.
+    """
+    found = (ctypes.c_uint8 * 16)()
+    status = ctypes.CDLL("libcuda.so.1").cuDeviceGetUuid_v2(found, index)
+    if status:
+        raise RunError(f"the driver does not tell the UUID of GPU {index}", got=f"CUDA error {status}")
+    text = bytes(found).hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 class CudaBackend:

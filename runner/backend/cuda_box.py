@@ -31,6 +31,8 @@ class _Location(ctypes.Structure):
 
 
 HOST = _Location(2, 0)  # CU_MEM_LOCATION_TYPE_HOST
+LAST_PREFETCH = 4  # CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION
+CPU, NOWHERE = -1, -2  # CU_DEVICE_CPU, CU_DEVICE_INVALID
 
 
 class CudaBox:
@@ -135,8 +137,21 @@ class CudaBox:
         with self.on(memory.gpu):
             if host:
                 _prefetch_to_host(memory, stream)
-            else:
+                return
+            try:
                 runtime.memPrefetchAsync(memory.address, memory.nbytes, memory.gpu, stream.ptr)
+            except runtime.CUDARuntimeError as reason:
+                raise RunError("managed memory cannot be moved to the GPU", got=str(reason)) from reason
+
+    def prefetched(self, memory: Memory, *, host: bool = False) -> bool:
+        place = ctypes.c_int32(NOWHERE)
+        call = ctypes.CDLL("libcuda.so.1").cuMemRangeGetAttribute
+        call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t)
+        with self.on(memory.gpu):
+            status = call(ctypes.byref(place), 4, LAST_PREFETCH, memory.address, memory.nbytes)
+        if status:
+            raise RunError("the driver does not say where managed memory is", got=f"CUDA error {status}")
+        return place.value == (CPU if host else memory.gpu)
 
     def mark(self, stream: Stream) -> Mark:
         with self.on(stream.device_id):

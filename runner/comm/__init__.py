@@ -103,8 +103,11 @@ class Control(Arrays, Protocol):
     def counters(self) -> Counters:
         """Counters that the ranks share, all 0; every rank calls it."""
 
-    def split(self, color: int) -> Control:
-        """The ranks that say the same color, in the order they have here; every rank calls it."""
+    def split(self, color: int, key: int = 0) -> Control:
+        """The ranks that say the same color, in the order of their keys; every rank calls it.
+
+        Those of one key: in the order they have here.
+        """
 
     def abort(self, status: int) -> None:
         """End every rank of the run now."""

@@ -63,8 +63,8 @@ class MpiComm:
     def counters(self) -> MpiCounters:
         return MpiCounters(self._mpi, self._comm, self.shared_memory_size() == self.size)
 
-    def split(self, color: int) -> MpiComm:
-        return MpiComm(self._comm.Split(color, self.rank))
+    def split(self, color: int, key: int = 0) -> MpiComm:
+        return MpiComm(self._comm.Split(color, key))
 
     def shared_memory_size(self) -> int | None:
         shared = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)

@@ -127,9 +127,10 @@ class SimulatedComm:
         counters: SimulatedCounters = self.broadcast(SimulatedCounters(self.size))  # rank 0's
         return counters
 
-    def split(self, color: int) -> SimulatedComm:
-        colors = self.allgather(color)
-        members = [rank for rank, other in enumerate(colors) if other == color]
+    def split(self, color: int, key: int = 0) -> SimulatedComm:
+        said = self.allgather((color, key))
+        members = [rank for rank, (other, _) in enumerate(said) if other == color]
+        members.sort(key=lambda rank: said[rank][1])
         first = self.rank == members[0]
         hubs = self.allgather(Hub(len(members), self.hub.patience) if first else None)
         return SimulatedComm(hubs[members[0]], members.index(self.rank))

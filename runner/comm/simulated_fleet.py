@@ -12,7 +12,7 @@ It measures like a fleet of ranks (`jobs.validate.probe.Probe`) and knows nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -70,6 +70,19 @@ class SimulatedFleet:
     def places(self) -> Sequence[Any]:  # Any: the probe's own Place, which the runner cannot import
         numbers = zip(self._layout.host.tolist(), self._layout.gpu.tolist(), strict=True)
         return tuple(FleetPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
+
+    @property
+    def absent(self) -> Mapping[Any, str]:
+        """No rung: all can be measured."""
+        return {}
+
+    def wrong(self) -> Sequence[Any]:
+        """Nothing: a model's data is right."""
+        return ()
+
+    def counters(self) -> Mapping[tuple[str, str, str], float | str]:
+        """None: a model has no counters."""
+        return {}
 
     def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
         """(ranks, samples) seconds; product: of two square float32 matrices of `nbytes` each."""

@@ -71,12 +71,7 @@ def _stream_notes(stream: Record) -> list[str]:
         text += f", {stream['resumed']} of them finished by an earlier run"
     if taken := sum(stream["taken_over"]):
         text += f", {taken} taken over from slower ranks"
-    plan = (
-        ["", *("  " + line for line in render_comparison(stream["plan"]).splitlines()), ""]
-        if stream["plan"]
-        else []
-    )
-    return [*plan, text, f"  {stream['limited_by']}"]
+    return [text, f"  {stream['limited_by']}"]
 
 
 def _notes(record: Record) -> list[str]:
@@ -90,6 +85,8 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
     if record["overlap"]:
         notes.append("  the exchange ran beside the kernel, inside its time")
+    if record["plan"]:
+        notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record["stream"]:
         notes += _stream_notes(record["stream"])
     if record["verify"]:

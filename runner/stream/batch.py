@@ -87,7 +87,6 @@ class Batch:
             "own": [one[0] for one in deal],
             "taken_over": [one[1] for one in deal],
             **report(world, self.phases, ends.spans, self.options.timeline, about),
-            "plan": None,
         }
 
     @property

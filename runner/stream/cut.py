@@ -23,18 +23,23 @@ from runner.world import World
 
 ON_DEVICE = 64 << 20  # bytes of a chunk that a copy engine is busy with for a millisecond
 ON_HOST = 8 << 20  # and that fit a processor's last cache with their result
+FILLS = 4  # chunks of a device's block that fill the pipeline: from so many on it pays
 
 
-def in_chunks(world: World, work: Work, source: Source, target: Path, options: StreamOptions) -> bool:
+def in_chunks(
+    world: World, work: Work, source: Source, target: Path, options: StreamOptions, whole: bool = False
+) -> bool:
     """Whether the array goes through the ranks in chunks, instead of lying there whole; collective.
 
-    It does when an option says so, when a rank's block does not fit its memory, and when the output is
-    written in chunks of its own. UserError where an option says so and a file cannot.
+    It does when an option says so, when a rank's block does not fit its memory, when the output is written
+    in chunks of its own, and on GPUs when the block is `FILLS` chunks or more, unless it is to stay `whole`.
+    UserError where an option says so and a file cannot.
     """
     named = options.named
     if source.parallel:
         folder = split(target)[0].suffix.lower() in FOLDERS
-        if named is None and not folder and not too_large(world, work, options):
+        fills = not whole and world.backend.asynchronous and fills_pipeline(work)
+        if named is None and not folder and not fills and not too_large(world, work, options):
             return False
         shape, dtype = known_result(world, work, source).known
         if world.once(lambda: open_sink(target, shape, dtype, KEPT)).parallel:
@@ -47,6 +52,12 @@ def in_chunks(world: World, work: Work, source: Source, target: Path, options: S
             everywhere=True,
         )
     return False
+
+
+def fills_pipeline(work: Work) -> bool:
+    """Whether a GPU copies and computes long enough that copies, kernels and files are worth overlapping."""
+    largest = max((block.size for block in work.partition), default=0)
+    return largest * work.dtype.itemsize >= FILLS * ON_DEVICE
 
 
 def too_large(world: World, work: Work, options: StreamOptions) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 import runner
 from runner.errors import RunError, UserError
+from runner.execute import Options, run
 from runner.forecast import Forecast, by_ranks, enough, forecast, settle
 from runner.forecast_record import compare, record
 from runner.rates import Machine, Rate, nominal, nominal_cpu
 from runner.report.forecast_table import render, render_comparison
 from runner.spans import STAGES
+from runner.stream.cut import FILLS, ON_DEVICE
 from runner.stream.options import StreamOptions
 from runner.work import Work, decide
 
@@ -54,6 +57,14 @@ def test_in_one_piece_the_stages_add_up() -> None:
     }
     assert found.seconds == pytest.approx(64 + 160 / 3 + 6.4 + 80 + 128)
     assert (found.limit.name, found.start) == ("write", 1.0 + 2 * 2.0)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_gpu_that_is_kept_busy_gets_chunks(missing: int) -> None:
+    large = replace(GPUS, memory=1 << 40, device_memory=1 << 40)
+    rows = 2 * FILLS * ON_DEVICE // 1024 - 2 * missing  # on two ranks
+    assert forecast(work((rows, 1024), 2), large).part.streamed == (not missing)
+    assert not forecast(work((rows, 1024), 2), replace(large, gpus=0, cores=4)).part.streamed
 
 
 def test_streamed_the_slowest_sets_the_pace() -> None:
@@ -209,3 +220,10 @@ def test_the_text_names_the_limit_and_how_many_are_enough() -> None:
     assert found["seconds"] == found["by_ranks"][-1]["seconds"]
     measured = replace(GPUS, date="2025-01-31", host="n1")
     assert "rates measured on n1, 2025-01-31" in render(record([forecast(cut, GPUS)], cut, measured, options))
+
+
+@pytest.mark.parametrize(("name", "foreseen"), [("out.npy", True), ("out.png", False)])
+def test_pictures_are_not_foreseen(tmp_path: Path, name: str, foreseen: bool) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((64, 48), np.uint8))
+    record = run(runner.map_blocks()(identity), tmp_path / "in.npy", tmp_path / name, {}, Options())
+    assert (record["plan"] is not None) == foreseen

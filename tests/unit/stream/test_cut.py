@@ -23,6 +23,7 @@ from runner.find import find
 from runner.journal import differences
 from runner.partition import Partition, Region
 from runner.storage import open_source
+from runner.stream import cut as cut_module
 from runner.stream.cut import ON_DEVICE, ON_HOST, chunks_of, in_chunks, known_result
 from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import identity, state_of
@@ -98,6 +99,19 @@ def test_a_device_needs_room_for_what_the_function_makes(source: Any, missing: i
     needed = 2 * 2 * LITTLE
     device = QueuedBackend(memory=int(np.ceil(needed / DEVICE_SHARE)) - 2 * missing)
     assert asked(source, world=lone(device)) == bool(missing)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_device_that_is_kept_busy_gets_chunks(
+    source: Any, missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_module, "ON_DEVICE", (LITTLE + missing) // cut_module.FILLS + bool(missing))
+    device = lone(QueuedBackend(memory=GIB))
+    assert asked(source, world=device) == (not missing)
+    assert not asked(source)  # a CPU overlaps nothing
+    work = decide(same, {}, source.shape, source.dtype, 1)
+    target = source.path.with_name("out.npy")
+    assert not in_chunks(device, work, source, target, StreamOptions(), whole=True)
 
 
 OPTIONS = [

@@ -1,0 +1,63 @@
+"""The host's memory, the limits of this process's control groups minded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes of this host's memory, or those that its container or job may have, if fewer."""
+    return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _groups(proc, cgroup))])
+
+
+def free_host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes of this host's memory that nobody uses, or those that its container or job has left, if fewer.
+
+    What a group uses counts without the pages of files that it does not need: the system takes them away.
+    """
+    left = [max(limit - used, 0) for limit, used in _groups(proc, cgroup)]
+    return min([_meminfo(proc, "MemAvailable"), *left])
+
+
+def _meminfo(proc: Path, name: str) -> int:
+    with open(proc / "meminfo") as lines:
+        found = next(line for line in lines if line.startswith(f"{name}:"))
+    return int(found.split()[1]) << 10
+
+
+def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
+    """The limit and the use of this process's control group and of those that it is in, of version 2 and of
+    version 1, where they have a limit."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, kinds, name = line.split(":", 2)
+        if number == "0":
+            top, limit, used, files = cgroup, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in kinds.split(","):
+            top, limit, used = cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            files = "total_inactive_file"
+        else:
+            continue
+        group = top / name.lstrip("/")
+        for path in (group, *group.parents):
+            if path == top.parent:
+                break
+            with suppress(OSError, ValueError):  # "max" is no number
+                yield int((path / limit).read_text()), _used(path, used, files)
+
+
+def _used(group: Path, used: str, files: str) -> int:
+    """Bytes; 0 where the group does not say."""
+    found = 0
+    with suppress(OSError, ValueError):
+        found = int((group / used).read_text())
+        words = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        found -= int(words.get(files, 0))
+    return found
