@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import runner
 from jobs.bench.record import open_exclusively
 from jobs.bench.screen import Screen
 from runner import World
@@ -46,6 +47,17 @@ def opened_record(world: World, path: str | None, screen: Screen) -> Kept:
     name = world.once(create)
     screen.line(f"# Writing JSON output to {name}\n")
     return Kept(Path(name) if world.rank == 0 else None)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """UserError for a file that cannot be written; nothing is left or changed."""
+    existed = path.exists()
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as reason:
+        raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason
+    if not existed:
+        path.unlink()
 
 
 def outputs(path: str | None, drawing: str | None) -> str | None:

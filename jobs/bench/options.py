@@ -34,16 +34,18 @@ class BadUsage(click.UsageError):
 class BenchCommand(click.Command):
     """Mistakes in its words end with nccl-tests' exit status; options may have hyphens for underscores."""
 
+    bad_usage: type[BadUsage] = BadUsage
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.context_settings["token_normalize_func"] = lambda word: word.replace("-", "_")
 
     def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
-        with bad_usage():
+        with bad_usage(self.bad_usage):
             return super().make_context(*arguments, **keywords)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with bad_usage():
+        with bad_usage(self.bad_usage):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -77,13 +79,13 @@ class OwnGroup(OwnCommand, click.Group):
 
 
 @contextmanager
-def bad_usage() -> Iterator[None]:
+def bad_usage(kind: type[BadUsage]) -> Iterator[None]:
     try:
         yield
     except click.UsageError as mistake:
-        raise BadUsage(mistake.format_message(), mistake.ctx) from mistake
+        raise kind(mistake.format_message(), mistake.ctx) from mistake
     except runner.UserError as mistake:
-        mistake.exit_code = BAD_USAGE
+        mistake.exit_code = kind.exit_code
         raise
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import runner
 from jobs.bench.asked import Asked
-from jobs.bench.keep import opened_record
+from jobs.bench.keep import opened_record, refuse_unwritable
 from jobs.bench.operations import OPERATIONS
 from jobs.bench.record import json_line, record
 from jobs.bench.result import Footer, Header, Row
@@ -118,14 +118,8 @@ def check_files(asked: Asked) -> None:
         from jobs.bench import plot
 
         plot.check(asked.plot)
-    for path in (Path(name) for name in (asked.plot, asked.json_lines) if name):
-        existed = path.exists()
-        try:
-            path.open("a", encoding="utf-8").close()
-        except OSError as reason:
-            raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason
-        if not existed:
-            path.unlink()
+    for name in filter(None, (asked.plot, asked.json_lines)):
+        refuse_unwritable(Path(name))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ CTYPE = {
 }
 # The instance for float32 of kernels with more template parameters than the type of elements.
 FLOAT32 = {
-    "transpose_vectorised": "transpose_vectorised<float, 4, 16, 16, 32, true>",
+    "transpose_vectorised": "transpose_vectorised<float, 4, 32, 16, 32, false>",
     "matmul_naive": "matmul_naive<float, float>",
     "matmul_tiled": "matmul_tiled<float, float>",
     "matmul_register": "matmul_register<true>",
@@ -69,7 +69,7 @@ def load(
         kernel                  blocks                                       limits
         transpose_naive         ceil(rows / 8) * ceil(columns / 32)
         transpose_tiled         ceil(rows / 32) * ceil(columns / 32)
-        transpose_vectorised    ceil(rows / 64) * ceil(columns / 64)         rows and columns multiples of 4,
+        transpose_vectorised    ceil(rows / 128) * ceil(columns / 64)        rows and columns multiples of 4,
                                                                              addresses of 16 bytes
 
     Products (m, k) x (k, n), C-contiguous; a, b, out, np.int64 m, n, k:

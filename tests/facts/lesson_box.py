@@ -3,6 +3,10 @@
 Work that is queued is done when somebody waits for it, in the order in which a GPU would come to it: each
 stream in its order, one thing at a time on each engine (copies in, copies out, kernels). So what is used
 before it is waited for shows, and so does what overlaps. Memory begins poisoned.
+
+The kernel `gate` holds its stream back until its word in host memory is set. Whatever would wait for the GPU
+while a gate is closed, and so for ever, is an AssertionError: waiting for a stream, allocating, releasing,
+making a stream, copying pageable memory, launching a kernel for the first time, queueing more than fits.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ TICK = 1e-6  # seconds that a look at the clock takes
 # Bytes per second by the host memory's kind; "device": inside a GPU.
 RATES = {"pageable": 1e9, "pinned": 4e9, "combined": 5e9, "mapped": 2e9, "managed": 3e9, "device": 50e9}
 START = 5e-6  # seconds that any copy takes to start
+PAGE = 256  # bytes that a prefetch moves at least
+DEPTH = 1000  # operations that fit a stream
 
 
 @dataclass(eq=False)
@@ -32,7 +38,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Work:
-    """engine: what does it, None for nothing to do. seconds: how long. issued: the host's time then."""
+    """engine: what does it, None for nothing to do. seconds: how long. issued: the host's time then.
+
+    latch: of a gate, the words that it looks at.
+    """
 
     act: Callable[[], object]
     engine: str | None
@@ -40,6 +49,11 @@ class Work:
     issued: float
     number: int
     after: Mark | None = None
+    latch: np.ndarray[Any, Any] | None = None
+
+    @property
+    def held(self) -> bool:
+        return self.latch is not None and not self.latch[0]
 
 
 @dataclass(eq=False)
@@ -74,6 +88,8 @@ class LessonBox:
         self.now = 0.0
         self.journal: list[tuple[Any, ...]] = []
         self.launched: list[tuple[str, Any, Any]] = []
+        self.loaded: set[str] = set()
+        self.places: dict[int, str] = {}  # by page, where managed memory was last prefetched to
         self.kept: dict[int, np.ndarray[Any, Any]] = {}
         self.engines: dict[str, float] = {}
         self.streams: list[Stream] = []
@@ -91,6 +107,7 @@ class LessonBox:
 
     def allocate(self, kind: Any, nbytes: int, gpu: int) -> Memory:
         assert nbytes > 0
+        self._no_gate("allocates")
         if kind in ("device", "managed"):
             if nbytes > self.free_memory(gpu):
                 raise UserError(f"not enough {kind} memory")
@@ -102,8 +119,11 @@ class LessonBox:
         return Memory(array.ctypes.data, nbytes, kind, gpu)
 
     def release(self, memory: Memory) -> None:
+        self._no_gate("releases")
         assert not any(stream.queue for stream in self.streams), "released while it may be in use"
         assert self.kept.pop(memory.address).size == memory.nbytes
+        for page in _pages(memory):
+            self.places.pop(page, None)
         if memory.kind in ("device", "managed"):
             self.used -= memory.nbytes
 
@@ -128,6 +148,7 @@ class LessonBox:
         return replace(memory, nbytes=self.kept[memory.address].size)
 
     def stream(self, gpu: int) -> Stream:
+        self._no_gate("makes a stream")
         self.streams.append(Stream(gpu))
         return self.streams[-1]
 
@@ -149,20 +170,44 @@ class LessonBox:
         self.bytes(memory)
         self.journal.append(("prefetch", "host" if host else "device", memory.nbytes))
         seconds = START + memory.nbytes / self.rates["managed"]
+        self.places.update(dict.fromkeys(_pages(memory), "host" if host else "device"))
         self._issue(stream, lambda: None, "out" if host else "in", seconds)
+
+    def prefetched(self, memory: Memory, *, host: bool = False) -> bool:
+        assert memory.kind == "managed"
+        return {self.places.get(page) for page in _pages(memory)} == {"host" if host else "device"}
 
     def load(self, file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
         """Instead of jobs.kernels.load."""
+        if instance == "gate":
+            return self._gate
         kernel = self.kernels[instance]
 
         def launch(grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: Stream) -> None:
             assert np.prod(grid) > 0
             assert 0 < np.prod(block) <= 1024
+            self._load(instance)
             self.launched.append((instance, grid, block))
             self.journal.append(("launch", instance))
             self._issue(stream, lambda: kernel.call(*arguments), "kernel", kernel.seconds(*arguments))
 
         return launch
+
+    def _gate(self, grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: Stream) -> None:
+        address, patience = map(int, arguments)
+        assert patience > 0
+        self._load("gate")
+        latch = self.bytes(Memory(address, 8, "pinned", 0)).view(np.uint32)
+        self._issue(stream, lambda: None, None, 0.0, latch=latch)
+
+    def _load(self, instance: str) -> None:
+        if instance not in self.loaded:
+            self._no_gate(f"launches {instance} for the first time")
+            self.loaded.add(instance)
+
+    def _no_gate(self, what: str) -> None:
+        closed = any(work.held for stream in self.streams for work in stream.queue)
+        assert not closed, f"the host {what} behind a closed gate"
 
     def mark(self, stream: Stream) -> Mark:
         mark = Mark()
@@ -203,23 +248,35 @@ class LessonBox:
         engine: str | None,
         seconds: float,
         after: Mark | None = None,
+        latch: np.ndarray[Any, Any] | None = None,
     ) -> None:
+        held = any(work.held for work in stream.queue)
+        assert not held or len(stream.queue) < DEPTH, "the host waits for room behind a closed gate"
         self.now += TICK
         self._number += 1
-        stream.queue.append(Work(act, engine, seconds, self.now, self._number, after))
+        stream.queue.append(Work(act, engine, seconds, self.now, self._number, after, latch))
 
     def _next(self) -> None:
         """Do what a GPU would begin first."""
         ready = [
-            (max(stream.time, work.issued, self.engines.get(work.engine or "", 0.0)), work.number, stream)
+            (self._begin(stream, work), work.number, stream)
             for stream in self.streams
             for work in [stream.queue[0] if stream.queue else None]
-            if work is not None and (work.after is None or work.after.time is not None)
+            if work is not None and not work.held and (work.after is None or work.after.time is not None)
         ]
-        assert ready, "streams wait for each other"
+        assert ready, "streams wait for each other, or for a gate that nobody opens"
         begin, _, stream = min(ready, key=lambda one: one[:2])
         work = stream.queue.popleft()
         stream.time = begin + work.seconds
         if work.engine is not None:
             self.engines[work.engine] = stream.time
         work.act()
+
+    def _begin(self, stream: Stream, work: Work) -> float:
+        """A gate ends when the host has opened it, at the latest now."""
+        opened = 0.0 if work.latch is None else self.now
+        return max(stream.time, work.issued, opened, self.engines.get(work.engine or "", 0.0))
+
+
+def _pages(memory: Memory) -> range:
+    return range(memory.address // PAGE, (memory.address + memory.nbytes - 1) // PAGE + 1)

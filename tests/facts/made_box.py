@@ -194,6 +194,9 @@ class MadeBox:
     def prefetch(self, memory: Memory, stream: Stream, *, host: bool = False) -> None:
         raise NotImplementedError
 
+    def prefetched(self, memory: Memory, *, host: bool = False) -> bool:
+        raise NotImplementedError
+
     def mark(self, stream: Stream) -> Mark:
         mark = Mark(stream)
 

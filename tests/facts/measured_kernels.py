@@ -1,6 +1,7 @@
 """The instances of each kernel file that measurements launch."""
 
 from jobs.bench.memory.transpose_ways import SINGLE, variants
+from jobs.kernels import FLOAT32
 
 WORDS = ("float", "unsigned short", "unsigned", "unsigned long long")
 REALS = ("float", "__half", "__nv_bfloat16")
@@ -18,7 +19,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "transpose_naive.cu": tuple(f"transpose_naive<{word}>" for word in WORDS),
     "transpose_tiled.cu": tuple(f"transpose_tiled<{word}>" for word in WORDS),
     "transpose_vectorised.cu": (
-        "transpose_vectorised<float, 4, 16, 16, 32, true>",
+        FLOAT32["transpose_vectorised"],
         *(variant.instance(size, 16 // size) for size in (2, 4, 8) for variant in variants(size)),
         *(SINGLE.instance(size, 1) for size in (2, 4, 8)),
     ),

@@ -1,6 +1,17 @@
-"""Everything here needs a GPU, and says so where there is none."""
+"""Everything here needs a GPU, and says so where there is none. What a lesson runs on; broken kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+import runner
+from jobs.bench.memory.lesson import Stage
+from jobs.kernels import FOLDER
+from runner.world import lone_world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,3 +29,33 @@ def missing_gpu() -> str | None:
     except ImportError as reason:
         return f"no CuPy: {reason}"
     return None if cuda.count() else "CuPy is here, a GPU is not"
+
+
+@pytest.fixture
+def stage() -> Iterator[Callable[..., Stage]]:
+    """Makes stages on the first GPU, of two samples; words: of the stage."""
+    from runner.backend.cuda import CudaBackend
+
+    box = runner.open_box()
+    world = lone_world(CudaBackend(0))
+
+    def made(**words: Any) -> Stage:
+        return Stage(world, box, 0, samples=2, **words)
+
+    yield made
+    box.close()
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Callable[..., Callable[..., None]]:
+    """Compiles a kernel of jobs/kernels with one line changed: file, instance, line, what it becomes."""
+
+    def compiled(
+        file: str, instance: str, line: str, instead: str, options: tuple[str, ...] = ()
+    ) -> Callable[..., None]:
+        text = (FOLDER / file).read_text()
+        assert text.count(line) == 1
+        (tmp_path / file).write_text(text.replace(line, instead))
+        return runner.kernel(tmp_path / file, instance, (f"-I{FOLDER}", *options))
+
+    return compiled

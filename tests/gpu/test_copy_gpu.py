@@ -18,12 +18,14 @@ import pytest
 
 import jobs.kernels
 import runner
+from jobs.bench import gate
 from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
 from jobs.bench.copy.run import Asked, run
+from jobs.bench.memory.lesson import Stage
+from jobs.bench.memory.timed import by_marks
 from jobs.bench.run import WrongResults
-from jobs.kernels import FOLDER
 from launch.local import PROGRAM
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -129,46 +131,64 @@ def test_a_kernel_moves_every_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "line", "instead", "what"), BROKEN, ids=[what for *_, what in BROKEN])
-def test_a_broken_kernel_is_caught(tmp_path: Path, name: str, line: str, instead: str, what: str) -> None:
+def test_a_broken_kernel_is_caught(
+    broken: Callable[..., Launch], name: str, line: str, instead: str, what: str
+) -> None:
+    run = broken(f"{name}.cu", name, line, instead)
     with pytest.raises(AssertionError):
-        CHECKS[name](broken(tmp_path, name, line, instead))
-
-
-def broken(folder: Path, name: str, line: str, instead: str) -> Launch:
-    text = (FOLDER / f"{name}.cu").read_text()
-    assert text.count(line) == 1
-    path = folder / f"{name}.cu"
-    path.write_text(text.replace(line, instead))
-    return runner.kernel(path, name)
+        CHECKS[name](run)
 
 
 def test_a_gate_holds_until_it_is_opened() -> None:
     box = runner.open_box()
-    latch = box.allocate("pinned", 4096, 0)
-    words = box.host_array(latch)[:8].view(np.uint32)
-    stream = box.stream(0)
-    gate = jobs.kernels.load("gate.cu", "gate")
+    held, stream = gate.Gate(box, 0), box.stream(0)
     try:
-        words[:] = 1, 0
-        gate((1,), (1,), (np.uint64(latch.address), np.uint64(1)), stream=stream)  # loaded, and open
+        held.hold(0, stream)  # loaded, and open
         box.synchronize(stream)
-        words[:] = 0
-        begin = box.mark(stream)
-        gate((1,), (1,), (np.uint64(latch.address), np.uint64(4 * 10**9)), stream=stream)
-        end = box.mark(stream)
-        time.sleep(0.2)
-        assert not stream.done
-        words[0] = 1
+        with held.closed():
+            begin = box.mark(stream)
+            held.hold(0, stream)
+            end = box.mark(stream)
+            time.sleep(0.2)
+            assert not stream.done
         box.synchronize(stream)
         assert box.elapsed(begin, end) > 0.1
-        assert words[1] == 0
-        words[0] = 0
-        gate((1,), (1,), (np.uint64(latch.address), np.uint64(10**7)), stream=stream)
-        box.synchronize(stream)  # opens by itself
-        assert words[1] == 1
+        held.check()
     finally:
-        words[0] = 1
         box.close()
+
+
+def test_a_gate_that_nobody_opens_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "PATIENCE", 10**7)
+    box = runner.open_box()
+    held, stream = gate.Gate(box, 0), box.stream(0)
+    try:
+        held.hold(0, stream)
+        box.synchronize(stream)
+        with held.closed():
+            held.hold(0, stream)
+            box.synchronize(stream)
+        with pytest.raises(runner.RunError, match="gave way"):
+            held.check()
+    finally:
+        box.close()
+
+
+def test_calls_are_in_no_time(stage: Callable[..., Stage]) -> None:
+    """A copy of 16 bytes takes the GPU less than this host takes to queue it."""
+    made = stage()
+    box = made.gpus
+    source, target = (box.allocate("device", 16, 0) for _ in range(2))
+    stream = box.stream(0)
+    calls = []
+
+    def issue(turn: int) -> None:
+        time.sleep(1e-4)
+        box.copy(target, source, 16, stream)
+        calls.append(turn)
+
+    assert 0 < by_marks(made, stream, issue) < 1e-4
+    assert max(calls) + 1 <= gate.MOST
 
 
 def measured(tmp_path: Path, *names: str, **words: Any) -> Any:
@@ -204,13 +224,19 @@ def test_all_cases_of_one_process(tmp_path: Path, size: int) -> None:
     ],
 )
 def test_a_case_with_a_broken_kernel_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, case: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: Callable[..., Launch],
+    kernel: str,
+    case: str,
 ) -> None:
     load = jobs.kernels.load
     name, line, instead, _ = next(one for one in BROKEN if one[0] == kernel)
 
     def loaded(file: str, instance: str, options: tuple[str, ...] = ()) -> Launch:
-        return broken(tmp_path, name, line, instead) if instance == kernel else load(file, instance, options)
+        return (
+            broken(f"{name}.cu", name, line, instead) if instance == kernel else load(file, instance, options)
+        )
 
     monkeypatch.setattr(jobs.kernels, "load", loaded)
     size = 1 << 16

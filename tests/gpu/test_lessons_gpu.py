@@ -6,20 +6,18 @@ Each kernel goes through one check against NumPy, which must fail for the same k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import jobs.kernels
-import runner
 from jobs.bench.memory import coalescing, show, streams, transfer
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.transfer_ways import DIRECTIONS, WAYS
-from jobs.kernels import FOLDER, instance
-from runner.world import lone_world
+from jobs.kernels import instance
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -99,31 +97,20 @@ def test_a_kernel_is_right(file: str, name: str, check: Callable[[Launch], None]
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "check", "line", "broken"),
+    ("file", "name", "check", "line", "instead"),
     [(*kernel[:3], *change) for kernel in KERNELS for change in kernel[3]],
 )
 def test_a_broken_kernel_is_found(
-    tmp_path: Path, file: str, name: str, check: Callable[[Launch], None], line: str, broken: str
+    broken: Callable[..., Launch],
+    file: str,
+    name: str,
+    check: Callable[[Launch], None],
+    line: str,
+    instead: str,
 ) -> None:
-    text = (FOLDER / file).read_text()
-    assert text.count(line) == 1
-    (tmp_path / file).write_text(text.replace(line, broken))
+    run = broken(file, name, line, instead)
     with pytest.raises(AssertionError):
-        check(runner.kernel(tmp_path / file, name))
-
-
-@pytest.fixture
-def stage() -> Iterator[Callable[..., Stage]]:
-    from runner.backend.cuda import CudaBackend
-
-    box = runner.open_box()
-    world = lone_world(CudaBackend(0))
-
-    def made(**words: Any) -> Stage:
-        return Stage(world, box, 0, samples=2, **words)
-
-    yield made
-    box.close()
+        check(run)
 
 
 @pytest.mark.parametrize("size", [1, 4097, 1 << 22])
@@ -133,6 +120,25 @@ def test_every_way_of_a_transfer_is_right(stage: Callable[..., Stage], size: int
     for direction in DIRECTIONS:
         assert all(lesson.facts["seconds"][direction][way][0] > 0 for way in WAYS)
     assert "write-combined" in show.text(lesson)
+
+
+@pytest.mark.parametrize("size", [1, 4097, 1 << 22])
+def test_the_driver_knows_where_memory_was_prefetched_to(stage: Callable[..., Stage], size: int) -> None:
+    box = stage().gpus
+    whole, stream = box.allocate("managed", size, 0), box.stream(0)
+    part = replace(whole, nbytes=max(size // 2, 1))
+    box.host_array(whole)[:] = 1
+    assert not box.prefetched(whole)
+    assert not box.prefetched(whole, host=True)
+    for host in (False, True, False):
+        box.prefetch(part, stream, host=host)
+        assert box.prefetched(part, host=host)
+        assert not box.prefetched(part, host=not host)
+    if size > 1 << 20:
+        assert not box.prefetched(whole)
+    box.prefetch(whole, stream)
+    assert box.prefetched(whole)
+    box.synchronize(stream)
 
 
 @pytest.mark.parametrize("nbytes", [4096, 100_003, 1 << 26])

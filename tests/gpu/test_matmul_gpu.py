@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +14,6 @@ from jobs import kernels
 from jobs.bench.memory import matmul
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.matmul_ways import PRECISIONS, Precision, Shape, launch
-from runner.world import lone_world
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -97,15 +96,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_kernel_is_found(fault: str, tmp_path: Path) -> None:
-    way, right, broken = BROKEN[fault]
+def test_a_broken_kernel_is_found(fault: str, broken: Callable[..., Any]) -> None:
+    way, right, instead = BROKEN[fault]
     shape, precision = (130, 132, 36), PRECISIONS["float32"]
     planned = launch(way, precision, shape)
-    text = (kernels.FOLDER / planned.file).read_text()
-    assert text.count(right) == 1
-    (tmp_path / planned.file).write_text(text.replace(right, broken))
-    options = (f"-I{kernels.FOLDER}", "--fmad=true")
-    run = runner.kernel(tmp_path / planned.file, planned.instance, options)
+    run = broken(planned.file, planned.instance, right, instead, ("--fmad=true",))
     assert product(run, planned, shape, precision) > 1
 
 
@@ -136,17 +131,10 @@ def test_gemm_uses_tf32_only_where_it_is_asked_to() -> None:
 
 
 @pytest.mark.parametrize("side", [1, 129, 512])
-def test_the_lesson(side: int) -> None:
-    from runner.backend.cuda import CudaBackend
-
-    backend = CudaBackend(0)
-    box = runner.open_box()
-    try:
-        lesson = matmul.measure(Stage(lone_world(backend), box, 0, 2, options={"side": side}))
-        assert lesson.wrong == ()
-        assert len(lesson.tables[0].rows) == 11
-    finally:
-        box.close()
+def test_the_lesson(side: int, stage: Callable[..., Stage]) -> None:
+    lesson = matmul.measure(stage(options={"side": side}))
+    assert lesson.wrong == ()
+    assert len(lesson.tables[0].rows) == 11
 
 
 def test_cupy_knows_the_bits_of_bfloat16() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import runner
 from jobs.bench.copy.cases import Case
@@ -38,16 +37,3 @@ def within(size: int, asked: Sequence[tuple[int, float]]) -> int:
         if not fits:
             raise runner.UserError("there is no memory for buffers", got=f"{size:,} bytes", everywhere=True)
     return fits
-
-
-def free_host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of the host's memory that this process may still take, its control group's limit minded."""
-    found = next(
-        line for line in (proc / "meminfo").read_text().splitlines() if line.startswith("MemAvailable")
-    )
-    free = int(found.split()[1]) << 10
-    try:
-        limit, used = ((groups / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, max(int(limit) - int(used), 0))

@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 import runner
-from jobs import kernels
 from jobs.bench import check, data
 from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Engine
 from jobs.bench.copy.lending import End, Lane, Lender
 from jobs.bench.data import Copied, Segment, Untouched
+from jobs.bench.gate import Gate
 from runner import Memory
 
 WARM_UP = 4  # copies behind the gate that are not timed
-PATIENCE = 20_000_000_000  # clock cycles until a gate opens by itself, about ten seconds
 ELEMENT = "uint64"
 WIDTH = 8
 
@@ -74,8 +71,7 @@ class Mover:
         self.lender, self.box, self.group, self.seats = lender, lender.box, lender.group, lender.seats
         self._synchronize = synchronize
         first = next(seat.gpu.index for seat in self.seats if seat.rank == self.group.rank)
-        self._latch = self.box.allocate("pinned", 4096, first)
-        self._words = self.box.host_array(self._latch)[:8].view(np.uint32)
+        self._gate = Gate(self.box, first)
         self._streams: dict[int, list[Any]] = {}
         self._ready: set[tuple[str, int, bool]] = set()
         self._seed = 0
@@ -92,18 +88,13 @@ class Mover:
         if checked:
             for lane in lanes:
                 self._fill(lane, engine, seed)
-        # From here to the barrier nothing may wait for a stream: the gates are closed.
-        self._words[:] = 0
-        self.group.barrier()
-        try:
+        with self._gate.closed():
+            self.group.barrier()
             timed, first, last = self._queue(mine, engine, copies)
             self.group.barrier()
-        finally:
-            self._words[0] = 1
         for one in timed:
             self.box.synchronize(one.stream)
-        if self._words[1]:
-            raise runner.RunError("the copies were not queued before the gate in front of them gave way")
+        self._gate.check()
         seconds = {one.lane.number: self.box.elapsed(one.begin, one.end) for one in timed}
         total = self.box.elapsed(first, last) if timed else 0.0
         gathered = self.group.allgather((seconds, total))
@@ -130,15 +121,9 @@ class Mover:
             return
         self._ready.add((kind, gpu.index, small))
         stream = self.stream(gpu.index, 0)
-        self._words[0] = 1
-        self._gate(gpu.index, stream)
+        self._gate.hold(gpu.index, stream)
         ENGINES[kind].queue(self.box, gpu, lane.ends["target"], lane.ends["source"], lane.nbytes, 1, stream)
         self.box.synchronize(stream)
-
-    def _gate(self, gpu: int, stream: Any) -> None:
-        arguments = (np.uint64(self._latch.address), np.uint64(PATIENCE))
-        with self.box.on(gpu):
-            kernels.load("gate.cu", "gate")((1,), (1,), arguments, stream=stream)
 
     def _queue(self, lanes: Sequence[Lane], engine: Engine, copies: int) -> tuple[list[Timed], Any, Any]:
         """All lanes behind their gates; their marks, and those of the beginning and the end of all."""
@@ -146,7 +131,7 @@ class Mover:
         for number, lane in enumerate(lanes):
             gpu = self.seats[lane.flow.gpu].gpu
             stream = self.stream(gpu.index, number)
-            self._gate(gpu.index, stream)
+            self._gate.hold(gpu.index, stream)
             self._copy(lane, engine, WARM_UP, stream)
             streams.append(stream)
         if not lanes:

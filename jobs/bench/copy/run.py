@@ -192,7 +192,7 @@ def _fitting(
                 limits.append((count, fitting.SHARE["gpu"] * box.free_memory(seat.gpu.index)))
     pinned = sum(many for place, many in needed.items() if place.kind == "host")
     own = 2 * group.size if any(not case.needs_gpu for case in cases) else 0
-    limits.append((pinned + own, fitting.SHARE["host"] * fitting.free_host_memory()))
+    limits.append((pinned + own, fitting.SHARE["host"] * runner.free_host_memory()))
     return fitting.within(asked.size, [one for some in world.control.allgather(limits) for one in some])
 
 

@@ -1,7 +1,8 @@
 """The ways between the memories of ranks: direct copies, kernels' loads and stores, messages, the host.
 
 A time is from a barrier of all ranks to the moment when both ranks of a pair are done; one pair is active
-at a time. Bandwidth is of transfers that follow one another, latency of a small one alone.
+at a time. Bandwidth is of transfers that follow one another, latency of a small one alone, its call included.
+Where one process issues all of several transfers, they wait behind a gate when the time begins.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from jobs.bench.data import Copied, Segment, Untouched
 from jobs.bench.memory import p2p_ways
 from jobs.bench.memory.lesson import Lesson, Stage
 from jobs.bench.memory.p2p_said import Measured, Nominal, Pair, lesson
-from jobs.bench.memory.p2p_ways import GUARD, Ends, Way
+from jobs.bench.memory.p2p_ways import GUARD, Direct, Ends, Way
 from jobs.bench.plot import size_name
 
 SUMMARY = "The ways between GPUs: direct, through the host, NCCL, kernel loads."
@@ -44,19 +46,20 @@ def measure(stage: Stage) -> Lesson:
         devices=tuple(rank.device.uuid for rank in world.ranks),
         messages=world.arrays.label,
         nominal=nominal(stage),
+        ahead=tuple(way.label for way in opened.ways if isinstance(way, Direct)),
     )
     for pair, way in itertools.product(pairs, opened.ways):
         reason = way.missing(*pair)
         if reason is not None:
             found.missing.setdefault(reason, []).append((way.label, pair))
             continue
+        found.latency[way.label, pair] = repeated(stage, way, pair, found.sizes[0], 1)
         for nbytes in found.sizes:
             stage.progress(f"{way.label}, rank {pair[0]} to {pair[1]}, {size_name(nbytes)}")
             count = series(nbytes) if way.series else 1
             found.seconds[way.label, pair, nbytes] = repeated(stage, way, pair, nbytes, count)
             if stage.check:
                 found.wrong.extend(checked(stage, opened.ends, way, pair, nbytes))
-        found.latency[way.label, pair] = repeated(stage, way, pair, found.sizes[0], 1)
     if stage.box is None:
         for nbytes in found.sizes:
             found.inside[nbytes] = inside(stage, opened.ends, nbytes)
@@ -64,10 +67,14 @@ def measure(stage: Stage) -> Lesson:
     return lesson(found)
 
 
-def timed(stage: Stage, act: Callable[[], None]) -> float:
-    """Seconds from a barrier to the end of `act` on the rank that takes longest; collective."""
-    stage.world.control.barrier()
-    begin = time.perf_counter()
+def timed(stage: Stage, act: Callable[[], None], queued: AbstractContextManager[None] | None = None) -> float:
+    """Seconds from a barrier to the end of `act` on the rank that takes longest; collective.
+
+    queued: holds work back that begins with the time.
+    """
+    with queued or nullcontext():
+        stage.world.control.barrier()
+        begin = time.perf_counter()
     act()
     spent: list[float] = stage.world.control.allgather(time.perf_counter() - begin)
     return max(spent)
@@ -75,11 +82,13 @@ def timed(stage: Stage, act: Callable[[], None]) -> float:
 
 def repeated(stage: Stage, way: Way, pair: Pair, nbytes: int, count: int) -> float:
     """Seconds of one of `count` transfers that follow one another."""
+    if isinstance(way, Direct) and count > 1:
+        return stage.median(lambda: timed(stage, way.finish, way.queued(*pair, nbytes, count)) / count)
     return stage.median(lambda: timed(stage, lambda: way.move(*pair, nbytes, count)) / count)
 
 
 def series(nbytes: int) -> int:
-    """How many transfers hide what it takes to issue one."""
+    """How many transfers outweigh what it takes to begin and to end."""
     return max(1, min(SERIES, SERIES_BYTES // nbytes))
 
 

@@ -28,6 +28,7 @@ class Nominal:
 class Measured:
     """ways: labels. sizes: bytes. devices: each rank's GPU's UUID, "" on CPUs. messages: what carries them.
 
+    ahead: the ways whose transfers, where they are several, are queued before the time begins.
     seconds: of one transfer among several, by way, pair and bytes. latency: of one of the first size alone.
     missing: reason -> the ways and pairs not measured. inside: seconds of a copy inside rank 0, by bytes, on
     CPUs. nominal: each rank's. wrong: a sentence for each check that found wrong data.
@@ -44,6 +45,7 @@ class Measured:
     missing: dict[str, list[tuple[str, Pair]]] = field(default_factory=dict)
     inside: dict[int, float] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    ahead: tuple[str, ...] = ()
 
     @property
     def first(self) -> Pair:
@@ -128,10 +130,22 @@ def said(found: Measured, lines: Sequence[Line]) -> list[str]:
         _over_pairs(found),
         _shared(found),
         "A time is from a barrier of all ranks until both ranks of a pair are done, one pair at a time. "
-        f"Bandwidths are of transfers that follow one another{alone}.",
+        f"Bandwidths are of transfers that follow one another{alone}.{_calls(found)}",
     ]
     paragraphs += [f"Not measured: {_listed(cases)}: {reason}." for reason, cases in found.missing.items()]
     return [paragraph for paragraph in paragraphs if paragraph]
+
+
+def _calls(found: Measured) -> str:
+    """What the times of small transfers have in them."""
+    ahead = [way for way in found.ways if way in found.ahead and (way, found.first) in found.latency]
+    others = [way for way in found.ways if way not in found.ahead and (way, found.first) in found.latency]
+    if not ahead:
+        return ""
+    return (
+        f" Those by {', '.join(ahead)} were queued before that, where they were several, so that no calls "
+        f"are in their times; in those of {', '.join(others)}, and in every latency, calls are."
+    )
 
 
 def _fastest(found: Measured, lines: Sequence[Line]) -> str:

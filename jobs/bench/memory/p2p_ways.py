@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from jobs import kernels
+from jobs.bench.gate import Gate
 from jobs.bench.memory.lesson import Stage
+from jobs.bench.memory.p2p_links import Links, Peer, attached
 from jobs.bench.memory.timed import refuse_beyond
 from runner import Box, Gpu, Memory, World
 
@@ -51,33 +54,13 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """Another rank's device memory, as this process reaches it."""
-
-    outgoing: Memory
-    incoming: Memory
-
-
-@dataclass(frozen=True)
-class Links:
-    """How a rank's GPU reaches the others' memory.
-
-    own: its own, as it is here. peers: by rank. reasons: of every rank, why it does not reach a peer, by
-    the peer's rank.
-    """
-
-    own: Peer
-    peers: dict[int, Peer]
-    reasons: Sequence[dict[int, str]]
-
-
-@dataclass(frozen=True)
 class Opened:
-    """links: None on a CPU."""
+    """links, gate: None on a CPU."""
 
     ways: Sequence[Way]
     ends: Ends
     links: Links | None = None
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True)
@@ -142,18 +125,44 @@ class Direct:
 
     series = True
 
-    def __init__(self, stage: Stage, links: Links, label: str, *, engine: bool, pulls: bool) -> None:
+    def __init__(
+        self, stage: Stage, links: Links, gate: Gate, label: str, *, engine: bool, pulls: bool
+    ) -> None:
         self.world, self.box, self.gpu = stage.world, stage.gpus, stage.gpus.gpus[stage.gpu]
         self.links, self.label, self.engine, self.pulls = links, label, engine, pulls
-        self.stream = self.box.stream(stage.gpu)
+        self.gate, self.stream = gate, self.box.stream(stage.gpu)
 
     def missing(self, source: int, target: int) -> str | None:
         actor, peer = (target, source) if self.pulls else (source, target)
         return self.links.reasons[actor].get(peer)
 
     def move(self, source: int, target: int, nbytes: int, count: int) -> None:
-        if self.world.rank != (target if self.pulls else source):
+        if self._acts(source, target):
+            self._issue(source, target, nbytes, count)
+            self.finish()
+
+    @contextmanager
+    def queued(self, source: int, target: int, nbytes: int, count: int) -> Iterator[None]:
+        """As `move`, but what is issued begins at the end of this, and `finish` waits for it.
+
+        After a `move` of the same way: nothing may be loaded for this one.
+        """
+        if not self._acts(source, target):
+            yield
             return
+        with self.gate.closed():
+            self.gate.hold(self.gpu.index, self.stream)
+            self._issue(source, target, nbytes, count)
+            yield
+
+    def finish(self) -> None:
+        self.box.synchronize(self.stream)
+        self.gate.check()
+
+    def _acts(self, source: int, target: int) -> bool:
+        return self.world.rank == (target if self.pulls else source)
+
+    def _issue(self, source: int, target: int, nbytes: int, count: int) -> None:
         if self.pulls:
             here, there = self.links.peers[source].outgoing, self.links.own.incoming
         else:
@@ -163,7 +172,6 @@ class Direct:
                 self.box.copy(there, here, nbytes, self.stream)
         else:
             peer_copies(self.box, self.gpu, there, here, nbytes, count, self.stream)
-        self.box.synchronize(self.stream)
 
 
 def peer_copies(
@@ -191,29 +199,33 @@ def opened(stage: Stage) -> Opened:
         return Opened((Exchanged(stage.world, ends),), ends)
     box = stage.box
 
-    def allocated() -> tuple[Peer, Memory]:
+    def allocated() -> tuple[Peer, Memory, Gate]:
         room = math.ceil((stage.maxbytes + GUARD) / PAGE) * PAGE
         out, into = (box.allocate("device", room, stage.gpu) for _ in range(2))
-        return Peer(out, into), box.allocate("pinned", stage.maxbytes, stage.gpu)
+        gate, stream = Gate(box, stage.gpu), box.stream(stage.gpu)
+        gate.hold(stage.gpu, stream)  # it is open: its kernel is loaded now
+        box.synchronize(stream)
+        return Peer(out, into), box.allocate("pinned", stage.maxbytes, stage.gpu), gate
 
-    own, pinned = stage.world.together(allocated)
+    own, pinned, gate = stage.world.together(allocated)
     ends = Ends(box.array(own.outgoing), box.array(own.incoming))
-    peers, why = _attached(stage, own)
+    peers, why = attached(stage, own)
     links = Links(own, peers, stage.world.control.allgather(why))
     ways = (
-        Direct(stage, links, "copy engine", engine=True, pulls=False),
-        Direct(stage, links, "kernel stores", engine=False, pulls=False),
-        Direct(stage, links, "kernel loads", engine=False, pulls=True),
+        Direct(stage, links, gate, "copy engine", engine=True, pulls=False),
+        Direct(stage, links, gate, "kernel stores", engine=False, pulls=False),
+        Direct(stage, links, gate, "kernel loads", engine=False, pulls=True),
         Exchanged(stage.world, ends),
         ThroughHost(stage, own, pinned),
     )
-    return Opened(ways, ends, links)
+    return Opened(ways, ends, links, gate)
 
 
 def close(stage: Stage, opened: Opened) -> None:
     """Give up what is attached, then, when every rank has, this rank's own memory; collective."""
-    if opened.links is None:
+    if opened.links is None or opened.gate is None:
         return
+    opened.gate.release()
     for peer in opened.links.peers.values():
         stage.gpus.release(peer.outgoing)
         stage.gpus.release(peer.incoming)
@@ -222,52 +234,7 @@ def close(stage: Stage, opened: Opened) -> None:
     stage.gpus.release(opened.links.own.incoming)
 
 
-def _attached(stage: Stage, own: Peer) -> tuple[dict[int, Peer], dict[int, str]]:
-    """The peers whose memory this rank's GPU reaches, and why not the others; collective."""
-    world, box = stage.world, stage.gpus
-    handles: tuple[bytes, bytes] | str
-    try:
-        handles = box.export(own.outgoing), box.export(own.incoming)
-    except RuntimeError as reason:  # CUDA's errors are RuntimeErrors
-        handles = f"rank {world.rank}'s memory cannot be exported: {_first_line(reason)}"
-    indices = {gpu.uuid: gpu.index for gpu in box.gpus}
-    peers: dict[int, Peer] = {}
-    reasons: dict[int, str] = {}
-    for peer, handle in enumerate(world.control.allgather(handles)):
-        there = world.ranks[peer]
-        index = indices.get(there.device.uuid)
-        if peer == world.rank:
-            continue
-        if there.host_id != world.here.host_id:
-            reasons[peer] = "on another host, where memory of this one is not reached"
-        elif isinstance(handle, str):
-            reasons[peer] = handle
-        elif index is None:
-            reasons[peer] = f"rank {world.rank}'s process does not see rank {peer}'s GPU"
-        elif not box.connect(stage.gpu, index):
-            reasons[peer] = f"rank {world.rank}'s GPU has no peer access to rank {peer}'s"
-        else:
-            try:
-                peers[peer] = _attach(stage, handle, own, index)
-            except RuntimeError as reason:
-                sentence = f"rank {world.rank} cannot attach rank {peer}'s memory"
-                reasons[peer] = f"{sentence}: {_first_line(reason)}"
-    return peers, reasons
-
-
-def _attach(stage: Stage, handles: tuple[bytes, bytes], own: Peer, index: int) -> Peer:
-    # Into the address space of the GPU that is to reach it, not of the one whose memory it is.
-    with stage.gpus.on(stage.gpu):
-        outgoing = stage.gpus.attach(handles[0], own.outgoing.nbytes, index)
-        incoming = stage.gpus.attach(handles[1], own.incoming.nbytes, index)
-    return Peer(outgoing, incoming)
-
-
 def _touched(nbytes: int) -> np.ndarray[Any, Any]:
     array = np.empty(nbytes, np.uint8)
     array[::4096] = 0  # a page has its place once it is touched
     return array
-
-
-def _first_line(reason: Exception) -> str:
-    return (str(reason).strip() or type(reason).__name__).splitlines()[0]

@@ -13,6 +13,8 @@ import numpy as np
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 BLOCK = 1 << 22  # elements at a time
+# The first two bits of the exponent, 01: never all of it ones or all zeros.
+EXPONENT_BELOW, EXPONENT_ABOVE = ~np.uint64(1 << 62), np.uint64(1 << 61)
 
 
 def mixed(index: Any) -> Any:
@@ -31,8 +33,13 @@ def indices(xp: ModuleType, count: int, seed: int = 0) -> Iterator[tuple[int, An
 
 
 def words(index: Any, itemsize: int) -> Any:
-    """(n,) unsigned integers of `itemsize` bytes: what the elements of a matrix to be moved are."""
-    return (mixed(index) >> np.uint64(64 - 8 * itemsize)).astype(f"u{itemsize}")
+    """(n,) unsigned integers of `itemsize` bytes: what the elements of a matrix to be moved are.
+
+    As floating point, of whatever precision, they are normal numbers of either sign, less than 2: whoever
+    moves them by arithmetic, times 1 plus 0, changes no bit of them. Of a NaN it might.
+    """
+    bits = mixed(index) & EXPONENT_BELOW | EXPONENT_ABOVE
+    return (bits >> np.uint64(64 - 8 * itemsize)).astype(f"u{itemsize}")
 
 
 def uniform(index: Any) -> Any:

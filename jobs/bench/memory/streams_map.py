@@ -77,6 +77,8 @@ class Map:
         waiting: the host waits for each stage before it queues the next.
         """
         box, used = self.box, self.streams[:streams]
+        # Not behind a gate: chunks and marks may be more than streams take while one is closed, a call for
+        # pageable memory waits for its copy, and that calls go on beside the work is what streams are for.
         start = box.mark(used[0])
         for stream in used[1:]:
             box.wait(stream, start)

@@ -50,8 +50,8 @@ def gains(sequential: float, variants: Mapping[str, tuple[float, float]]) -> str
     )
     if bound < 0.9 * seconds:
         said += (
-            " The bound takes each stage's time alone; side by side the two directions share a link and the "
-            "host's memory, and copies and kernel the GPU's memory."
+            " The bound takes each stage's time alone and no call's; side by side the two directions share a "
+            "link and the host's memory, and copies and kernel the GPU's memory."
         )
     return said
 

@@ -8,11 +8,12 @@ from time import perf_counter
 from typing import Any
 
 import runner
+from jobs.bench.gate import MOST, Gate
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.plot import size_name
 
 ENOUGH = 200e-6  # seconds that a sample takes at least
-TURNS = 16  # of work on a GPU in a sample at least: the host issues the next while one runs
+TURNS = 16  # of work on a GPU in a sample, at least
 
 
 def nothing() -> None:
@@ -37,22 +38,33 @@ def by_clock(move: Callable[[], object], ready: Callable[[], object] = nothing) 
 def by_marks(stage: Stage, stream: Any, issue: Callable[[int], object]) -> float:
     """Seconds that what `issue` queues takes on the GPU, one after another; the median of the samples.
 
-    issue: called with 0, 1, 2, ... within a sample.
+    The work of a sample waits behind a gate until all of it is queued: calls take no part of its time.
+    issue: called with 0, 1, 2, ... within a sample; queues one operation on `stream`, of GPU `stage.gpu`, and
+    waits for nothing.
     """
-    box = stage.gpus
+    box, gate = stage.gpus, Gate(stage.gpus, stage.gpu)
 
     def sample(turns: int) -> float:
-        begin = box.mark(stream)
-        for turn in range(turns):
-            issue(turn)
-        end = box.mark(stream)
+        with gate.closed():
+            gate.hold(stage.gpu, stream)
+            begin = box.mark(stream)
+            for turn in range(turns):
+                issue(turn)
+            end = box.mark(stream)
         box.synchronize(stream)
+        gate.check()
         return box.elapsed(begin, end) / turns
 
-    sample(1)
-    once = sample(1)
-    turns = max(TURNS, math.ceil(ENOUGH / once)) if once > 0 else TURNS
-    return stage.median(lambda: sample(turns))
+    try:
+        gate.hold(stage.gpu, stream)  # it is open: what is launched below is loaded now
+        issue(0)
+        box.synchronize(stream)
+        once = sample(1)
+        turns = min(max(TURNS, math.ceil(ENOUGH / once)), MOST) if once > 0 else MOST
+        return stage.median(lambda: sample(turns))
+    finally:
+        box.synchronize(stream)
+        gate.release()
 
 
 def device(stage: Stage) -> dict[str, Any]:

@@ -23,13 +23,13 @@ def paragraphs(
 
     allocated: of each kind of memory, its bytes and the seconds that it took to get them.
     """
+    said = (staging(direction, sizes, ways) for direction, ways in seconds.items())
+    staged = [sentence for sentence in said if sentence]
     return tuple(
         paragraph
         for paragraph in (
             " ".join(winners(direction, found) for direction, found in fastest.items() if found),
-            " ".join(
-                [*(staging(direction, sizes, ways) for direction, ways in seconds.items()), WHY_STAGING]
-            ),
+            " ".join([*staged, WHY_STAGING]) if staged else "",
             start(sizes, seconds),
             pages(sizes, seconds),
             price(sizes, seconds, allocated),

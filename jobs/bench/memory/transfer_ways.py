@@ -6,6 +6,7 @@ import math
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -39,12 +40,15 @@ class Crossing:
 
     move: returns when the bytes can be used on the other side. ready: undoes that, where it must be undone.
     spoil: makes sure that they are on this side only. seen: (nbytes,) uint8, as the other side has them.
+    moved: whether they went there. A page that a prefetch left behind moves when it is looked at, so that
+    bytes do not tell: for prefetches, what the driver knows.
     """
 
     move: Callable[[], object]
     spoil: Callable[[], object]
     seen: Any
     ready: Callable[[], object] = nothing
+    moved: Callable[[], bool] = lambda: True
 
 
 class Ways:
@@ -90,7 +94,10 @@ class Ways:
             ready = bring_back if way == "managed" else nothing
             return Crossing(lambda: self._touch(landing, source), spoil, landing, ready)
         if way == "prefetched":
-            return Crossing(lambda: self._prefetch(part), spoil_pages, self.box.array(part), bring_back)
+            there = partial(self.box.prefetched, part)
+            return Crossing(
+                lambda: self._prefetch(part), spoil_pages, self.box.array(part), bring_back, there
+            )
         return Crossing(lambda: self._copy(self.device, host, nbytes), spoil, landing)
 
     def _to_host(self, way: str, host: Memory, nbytes: int, seed: int) -> Crossing:
@@ -113,7 +120,8 @@ class Ways:
             # One byte of a page brings all of it.
             return Crossing(landing[:: mmap.PAGESIZE].sum, spoil_pages, landing, take_away)
         if way == "prefetched":
-            return Crossing(lambda: self._prefetch(part, host=True), spoil_pages, landing, take_away)
+            here = partial(self.box.prefetched, part, host=True)
+            return Crossing(lambda: self._prefetch(part, host=True), spoil_pages, landing, take_away, here)
         # A processor reads write-combined memory a few bytes at a time: let the GPU look at it where it is.
         seen = self.box.array(part) if way == "write-combined" else landing
         return Crossing(lambda: self._copy(host, self.device, nbytes), spoil, seen)

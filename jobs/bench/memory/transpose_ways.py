@@ -38,7 +38,9 @@ class Variant:
         return self.down * vector, self.across * vector
 
 
-BEST = Variant(16, 16, 32, True)
+# By bytes of an element: of the tiles that fit shared memory, the fastest for float32 over 8192 x 8192 and
+# 32768 x 32768 on an H200, by the geometric mean (benchmarks/lessons_math.py).
+BEST = {2: Variant(16, 16, 1, False), 4: Variant(32, 16, 32, False), 8: Variant(32, 16, 32, False)}
 SINGLE = Variant(64, 64, 32, True)  # for elements one by one, where they are not aligned to 16 bytes
 
 
@@ -60,15 +62,15 @@ class Launch:
     blocks: int
 
 
-def launch(way: str, shape: Shape, itemsize: int, *addresses: int, variant: Variant = BEST) -> Launch:
+def launch(way: str, shape: Shape, itemsize: int, *addresses: int, variant: Variant | None = None) -> Launch:
     """How to transpose a matrix of this shape at these addresses.
 
-    way: naive, tiled or vectorised; the last moves 16 bytes at a time (`variant`) where rows, columns and
-    addresses allow it, and elements otherwise.
+    way: naive, tiled or vectorised; the last moves 16 bytes at a time (`variant`, else of BEST) where
+    rows, columns and addresses allow it, and elements otherwise.
     """
     rows, columns = shape
     if way == "vectorised":
-        vector = 16 // itemsize
+        vector, variant = 16 // itemsize, variant or BEST[itemsize]
         if rows % vector or columns % vector or any(address % 16 for address in addresses):
             vector, variant = 1, SINGLE
         instance, tile = variant.instance(itemsize, vector), variant.tile(vector)

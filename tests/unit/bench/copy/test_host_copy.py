@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,18 +93,6 @@ def test_halved_until_it_fits() -> None:
     assert fitting.within(48, [(1, 47.0)]) == 16  # whole units of 16 bytes
     with pytest.raises(runner.UserError, match="no memory for buffers"):
         fitting.within(512, [(1, 15.0)])
-
-
-def test_free_memory_minds_the_control_group(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:    1000 kB\n")
-    assert fitting.free_host_memory(tmp_path, tmp_path) == 1000 << 10
-    (tmp_path / "memory.current").write_text("600\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert fitting.free_host_memory(tmp_path, tmp_path) == 1000 << 10
-    (tmp_path / "memory.max").write_text("700\n")
-    assert fitting.free_host_memory(tmp_path, tmp_path) == 100
-    (tmp_path / "memory.max").write_text("500\n")
-    assert fitting.free_host_memory(tmp_path, tmp_path) == 0
 
 
 def test_the_name_of_a_world_is_not_needed(on_ranks: Ranks) -> None:

@@ -14,7 +14,7 @@ from jobs import kernels
 from jobs.bench.memory import show, timed, transfer, transfer_host, transfer_said
 from jobs.bench.memory.lesson import Lesson, Stage
 from jobs.bench.memory.transfer_ways import DIRECTIONS, WAYS
-from runner import UserError
+from runner import RunError, UserError
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
 
@@ -102,6 +102,84 @@ def test_a_copy_that_was_not_made_is_found(measured: Callable[..., Lesson], kind
         box = Lazy({"touch": Kernel(touch)})
         box.lost = lost
         assert faults(measured(box)) == {f"{way}, {direction}"}
+
+
+class Forgetful(LessonBox):
+    """Prefetches of one direction are not made, and the driver knows of none; or fail. From so many bytes."""
+
+    lost, least, fails = "device", 0, False
+
+    def prefetch(self, memory: Any, stream: Any, *, host: bool = False) -> None:
+        if ("host" if host else "device") != self.lost or memory.nbytes < self.least:
+            super().prefetch(memory, stream, host=host)
+        elif self.fails:
+            raise RunError("managed memory cannot be moved")
+
+
+@pytest.mark.parametrize(("lost", "direction"), [("device", "to GPU"), ("host", "to host")])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_prefetch_that_was_not_made_is_found(
+    measured: Callable[..., Lesson], lost: str, direction: str, check: bool
+) -> None:
+    box = Forgetful({"touch": Kernel(touch, touch_seconds)})
+    box.lost, box.least = lost, 1 << 15
+    lesson = measured(box, check=check)
+    assert lesson.wrong == tuple(
+        f"prefetched, {direction}: {size} did not move, as the driver has it"
+        for size in ("64 KiB", "256 KiB")
+    )
+    table = lesson.tables[DIRECTIONS.index(direction)]
+    column = table.titles.index("prefetched (GB/s)")
+    assert [row[column] == "not moved" for row in table.rows] == [False] * 3 + [True] * 2
+    assert lesson.facts["seconds"][direction]["prefetched"][3:] == [None, None]
+    assert "not moved" in show.text(lesson)
+
+
+def test_what_fails_is_said_and_the_rest_measured(measured: Callable[..., Lesson]) -> None:
+    box = Forgetful({"touch": Kernel(touch, touch_seconds)})
+    box.lost, box.fails = "host", True
+    lesson = measured(box)
+    assert lesson.wrong == ()
+    assert lesson.facts["not_measured"] == [
+        "Not measured, managed, to GPU: managed memory cannot be moved.",
+        "Not measured, prefetched, to GPU: managed memory cannot be moved.",
+        "Not measured, prefetched, to host: managed memory cannot be moved.",
+    ]
+    assert set(lesson.facts["not_measured"]) <= set(lesson.said)
+    for direction in DIRECTIONS:
+        for way in ("pageable", "pinned", "write-combined", "mapped"):
+            assert None not in lesson.facts["seconds"][direction][way]
+    assert lesson.facts["seconds"]["to GPU"]["managed"] == [None] * len(SIZES)
+    assert None not in lesson.facts["seconds"]["to host"]["managed"]
+    assert box.used == LARGEST, "more than the lesson's device memory is kept"
+
+
+@pytest.mark.parametrize("kind", ["pinned", "combined", "mapped", "managed"])
+def test_memory_that_there_is_none_of_is_said(measured: Callable[..., Lesson], kind: str) -> None:
+    class Without(LessonBox):
+        def allocate(self, asked: Any, nbytes: int, gpu: int) -> Any:
+            if asked == kind:
+                raise UserError(f"there is not enough {kind} memory for GPU 0", got="262,144 bytes")
+            return super().allocate(asked, nbytes, gpu)
+
+    lesson = measured(Without({"touch": Kernel(touch, touch_seconds)}))
+    lost = [way for way in WAYS if WAYS[way] == kind]
+    assert lesson.said[-len(lost) :] == tuple(
+        f"Not measured, {way}: there is not enough {kind} memory for GPU 0: got 262,144 bytes."
+        for way in lost
+    )
+    for way, times in lesson.facts["seconds"]["to host"].items():
+        assert (None in times) == (way in lost)
+    assert show.text(lesson)
+
+
+def test_other_errors_are_nobodys_to_hide(measured: Callable[..., Lesson]) -> None:
+    class Broken(LessonBox):
+        def prefetch(self, memory: Any, stream: Any, *, host: bool = False) -> None:
+            raise RuntimeError("an illegal address")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        measured(Broken({"touch": Kernel(touch, touch_seconds)}))
 
 
 def test_managed_pages_are_back_before_each_time(measured: Callable[..., Lesson]) -> None:
