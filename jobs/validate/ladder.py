@@ -5,21 +5,26 @@ part.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from jobs.validate.alone import AloneScope
-from jobs.validate.between import Between
+from jobs.validate.alarms import alarms
+from jobs.validate.attribution.inquiry import Answer, Scope, inquire
+from jobs.validate.attribution.known import Known
+from jobs.validate.attribution.naming import findings, merged
+from jobs.validate.attribution.table import Table
+from jobs.validate.counters import changes
 from jobs.validate.fleet import Fleet, fleet_of
-from jobs.validate.inquiry import Answer, Scope, inquire
-from jobs.validate.inside import Inside
-from jobs.validate.known import Known
 from jobs.validate.metered import Metered
-from jobs.validate.naming import findings, merged
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe import Alone, Probe
-from jobs.validate.rings import Rings
+from jobs.validate.probe import Alone, Probe, Wrong
+from jobs.validate.report import Change, Curve
+from jobs.validate.rungs.alone import AloneScope
+from jobs.validate.rungs.between import Between
+from jobs.validate.rungs.inside import Inside
+from jobs.validate.rungs.leaves import LEAST, leaves
+from jobs.validate.rungs.rings import Rings
 from jobs.validate.verdict import Finding, Rung, Status, Verdict
 
 NEEDS: dict[RungName, str] = {
@@ -29,17 +34,43 @@ NEEDS: dict[RungName, str] = {
     "rails": "there is one host",
     "all": "there is one rank",
 }
+COPIED = 2  # a copy inside a GPU's memory reads and writes each byte
+CURVE = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: halved so often
+
+
+def nothing(rung: str) -> None:
+    pass
+
+
+def always(name: RungName) -> str:
+    return ""
 
 
 class Ladder:
-    """One climb. `rung` measures one rung; `verdict` concludes."""
+    """One climb. `rung` measures one rung; `verdict` concludes from what is there.
 
-    def __init__(self, probe: Probe, plan: Plan) -> None:
+    told: called with each rung's name before it. spare: why there is no time for a rung; "": there is.
+    tables: what was measured, by rung and operation, with the bytes that its rates count.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        plan: Plan,
+        told: Callable[[str], None] = nothing,
+        spare: Callable[[RungName], str] = always,
+    ) -> None:
         self.probe, self.plan, self.fleet = Metered(probe), plan, fleet_of(probe)
+        self.told, self.spare = told, spare
         self.found: list[Finding] = []
         self.rungs: list[Rung] = []
-        self.not_judged: list[str] = siblings_missing(self.fleet, plan)
+        self.not_judged: list[str] = []
+        self.tables: dict[tuple[RungName, str], tuple[Table, int]] = {}
+        self.changes: list[Change] = []
+        self.wrong: list[Wrong] = []
+        self.curves: list[Curve] = []
         self.lost = False
+        self.ended = ""
 
     @property
     def bad(self) -> Known:
@@ -58,9 +89,23 @@ class Ladder:
             if why:
                 self.rungs.append(Rung(name, "not measured", why))
                 continue
+            self.told(name)
             if self.rung(name):
                 broken = broken or name
-        return Verdict(self.status(), tuple(ordered(self.found)), tuple(self.rungs), tuple(self.not_judged))
+        return self.verdict()
+
+    def verdict(self) -> Verdict:
+        """What the rungs so far say; those that were not reached are not measured."""
+        reached = {rung.name for rung in self.rungs}
+        rest = [Rung(name, "not measured", "the run ended before") for name in RUNGS if name not in reached]
+        raised = alarms(self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts)
+        return Verdict(
+            self.status([one.status for one in raised]),
+            tuple(ordered(self.found)),
+            (*self.rungs, *rest),
+            (*self.not_judged, *siblings_missing(self.fleet, self.plan)),
+            raised,
+        )
 
     def reason(self, name: RungName, broken: str) -> str:
         """Why a rung is not measured; empty: it is."""
@@ -69,13 +114,29 @@ class Ladder:
             return "not asked for"
         if broken and not self.plan.keep_going:
             return f"rung {broken} is broken"
+        if name in self.probe.absent:
+            return self.probe.absent[name]
         lone = all(len(fleet.on(host)) < 2 for host in range(fleet.hosts))
         missing = {"pairs": lone, "node": lone, "host pairs": fleet.hosts < 2, "rails": fleet.hosts < 2}
-        return NEEDS[name] if missing.get(name, fleet.ranks < 2 and name == "all") else ""
+        if missing.get(name, fleet.ranks < 2 and name == "all"):
+            return NEEDS[name]
+        if why := self.spare(name):
+            self.lost = True
+            self.not_judged.append(f"{name}: {why}")
+        return why
+
+    def cut_short(self, ended: str, guilty: bool) -> None:
+        """The run ends here. guilty: `ended` names who is to blame."""
+        if guilty:
+            self.ended = ended
+        else:
+            self.lost = True
+            self.not_judged.append(ended)
 
     def rung(self, name: RungName) -> bool:
         """Measure one rung; True: broken."""
         self.probe.reset()
+        before = self.probe.counters()
         begin = time.perf_counter()
         found: list[Finding] = []
         rates: dict[str, float] = {}
@@ -84,12 +145,26 @@ class Ladder:
             self.note(name, what, answer)
             found += findings(answer, self.fleet, name, what, nbytes, kinds)
             if len(answer.table):
+                self.tables[name, what] = answer.table, nbytes
                 rates[what] = float(np.median(nbytes / answer.table.siblings))
+        if name in ("node", "all"):
+            self.curve(name)
         if name == "all":
-            rates["ring"] = self.everything()
+            rates["ring"] = self.curves[-1].points[-1][1]
+            if self.fleet.hosts >= LEAST:
+                load = leaves(self.probe, self.fleet, self.plan, self.bad)
+                found += load.findings
+                rates["flows"] = load.rate
+                self.not_judged += load.notes
+                if load.lost:
+                    self.lost = True
+                    self.not_judged.append(unmeasured("all", "flows", load.lost))
         new = merged(found, self.fleet)
         self.found += new
-        broken = any(one.factor < self.plan.critical for one in new)
+        wrong = self.probe.wrong()
+        self.wrong += wrong
+        self.changes += changes(name, before, self.probe.counters())
+        broken = bool(wrong) or any(one.factor < self.plan.critical for one in new)
         seconds = time.perf_counter() - begin - self.probe.seconds
         self.rungs.append(
             Rung(
@@ -100,12 +175,13 @@ class Ladder:
                 self.probe.messages,
                 rates,
                 seconds,
+                self.probe.seconds,
             )
         )
         return broken
 
     def scopes(self, name: RungName) -> list[tuple[str, int, Scope, dict[str, str]]]:
-        """What a rung measures: operation, bytes, how, and what its parts are called."""
+        """What a rung measures: operation, bytes that its rates count, how, and what its parts are called."""
         probe, fleet, plan, bad = self.probe, self.fleet, self.plan, self.bad
         single: tuple[Alone, ...]
         match name:
@@ -113,7 +189,10 @@ class Ladder:
                 single = ("memory", "product") if name == "gpu" else ("to_device", "to_host")
                 scopes = [AloneScope(probe, fleet, plan, what, bad) for what in single]
                 kinds = {"gpu": "gpu" if name == "gpu" else "pcie"}
-                return [(scope.what, scope.nbytes, scope, kinds) for scope in scopes]
+                return [
+                    (scope.what, scope.nbytes * (COPIED if scope.what == "memory" else 1), scope, kinds)
+                    for scope in scopes
+                ]
             case "pairs":
                 return [("flows", plan.pair_bytes, Inside(probe, fleet, plan, bad), {})]
             case "host pairs":
@@ -131,31 +210,43 @@ class Ladder:
         hosts = {host for one in self.found if one.kind in ("link", "path") for host in one.hosts}
         return {rank: [] for rank, host in enumerate(self.fleet.host) if self.fleet.names[host] in hosts}
 
-    def everything(self) -> float:
-        """Bus bandwidth of one ring of all ranks: it has no sibling, so it is told and not judged."""
-        ranks = self.fleet.ranks
-        seconds = self.probe.rings([list(range(ranks))], self.plan.ring_bytes, self.plan.samples)
-        if np.isnan(seconds).any():
-            self.lost = True
-            self.not_judged.append("all: some of the measurements failed")
-        return float(self.plan.ring_bytes * 2 * (ranks - 1) / ranks / np.median(seconds))
+    def curve(self, name: RungName) -> None:
+        """Bus bandwidth by size, of all ranks' ring or the median of the hosts': told, not judged."""
+        fleet = self.fleet
+        groups = [fleet.on(host).tolist() for host in range(fleet.hosts)] if name == "node" else []
+        groups = [group for group in groups if len(group) > 1] or [list(range(fleet.ranks))]
+        share = np.array([2 * (len(group) - 1) / len(group) for group in groups])
+        points = []
+        for halved in CURVE:
+            nbytes = self.plan.ring_bytes >> halved
+            if nbytes:
+                seconds = self.probe.rings(groups, nbytes, self.plan.samples)
+                if np.isnan(seconds).any():
+                    self.lost = True
+                    self.not_judged.append(f"{name}: some of the measurements failed")
+                points.append((nbytes, float(np.median(nbytes * share / np.median(seconds, axis=1)))))
+        title = "all_reduce of all ranks" if name == "all" else "all_reduce of each host's GPUs, median"
+        self.curves.append(Curve(name, title, tuple(points)))
 
     def note(self, name: str, what: str, answer: Answer) -> None:
         """What this answer leaves open."""
         if answer.table.lost:
             self.lost = True
-            lost = sorted(answer.table.lost)
-            ranks = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
-            self.not_judged.append(f"{name}: {what} could not be measured with rank {ranks}")
+            self.not_judged.append(unmeasured(name, what, answer.table.lost))
         if answer.open:
             self.not_judged.append(f"{name}: {len(answer.open)} suspects of {what} were not asked again")
 
-    def status(self) -> Status:
-        if any(one.factor < self.plan.critical for one in self.found):
+    def status(self, raised: Sequence[str]) -> Status:
+        if "critical" in raised or any(one.factor < self.plan.critical for one in self.found):
             return "critical"
         if self.lost:
             return "unknown"
-        return "warning" if self.found else "ok"
+        return "warning" if self.found or raised else "ok"
+
+
+def unmeasured(name: str, what: str, lost: Collection[int]) -> str:
+    ranks = ", ".join(map(str, sorted(lost)[:8])) + (", ..." if len(lost) > 8 else "")
+    return f"{name}: {what} could not be measured with rank {ranks}"
 
 
 def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
@@ -169,10 +260,8 @@ def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
         notes.append(
             "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
         )
-    if fleet.hosts > 1:
-        notes.append(
-            "uplinks of leaf switches: no round fills all uplinks of one, so a slow one is not judged"
-        )
+    if 1 < fleet.hosts < LEAST:
+        notes.append(f"fewer than {LEAST} hosts: uplinks of leaf switches are not judged")
     if fleet.hosts > plan.cover:
         notes.append(
             f"more than {plan.cover} hosts: partners are sampled, so links between two hosts are not judged"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from jobs.validate.probe import Alone, Place, Probe, Seconds
+from jobs.validate.plan import RungName
+from jobs.validate.probe import Alone, Counter, Place, Probe, Seconds, Wrong
 
 
 class Metered:
@@ -25,6 +26,16 @@ class Metered:
     @property
     def places(self) -> Sequence[Place]:
         return self.probe.places
+
+    @property
+    def absent(self) -> Mapping[RungName, str]:
+        return self.probe.absent
+
+    def counters(self) -> Mapping[Counter, float | str]:
+        return self.probe.counters()
+
+    def wrong(self) -> Sequence[Wrong]:
+        return self.probe.wrong()
 
     def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.alone(what, nbytes, samples), 0)

@@ -6,11 +6,13 @@ judged (`runner.comm.simulated_fleet`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
+
+from jobs.validate.plan import RungName
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -20,6 +22,9 @@ Alone = Literal["memory", "product", "to_device", "to_host"]
 ALONE: tuple[Alone, ...] = ("memory", "product", "to_device", "to_host")
 
 
+Counter = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 1", counter
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, and of its rail."""
@@ -27,6 +32,26 @@ class Place:
     rank: int
     host: int
     gpu: int
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Data that is not what was written or sent.
+
+    what: the measurement ("memory", "product", "to_device", "to_host", "flows" or "rings"). rank: where it
+    was found. source: the rank that it came from; the same where a rank was alone, None where many took part.
+    nbytes: of the operation. offset: of the first wrong byte. count: how many bytes are wrong. got, expected:
+    the word there, as text.
+    """
+
+    what: str
+    rank: int
+    source: int | None
+    nbytes: int
+    offset: int
+    count: int
+    got: str
+    expected: str
 
 
 class Probe(Protocol):
@@ -44,6 +69,16 @@ class Probe(Protocol):
     @property
     def places(self) -> Sequence[Place]:
         """In rank order. Hosts may have different numbers of GPUs."""
+
+    @property
+    def absent(self) -> Mapping[RungName, str]:
+        """Rungs that cannot be measured on these ranks, and why: CPUs have no way to a GPU."""
+
+    def counters(self) -> Mapping[Counter, float | str]:
+        """Counters and states of all hosts at this moment; empty where none can be read."""
+
+    def wrong(self) -> Sequence[Wrong]:
+        """What was wrong since this was last asked. Measurements check some of the data that they move."""
 
     def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
         """(ranks, samples): every rank does it at the same time as all others, without the network."""

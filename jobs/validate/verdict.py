@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jobs.validate.plan import RungName
 
 Status = Literal["ok", "warning", "critical", "unknown"]
+SEVERITY: tuple[Status, ...] = ("ok", "warning", "unknown", "critical")
+EXIT: dict[Status, int] = {
+    "ok": 0,
+    "warning": 1,
+    "critical": 2,
+    "unknown": 3,
+}  # of monitoring plugins
 Kind = Literal[
     "gpu",  # memory or arithmetic of one GPU
     "pcie",  # the way between a GPU and its host
@@ -23,6 +31,7 @@ Kind = Literal[
     "link",  # between two hosts, on all rails
     "path",  # between two hosts, on one rail
     "rail",
+    "leaf",  # the switch side of some hosts on one rail: slow only when all of them send at once
     "ring",  # slow only when all of its GPUs work together
 ]
 
@@ -81,33 +90,32 @@ class Finding:
         return text
 
 
-def part(kind: str, hosts: tuple[str, ...], gpus: tuple[int, ...]) -> str:
-    host = f"host {hosts[0]}" if hosts else ""
-    match kind:
-        case "gpu":
-            return f"{host}, GPU {gpus[0]}:"
-        case "host":
-            return f"{host}:"
-        case "pcie":
-            return f"{host}, GPU {gpus[0]}: its PCIe"
-        case "nvlink":
-            return f"{host}, GPU {gpus[0]}: its NVLink"
-        case "nvlink send" | "nvlink receive":
-            return f"{host}, GPU {gpus[0]}: its NVLink when it {kind.split()[1]}s"
-        case "pair":
-            return f"{host}: NVLink between GPUs {gpus[0]} and {gpus[1]}"
-        case "nic" | "flap":
-            return f"{host}, GPU {gpus[0]}: its NIC"
-        case "send" | "receive":
-            return f"{host}, GPU {gpus[0]}: its NIC when it {kind}s"
-        case "link":
-            return f"link between hosts {hosts[0]} and {hosts[1]}:"
-        case "path":
-            return f"link between hosts {hosts[0]} and {hosts[1]}, rail {gpus[0]}:"
-        case "rail":
-            return f"rail {gpus[0]}:"
-        case _:
-            return f"{host}: all its GPUs together"
+PARTS = {
+    "gpu": "host {host}, GPU {gpu}:",
+    "host": "host {host}:",
+    "pcie": "host {host}, GPU {gpu}: its PCIe",
+    "nvlink": "host {host}, GPU {gpu}: its NVLink",
+    "nvlink send": "host {host}, GPU {gpu}: its NVLink when it sends",
+    "nvlink receive": "host {host}, GPU {gpu}: its NVLink when it receives",
+    "pair": "host {host}: NVLink between GPUs {gpu} and {last_gpu}",
+    "nic": "host {host}, GPU {gpu}: its NIC",
+    "flap": "host {host}, GPU {gpu}: its NIC",
+    "send": "host {host}, GPU {gpu}: its NIC when it sends",
+    "receive": "host {host}, GPU {gpu}: its NIC when it receives",
+    "link": "link between hosts {host} and {last_host}:",
+    "path": "link between hosts {host} and {last_host}, rail {gpu}:",
+    "rail": "rail {gpu}:",
+    "rail of some": "rail {gpu}, {count} hosts ({host} to {last_host}):",
+    "leaf": "rail {gpu}, {count} hosts ({host} to {last_host}): their switch side",
+    "ring": "host {host}: all its GPUs together",
+}
+
+
+def part(kind: str, hosts: Sequence[str], gpus: Sequence[int]) -> str:
+    """A part as a person would look for it. hosts: in the order of the fleet."""
+    words = PARTS["rail of some" if kind == "rail" and hosts else kind]
+    (host, last_host), (gpu, last_gpu) = ((some[0], some[-1]) if some else ("", "") for some in (hosts, gpus))
+    return words.format(host=host, last_host=last_host, gpu=gpu, last_gpu=last_gpu, count=len(hosts))
 
 
 @dataclass(frozen=True)
@@ -121,23 +129,34 @@ class Rung:
     messages: int = 0
     rates: dict[str, float] = field(default_factory=dict)  # medians of the siblings, bytes per second
     seconds: float = 0.0  # of analysis
+    measured: float = 0.0  # seconds of measuring
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What is wrong beside slow parts: wrong data, errors that a counter told, a rank that died."""
+
+    status: Literal["critical", "warning"]
+    sentence: str
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """findings, alarms: the worst first. not_judged: sentences."""
+
     status: Status
     findings: tuple[Finding, ...]
     rungs: tuple[Rung, ...]
     not_judged: tuple[str, ...]
+    alarms: tuple[Alarm, ...] = ()
 
     @property
     def line(self) -> str:
         """The verdict in one line."""
-        if self.findings:
-            more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            return f"{self.status}: {self.findings[0].sentence}{more}"
-        return (
-            f"{self.status}: {self.not_judged[0]}"
-            if self.status == "unknown" and self.not_judged
-            else self.status
-        )
+        grave = [one.sentence for one in self.alarms if one.status == "critical"]
+        light = [one.sentence for one in self.alarms if one.status != "critical"]
+        told = [*grave, *(one.sentence for one in self.findings), *light]
+        if not told and self.status == "unknown":
+            told = list(self.not_judged[:1])
+        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+        return f"{self.status}: {told[0]}{more}" if told else self.status

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from jobs.validate.probe import Alone, Place, Seconds
+from jobs.validate.plan import RungName
+from jobs.validate.probe import Alone, Counter, Place, Seconds, Wrong
 
 RATES = {"memory": 2e12, "product": 1e10, "to_device": 55e9, "to_host": 55e9}
 
@@ -24,6 +25,9 @@ class ToyFleet:
     alone_factor: Callable[[Alone, Place], float] = lambda what, place: 1.0
     flow_factor: Slowed = lambda a, b: 1.0
     calls: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    absent: Mapping[RungName, str] = field(default_factory=dict)
+    found_wrong: list[Wrong] = field(default_factory=list)  # by the next rung
+    counted: list[Mapping[Counter, float | str]] = field(default_factory=list)  # by the next readings
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
@@ -34,6 +38,13 @@ class ToyFleet:
     def noisy(self, seconds: Sequence[float], samples: int) -> Seconds:
         wobble = 1 + self.noise * self.random.standard_normal((len(seconds), samples))
         return np.array(seconds)[:, None] * wobble
+
+    def wrong(self) -> Sequence[Wrong]:
+        found, self.found_wrong = self.found_wrong, []
+        return found
+
+    def counters(self) -> Mapping[Counter, float | str]:
+        return self.counted.pop(0) if self.counted else {}
 
     def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
         return self.noisy([nbytes / RATES[what] / self.alone_factor(what, at) for at in self.places], samples)

@@ -9,7 +9,7 @@ from toy_fleet import ToyFleet
 
 from jobs.validate.fleet import fleet_of
 from jobs.validate.plan import Plan
-from jobs.validate.rounds import apart, between, circle, inside
+from jobs.validate.rungs.rounds import apart, between, circle, inside
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64])

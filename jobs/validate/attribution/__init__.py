@@ -1,0 +1,1 @@
+"""From slow measurements to the part that explains them."""

@@ -1,0 +1,1 @@
+"""A run against earlier healthy runs of the same fleet."""

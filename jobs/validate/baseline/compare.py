@@ -1,0 +1,186 @@
+"""A run against earlier healthy runs of the same fleet: which file, which runs, what is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import runner
+from jobs.validate.baseline import json as baseline_json
+from jobs.validate.baseline import sqlite as baseline_sqlite
+from jobs.validate.baseline.drift import ENOUGH, drifted
+from jobs.validate.baseline.run import FINGERPRINT, KEPT, Figure, Run, fleet_of, run_of, unwritable
+from jobs.validate.plan import RUNGS
+from jobs.validate.report import Drift, Member, Report
+
+SHOWN = 8  # names in a sentence
+
+
+class Format(Protocol):
+    """How runs are kept in a file. Both raise UserError."""
+
+    def read(self, path: Path) -> list[Run]:
+        """All runs, the oldest first."""
+
+    def add(self, path: Path, new: Run) -> Run:
+        """Keep one more run; the run with its number."""
+
+
+FORMATS: dict[str, Format] = {".json": baseline_json, ".sqlite": baseline_sqlite, ".db": baseline_sqlite}
+
+
+def check(path: Path, members: Sequence[Member], simulated: str = "") -> None:
+    """Raise what `compare` would, before anything is measured."""
+    reference(path, read(path), Run("", *fleet_of(members, simulated), {}, {}))
+
+
+def check_saving(path: Path) -> None:
+    """Raise what `save` would, before anything is measured, as far as it can be known."""
+    format_of(path)
+    if path.exists():
+        read(path)
+    for place in (path, path.resolve().parent):
+        if (place != path or path.exists()) and not os.access(place, os.W_OK, effective_ids=True):
+            raise unwritable(
+                path, f"no permission to write {place}" if place.exists() else f"no folder {place}"
+            )
+
+
+def compare(
+    path: Path, report: Report, figures: Mapping[Figure, float]
+) -> tuple[tuple[Drift, ...], tuple[str, ...]]:
+    """What differs from the earlier runs in `path`, the slowest first; and what of the comparison changed.
+
+    figures: bytes per second. The last 50 runs count, of whatever environment. The score of a drift is NaN
+    where there were fewer than 3 runs. A fleet of some of the hosts of an earlier one is compared part by
+    part. Raises UserError for a file that is none, is broken, or is of another fleet.
+    """
+    mine = run_of(report, figures)
+    runs, same = reference(path, read(path), mine)
+    runs = runs[-KEPT:]
+    changed = differences(runs, mine)
+    if not same:
+        changed.append(
+            f"the baseline is of {len(runs[-1].hosts)} hosts, {len(mine.hosts)} of them here: "
+            "their parts are compared, rails and medians of the fleet are not"
+        )
+    earlier: dict[Figure, list[float]] = {}
+    notes: dict[str, list[str]] = {}
+    for figure in mine.figures:
+        name, part = " ".join(figure[:2]), figure[2]
+        if not same and not part.startswith("host "):
+            continue  # the fleet's, or a rail's: of other hosts
+        having = [run for run in runs if figure in run.figures]
+        alike = [run.figures[figure] for run in having if run.sizes.get(name) == mine.sizes.get(name)]
+        if alike:
+            earlier[figure] = alike
+        else:
+            why = "earlier runs were of other sizes" if having else "no earlier run has them"
+            notes.setdefault(f"not compared ({why})", []).append(name)
+        if 0 < len(alike) < ENOUGH:
+            few = f"only {len(alike)} earlier run{'s'[: len(alike) > 1]}"
+            notes.setdefault(f"{few}, differences of 10 % are told without a score", []).append(name)
+    for figure in missing(runs, mine, same):
+        notes.setdefault("in earlier runs, not measured in this one", []).append(f"{figure[0]} {figure[1]}")
+    changed += [f"{listed(dict.fromkeys(names))}: {text}" for text, names in notes.items()]
+    return drifted(mine.figures, earlier), tuple(changed)
+
+
+def save(path: Path, report: Report, figures: Mapping[Figure, float]) -> str:
+    """Keep this run when it is healthy; one line that says so, or why not.
+
+    Safe when several runs save at the same time. Raises UserError when the file cannot be read or written.
+    """
+    mine = run_of(report, figures)
+    why = ""
+    if report.ended:
+        why = report.ended
+    elif report.wrong:
+        why = "data was wrong"
+    elif report.verdict.status != "ok":
+        why = f"its verdict is {report.verdict.line}"
+    elif not mine.figures:
+        why = "nothing was measured"
+    if why:
+        return f"not saved in {path}, a baseline is of healthy runs: {why}"
+    return f"saved as run {format_of(path).add(path, mine).number} of this fleet in {path}"
+
+
+def read(path: Path) -> list[Run]:
+    return format_of(path).read(path)
+
+
+def format_of(path: Path) -> Format:
+    form = FORMATS.get(path.suffix)
+    if form is None:
+        raise runner.UserError("a baseline is JSON or SQLite", got=path, expected=" or ".join(FORMATS))
+    return form
+
+
+def reference(path: Path, runs: Sequence[Run], mine: Run) -> tuple[list[Run], bool]:
+    """The runs to compare with, the oldest first, and whether they are of the very same fleet.
+
+    Else they are of the smallest fleet that has all of these hosts. Raises UserError when there is none.
+    """
+    if not runs:
+        raise runner.UserError(f"the baseline {path} has no run yet", hint=f"--save-baseline {path} first")
+    hosts, devices = {*mine.hosts}, {*mine.devices}
+    holding = [run for run in runs if hosts <= {*run.hosts} and devices <= {*run.devices}]
+    if not holding:
+        raise another(path, runs, mine)
+    fleet = min(reversed(holding), key=lambda run: (run.fleet != mine.fleet, len(run.hosts))).fleet
+    found = sorted((run for run in holding if run.fleet == fleet), key=lambda run: run.number)
+    return found, fleet == mine.fleet
+
+
+def another(path: Path, runs: Sequence[Run], mine: Run) -> runner.UserError:
+    """How this fleet differs from the one in the file that has the most of its hosts."""
+    here = dict(mine.hosts)
+    nearest = max(
+        reversed(runs), key=lambda run: (len(here.keys() & dict(run.hosts)), run.devices == mine.devices)
+    )
+    there = dict(nearest.hosts)
+    common = sorted(here.keys() & there.keys())
+    counts = [
+        f"{name} has {here[name]} GPUs, not {there[name]}" for name in common if here[name] != there[name]
+    ]
+    said = [] if common else ["no host in common"]
+    said += [f"new: {listed(sorted(here.keys() - there.keys()))}"] if here.keys() - there.keys() else []
+    said += [f"missing: {listed(sorted(there.keys() - here.keys()))}"] if there.keys() - here.keys() else []
+    said += [listed(counts)] if counts else []
+    if not {*mine.devices} <= {*nearest.devices}:
+        said.append(f"{', '.join(mine.devices)}, not {', '.join(nearest.devices)}")
+    return runner.UserError(
+        f"the baseline {path} is of another fleet",
+        got="; ".join(said),
+        hint=f"--save-baseline {path}, which keeps the runs of several fleets apart",
+    )
+
+
+def differences(runs: Sequence[Run], mine: Run) -> list[str]:
+    """Of the environment: what it was, and until which run."""
+    found = []
+    for key in FINGERPRINT:
+        now = mine.environment.get(key, "not known")
+        for run in reversed(runs):
+            if (then := run.environment.get(key, "not known")) != now:
+                found.append(f"{key} {then} -> {now} since run {run.number}")
+                break
+    return found
+
+
+def missing(runs: Sequence[Run], mine: Run, same: bool) -> list[Figure]:
+    """Figures of the last run's that this one lacks, of hosts that are here."""
+    here = {f"host {name}" for name, _ in mine.hosts}
+    return [
+        figure
+        for figure in sorted(runs[-1].figures, key=lambda one: (RUNGS.index(one[0]), *one[1:]))
+        if figure not in mine.figures and (same or figure[2].partition(",")[0] in here)
+    ]
+
+
+def listed(names: Sequence[str] | Mapping[str, None]) -> str:
+    shown = ", ".join(list(names)[:SHOWN])
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > SHOWN else shown

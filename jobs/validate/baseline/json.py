@@ -1,0 +1,167 @@
+"""A baseline as one JSON document: to be read, compared and kept under version control.
+
+    {"format": ..., "version": 1, "runs": [{"number": 7, "started": ..., "hosts": {"c1": 8}, "devices": [...],
+     "environment": {...}, "sizes": {...}, "figures": {rung: {what: {part: rate}}}}]}
+
+Writers take turns by a lock on the file (flock(2), over NFS a lock of its server) and replace it in one step,
+so that readers need none.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import runner
+from jobs.validate.baseline.run import (
+    FORMAT,
+    VERSION,
+    Row,
+    Run,
+    added,
+    broken,
+    foreign,
+    head,
+    newer,
+    run_from,
+    unreadable,
+    unwritable,
+)
+
+PATIENCE = 30.0  # seconds that a writer waits for others
+BUSY = (errno.EWOULDBLOCK, errno.EACCES)
+UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
+
+
+def read(path: Path) -> list[Run]:
+    """All runs, the oldest first. Raises UserError."""
+    try:
+        return parsed(path, path.read_bytes())
+    except OSError as reason:
+        raise unreadable(path, reason) from reason
+
+
+def add(path: Path, new: Run) -> Run:
+    """Keep one more run; the run with its number. Raises UserError, and then nothing has changed."""
+    path = path.resolve()  # a link stays one
+    try:
+        with locked(path) as file:
+            with open(file, "rb", closefd=False) as stream:
+                runs = parsed(path, stream.read())
+            new, gone = added(runs, new)
+            left = {(run.fleet, run.number) for run in gone}
+            kept = [run for run in runs if (run.fleet, run.number) not in left]
+            replaced(path, document([*kept, new]), os.fstat(file).st_mode & 0o777)
+    except OSError as reason:
+        raise unwritable(path, reason) from reason
+    return new
+
+
+def parsed(path: Path, content: bytes) -> list[Run]:
+    if not content:  # just made by a writer whose turn it is
+        return []
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as reason:
+        raise broken(path, reason) from reason
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise foreign(path)
+    version = found.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise newer(path, version)
+    try:
+        return [run_from(run, rows(run["figures"])) for run in found["runs"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as reason:
+        raise broken(path, f"{type(reason).__name__}: {reason}") from reason
+
+
+def rows(figures: Any) -> Iterator[Row]:
+    for rung, measured in figures.items():
+        for what, parts in measured.items():
+            for part, rate in parts.items():
+                yield rung, what, part, rate
+
+
+def document(runs: list[Run]) -> str:
+    return json.dumps(
+        {"format": FORMAT, "version": VERSION, "runs": [plain(run) for run in runs]},
+        indent=1,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+
+
+def plain(run: Run) -> dict[str, Any]:
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for (rung, what, part), rate in run.figures.items():
+        figures.setdefault(rung, {}).setdefault(what, {})[part] = rate
+    return {**head(run), "figures": figures}
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """The file, opened and locked; made where there is none."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            wait(path, file, end)
+            if is_still(path, file):  # else a writer before this one has put a new file in its place
+                yield file
+                return
+        finally:
+            os.close(file)
+
+
+def wait(path: Path, file: int, end: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as reason:
+            if reason.errno in UNLOCKABLE:
+                raise runner.UserError(
+                    f"the file system of {path} has no locks: of runs that save at once, some would be lost",
+                    got=reason.strerror,
+                    hint="a file on a local disk, or on a file system mounted with locks",
+                ) from reason
+            if reason.errno not in BUSY:
+                raise
+        if time.monotonic() >= end:
+            raise runner.UserError(
+                f"another run has been writing {path} for {PATIENCE:.0f} s", hint="later, or another file"
+            )
+        time.sleep(0.02)
+
+
+def is_still(path: Path, file: int) -> bool:
+    """Whether the path leads to the open file. Opened anew: over NFS, stat(2) may answer from memory."""
+    try:
+        other = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return os.path.sameopenfile(file, other)
+    finally:
+        os.close(other)
+
+
+def replaced(path: Path, content: str, mode: int) -> None:
+    """Whole at every moment: written beside it, made durable, then put in its place."""
+    temporary = path.with_name(f".{path.name}.new")  # one writer at a time
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(content + "\n")
+            stream.flush()
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,136 @@
+"""A validation under way on rank 0: ladders climbed within their time, what they found as a report."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import runner
+from jobs.validate import costs
+from jobs.validate.alarms import beside, unjudged
+from jobs.validate.asked import Asked
+from jobs.validate.baseline import compare as baseline
+from jobs.validate.budget import Deadline, fitted
+from jobs.validate.figures import Figures, figures, matrices
+from jobs.validate.fleet import fleet_of
+from jobs.validate.ladder import Ladder, always
+from jobs.validate.plan import Plan, RungName
+from jobs.validate.probe import Probe
+from jobs.validate.report import Limit, Member, Report
+from jobs.validate.soak import soak
+from jobs.validate.verdict import Verdict
+
+Told = Callable[[str], None]
+
+
+@dataclass
+class Climbing:
+    """environment, limits: as in Report. plan: what is measured. ladder: the one under way."""
+
+    asked: Asked
+    environment: dict[str, Any]
+    members: tuple[Member, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    plan: Plan = field(default_factory=Plan)
+    ladder: Ladder | None = None
+    notes: list[str] = field(default_factory=list)  # what the time left out
+    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    begin: float = field(default_factory=time.monotonic)
+
+    def report(self, verdict: Verdict, ended: str = "") -> Report:
+        """All that is known by now. ended: why the run ended before its time."""
+        ladder = self.ladder
+        return Report(
+            replace(verdict, not_judged=(*verdict.not_judged, *self.notes)),
+            self.members,
+            self.started.isoformat(timespec="seconds"),
+            time.monotonic() - self.begin,
+            shlex.join(("meshrun", *self.asked.words)),
+            self.environment | {"bytes": costs.sizes(self.plan)},
+            self.asked.simulate,
+            self.limits,
+            tuple(ladder.changes) if ladder else (),
+            tuple(ladder.wrong) if ladder else (),
+            matrices(ladder) if ladder else (),
+            tuple(ladder.curves) if ladder else (),
+            ended=ended,
+        )
+
+    def cut_short(self, ended: str, guilty: bool) -> Report:
+        """What was found before the run ended. guilty: `ended` names who is to blame for it."""
+        if self.ladder is None:
+            verdict = Verdict("unknown", (), (), (ended,))
+        else:
+            self.ladder.cut_short(ended, guilty)
+            verdict = self.ladder.verdict()
+        return self.report(verdict, ended if guilty else "")
+
+
+def measured(climbing: Climbing, probe: Probe, told: Told, round_told: Told) -> Report:
+    """Climb once, or as long as asked for, within the budget; compared with the baseline and kept there.
+
+    told: what is under way. round_told: a line on each round of a soak.
+    """
+    asked = climbing.asked
+    deadline = Deadline(asked.budget) if asked.budget else None
+    spare = _within(climbing, probe, deadline) if deadline else always
+
+    def climb() -> Verdict:
+        climbing.ladder = Ladder(probe, climbing.plan, told, spare)
+        return climbing.ladder.climb()
+
+    if asked.soak:
+        result = soak(climb, Deadline(asked.soak), round_told)
+        climbing.environment["soak"] = result.line
+        verdict = result.worst
+    else:
+        verdict = climb()
+    assert climbing.ladder is not None
+    return _compared(asked, climbing.report(verdict), figures(climbing.ladder))
+
+
+def _within(climbing: Climbing, probe: Probe, deadline: Deadline) -> Callable[[RungName], str]:
+    """Fit the plan to the time; why a rung is not begun when too little of it is left."""
+    fleet = fleet_of(probe)
+    rates = costs.trial(probe, climbing.plan)
+    asked = climbing.plan
+    lean, given_up = fitted(asked, deadline.left(), lambda plan: costs.estimate(plan, fleet, rates))
+    if given_up:
+        climbing.notes.append(given_up)
+    climbing.plan = replace(lean, rungs=asked.rungs)
+    expected = costs.by_rung(lean, fleet, rates)  # without the rungs that were given up
+
+    def spare(name: RungName) -> str:
+        enough = expected.get(name, math.inf) <= deadline.left()
+        return "" if enough else "no time is left in the budget"
+
+    return spare
+
+
+def _compared(asked: Asked, report: Report, found: Figures) -> Report:
+    """With what earlier runs and the hardware's limits say of it; kept for later ones where it is healthy.
+
+    What was measured is told, whatever happens to the files of earlier runs.
+    """
+    trouble = ""
+    if asked.baseline is not None:
+        try:
+            drifts, changed = baseline.compare(asked.baseline, report, found)
+            report = replace(report, baseline=str(asked.baseline), drifts=drifts, changed=changed)
+        except runner.UserError as reason:
+            trouble = f"not compared with earlier runs: {reason}"
+    verdict = beside(report)
+    if trouble:
+        verdict = unjudged(verdict, trouble)
+    report = replace(report, verdict=verdict)
+    if asked.save_baseline is not None:
+        try:
+            report.environment["saved"] = baseline.save(asked.save_baseline, report, found)
+        except runner.UserError as reason:
+            runner.tell(f"not saved: {reason}")
+    return report

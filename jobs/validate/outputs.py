@@ -1,0 +1,50 @@
+"""Where a validation is written down, besides the terminal."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import runner
+
+if TYPE_CHECKING:
+    from jobs.validate.report import Report
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files by format; None where none was asked for."""
+
+    json: str | None = None
+    html: str | None = None
+    junit: str | None = None
+    prometheus: str | None = None
+
+    def named(self) -> dict[str, Path]:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: Path(path) for name, path in given.items() if path}
+
+
+def check(outputs: Outputs) -> None:
+    """Refuse what cannot be written, before anything is measured; UserError. Nothing is left or changed."""
+    from jobs.bench.keep import refuse_unwritable  # the words are read without it
+
+    named = outputs.named()
+    for path in named.values():
+        if list(named.values()).count(path) > 1:
+            raise runner.UserError("one file for two reports", got=str(path))
+        refuse_unwritable(path)
+
+
+def write(report: Report, outputs: Outputs) -> None:
+    """Every file whole at every moment: whoever collects them may read at any time. OSError."""
+    for name, path in outputs.named().items():
+        text: str = importlib.import_module(f"jobs.validate.told.{name}").text(report)
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            path.write_text(text, encoding="utf-8")
+            continue
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)

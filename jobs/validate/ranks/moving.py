@@ -1,0 +1,140 @@
+"""What ranks do together: flows from rank to rank, and rings of several."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from jobs.bench import check
+from jobs.bench.data import Contributed, Copied, Reduced, Segment
+from jobs.validate.probe import Wrong
+from jobs.validate.ranks.buffers import Buffers
+from jobs.validate.ranks.part import BYTES, FLOAT, IDLE, Part, compared, repeats
+from runner import Call, Collectives, Control, Place, World
+
+Flows = Sequence[tuple[int, int]]
+Groups = tuple[tuple[int, ...], ...]
+SIGNAL = 16  # bytes of a message that goes before the timed one, in memory of its own
+KEPT = 4  # sets of groups whose communicators stay open: each takes memory of the GPU
+
+
+def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Part:
+    """This rank's part of flows on the group of all ranks; IDLE where it is in none. Collective."""
+    world, rank = buffers.world, group.rank
+    buffers.hold(nbytes + SIGNAL, nbytes + SIGNAL)
+    target = next((b for a, b in flows if a == rank), None)
+    source = next((a for a, b in flows if b == rank), None)
+    if target is None and source is None:
+        return IDLE
+    into = buffers.into.array[:nbytes]
+
+    def message(offset: int, count: int) -> Callable[[], object]:
+        places = Place(buffers.out, offset), Place(buffers.into, offset)
+        call = Call("sendrecv", *places, count, BYTES)
+        return group.message(call, send_to=target, receive_from=source)
+
+    def segment(seed: int, sender: int) -> Segment:
+        return Segment(0, nbytes, Copied(seed * world.size + sender, 0), sender)
+
+    def prepare(seed: int) -> None:
+        if target is not None:
+            check.fill(buffers.out.array, BYTES, [segment(seed, rank)])
+        if source is not None:
+            check.poison(into)
+        world.backend.synchronize()
+
+    def checked(seed: int) -> Wrong | None:
+        if source is None:
+            return None
+        return compared("flows", rank, nbytes, into, BYTES, segment(seed, source))
+
+    return Part(
+        prepare, clocked(group, message(nbytes, SIGNAL), message(0, nbytes), repeats(world, nbytes)), checked
+    )
+
+
+def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) -> Part:
+    """This rank's part of an all_reduce of float32 in group `number`; IDLE without a group. Collective."""
+    world = buffers.world
+    buffers.hold(nbytes + SIGNAL, nbytes + SIGNAL)
+    if group is None:
+        return IDLE
+    ranks, rank, count = group.size, group.rank, nbytes // FLOAT.itemsize
+    end = count * FLOAT.itemsize
+
+    def reduce(offset: int, count: int) -> Callable[[], object]:
+        places = Place(buffers.out, offset), Place(buffers.into, offset)
+        return group.bind(Call("all_reduce", *places, count, FLOAT))
+
+    def prepare(seed: int) -> None:
+        own = Contributed(seed * world.size + number, 0, "sum", ranks, rank)
+        check.fill(buffers.out.array, FLOAT, [Segment(0, count, own)])
+        check.poison(buffers.into.array[:end])
+        world.backend.synchronize()
+
+    def checked(seed: int) -> Wrong | None:
+        total = Segment(0, count, Reduced(seed * world.size + number, 0, "sum", ranks))
+        return compared("rings", world.rank, nbytes, buffers.into.array, FLOAT, total)
+
+    return Part(prepare, clocked(group, reduce(end, 1), reduce(0, count), repeats(world, nbytes)), checked)
+
+
+def clocked(
+    group: Collectives, signal: Callable[[], object], timed: Callable[[], object], count: int
+) -> Callable[[], float]:
+    """What makes the first call and `count` of the second, whose seconds on this rank's device it returns.
+
+    After the first, the partners are in step, and on a GPU the second is in the queue already: neither who
+    left the barrier late nor what it takes to launch a kernel is timed.
+    """
+    begin, end = group.marks(2)
+    calls = group.packed([signal, begin.record, *[timed] * count, end.record])
+
+    def run() -> float:
+        group.issue(calls)
+        group.wait()
+        return group.elapsed(begin, end) / count
+
+    return run
+
+
+class Rings:
+    """Communicators of groups, opened when first asked for; the last few sets of groups stay open."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._open: OrderedDict[Groups, tuple[Control, Collectives | None]] = OrderedDict()
+
+    @property
+    def groups(self) -> list[Collectives]:
+        """This rank's, the last one used first."""
+        return [group for _, group in reversed(self._open.values()) if group is not None]
+
+    def of(self, groups: Groups) -> Collectives | None:
+        """This rank's group, its ranks in the order given; None where it is in none. Collective."""
+        if groups not in self._open:
+            # Before another is opened: there may be no memory for both.
+            while len(self._open) >= KEPT:
+                self._close(*self._open.popitem(last=False)[1])
+            mine = number_of(groups, self.world.rank)
+            place = 0 if mine is None else groups[mine].index(self.world.rank)
+            control = self.world.control.split(len(groups) if mine is None else mine, place)
+            group = None if mine is None else self.world.collectives(control)
+            self._open[groups] = control, group
+        self._open.move_to_end(groups)
+        return self._open[groups][1]
+
+    def close(self) -> None:
+        """Collective."""
+        while self._open:
+            self._close(*self._open.popitem(last=False)[1])
+
+    def _close(self, control: Control, group: Collectives | None) -> None:
+        if group is not None:
+            group.close()
+        control.close()
+
+
+def number_of(groups: Groups, rank: int) -> int | None:
+    """The group that a rank is in."""
+    return next((number for number, group in enumerate(groups) if rank in group), None)

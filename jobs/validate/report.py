@@ -1,0 +1,126 @@
+"""All that a validation found, for whoever writes it down: terminal, JSON, HTML, JUnit, Prometheus, Nagios.
+
+Rates are bytes per second, times seconds, None what is not known. What a rate counts: of a GPU alone the
+bytes read plus written of its memory, those of one operand of a product, the bytes copied; of a pair the
+bytes sent; of a ring the bytes that pass each link (2 (n - 1) / n of the data).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jobs.validate.plan import RungName
+from jobs.validate.probe import Wrong
+from jobs.validate.verdict import Verdict
+
+SCHEMA = 1  # of the JSON document
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank. device: its name, such as "NVIDIA H200". gpu: its number on its host, and of its rail."""
+
+    rank: int
+    host: str
+    gpu: int
+    device: str
+    uuid: str = ""
+    bus_id: str = ""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the hardware allows. what: of the rung, as in `Rung.rates`. assumption: in words."""
+
+    rung: RungName
+    what: str
+    rate: float | None
+    assumption: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A counter or a state that changed while a rung was measured.
+
+    part: on the host, such as "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0". weight: "fault" speaks of
+    a bad part (errors, a link that went down, slowed by heat), "note" does not (retransmits of a shared
+    network, clocks). meaning: one line for whoever has not seen this counter before.
+    """
+
+    rung: RungName
+    host: str
+    part: str
+    counter: str
+    before: float | str
+    after: float | str
+    weight: Literal["fault", "note"]
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Median rates from each row to each column, None where they were not measured.
+
+    rung "pairs": one matrix a host, labels are its GPUs. rung "host pairs": one a rail, labels are the hosts.
+    """
+
+    rung: RungName
+    title: str
+    labels: tuple[str, ...]
+    rates: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Rates by size. points: (bytes, rate)."""
+
+    rung: RungName
+    title: str
+    points: tuple[tuple[int, float], ...]
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A rung's measurement against earlier healthy runs of the same fleet.
+
+    score: how many robust standard deviations above (better) or below them. runs: how many there were.
+    part: as in `Finding.part`, or "" for the fleet's median.
+    """
+
+    rung: RungName
+    what: str
+    part: str
+    rate: float
+    usual: float
+    score: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """started: ISO 8601, UTC. seconds: from start to end. command: as typed.
+
+    environment: versions and settings (plain values; the same keys on every run). simulated: the fleet as
+    `parse_fleet` reads it; "" for a real one. ended: why the run ended before its end, one sentence that
+    names the rank; "" when it did not. baseline: the file compared with; drifts: what differs from it;
+    changed: what of the environment differs from the baseline's, in words.
+    """
+
+    verdict: Verdict
+    members: tuple[Member, ...]
+    started: str
+    seconds: float
+    command: str
+    environment: dict[str, Any] = field(default_factory=dict)
+    simulated: str = ""
+    limits: tuple[Limit, ...] = ()
+    changes: tuple[Change, ...] = ()
+    wrong: tuple[Wrong, ...] = ()
+    matrices: tuple[Matrix, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    baseline: str = ""
+    drifts: tuple[Drift, ...] = ()
+    changed: tuple[str, ...] = ()
+    ended: str = ""

@@ -1,0 +1,159 @@
+"""A validation by all ranks, or rehearsed over a model: measured, judged, told, kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import runner
+from jobs.bench.record import kept
+from jobs.bench.screen import CLEAR
+from jobs.validate import outputs
+from jobs.validate.asked import Asked
+from jobs.validate.baseline import compare as baseline
+from jobs.validate.climbing import Climbing, measured
+from jobs.validate.fallen import fallen, stay
+from jobs.validate.limits import gather, limits
+from jobs.validate.probe import Probe
+from jobs.validate.ranks import probe as ranks
+from jobs.validate.report import Member, Report
+from jobs.validate.told import nagios as told_nagios
+from jobs.validate.told import screen as told_screen
+from jobs.validate.told.words import headline
+from jobs.validate.verdict import EXIT, Status
+from runner import World
+
+
+def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+    """Measure and tell; the completion record. Raises BadResult, on every rank, unless all is well."""
+    asked = world.control.broadcast(asked)
+    world.once(lambda: outputs.check(asked.outputs))
+    climbing = Climbing(asked, environment(world))
+    verdict: tuple[Status, str] | None = None
+    with (
+        watching(world, ending, asked, climbing) as trail,
+        ranks.opened(world, trail, counters(world)) as probe,
+    ):
+        climbing.plan = ranks.sizes(world, asked.plan)
+        facts = gather(world)
+        if world.rank:
+            ending.keep = stay
+            try:
+                probe.follow()
+            finally:
+                ending.keep = None
+        else:
+            ending.keep = lambda: outputs.write(ended(climbing, fallen(world)), asked.outputs)
+            with probe.lead():
+                climbing.members = members_of(world, probe)
+                climbing.limits = limits(facts, probe.places)
+                refuse(asked, climbing.members)
+                report = measured(climbing, probe, progress(door), runner.tell)
+            ending.keep = None
+            tell(report, asked, door)
+            verdict = report.verdict.status, headline(report)
+    status, line = world.control.broadcast(verdict)
+    if status != "ok":
+        raise runner.BadResult(line, EXIT[status])
+    return {"command": "validate", "status": status, "ranks": world.size}
+
+
+def rehearse(asked: Asked, door: Any) -> int:
+    """The same over the simulated fleet that was asked for; the exit status."""
+    fleet = runner.SimulatedFleet(runner.parse_fleet(asked.simulate))
+    climbing = Climbing(asked, {"meshrun": version("meshrun")}, plan=asked.plan)
+    climbing.members = tuple(
+        Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated") for place in fleet.places
+    )
+    outputs.check(asked.outputs)
+    refuse(asked, climbing.members)
+    report = measured(climbing, fleet, progress(door), runner.tell)
+    tell(report, asked, door)
+    return EXIT[report.verdict.status]
+
+
+def environment(world: World) -> dict[str, Any]:
+    """What figures depend on, as rank 0 finds it. driver: of NVIDIA's kernel module."""
+    driver = Path("/sys/module/nvidia/version")
+    found = {"driver": driver.read_text().strip()} if driver.exists() else {}
+    return runner.versions(world) | found | {"settings": kept(runner.environment())}
+
+
+def refuse(asked: Asked, members: Sequence[Member]) -> None:
+    """UserError for files that this fleet cannot be compared with or kept in, before anything is measured."""
+    if asked.baseline is not None:
+        baseline.check(asked.baseline, members, asked.simulate)
+    if asked.save_baseline is not None:
+        baseline.check_saving(asked.save_baseline)
+
+
+def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
+    return tuple(
+        Member(place.rank, probe.hosts[place.host], place.gpu, device.name, device.uuid, device.bus_id)
+        for place, device in zip(probe.places, (rank.device for rank in world.ranks), strict=True)
+    )
+
+
+def counters(world: World) -> ranks.Read:
+    device, local = world.here.device, world.here.local
+    return lambda: runner.read_counters(device.uuid if device.kind == "cuda" else None, local)
+
+
+def ended(climbing: Climbing, dead: Sequence[str]) -> Report:
+    """What is known when this process is told to end."""
+    if dead:
+        return climbing.cut_short(f"died: {'; '.join(dead)}", guilty=True)
+    return climbing.cut_short("ended from outside before all was measured", guilty=False)
+
+
+@contextmanager
+def watching(
+    world: World, ending: runner.Ending, asked: Asked, climbing: Climbing
+) -> Iterator[runner.Progress]:
+    """Where this rank is, watched: a rank that hangs ends the run and is named, in the report too."""
+    if not asked.timeout:
+        yield runner.Progress()
+        return
+
+    def report(text: str) -> None:
+        if world.rank == 0:
+            stuck = "; ".join(line.strip() for line in text.splitlines())
+            ending.keep = lambda: outputs.write(climbing.cut_short(stuck, guilty=True), asked.outputs)
+        ending.fail_alone(runner.RunError(text), "", world.rank)
+
+    names = [str(rank) for rank in world.ranks]
+    dog = runner.Watchdog(
+        world.control, names, asked.timeout, on_report=report, end=world.control.abort
+    )  # fmt: skip
+    for warning in dog.warnings if world.rank == 0 else ():
+        runner.tell(f"warning: {warning}")
+    try:
+        yield dog
+    finally:
+        dog.stop()
+
+
+def progress(door: Any) -> Callable[[str], None]:
+    """A line on the terminal that the next one replaces; nothing where there is no terminal."""
+
+    def told(doing: str) -> None:
+        if door.columns:
+            sys.stderr.write(f"{CLEAR}{doing}"[: door.columns + len(CLEAR) - 1])
+            sys.stderr.flush()
+
+    return told
+
+
+def tell(report: Report, asked: Asked, door: Any) -> None:
+    if door.columns:
+        sys.stderr.write(CLEAR)
+    outputs.write(report, asked.outputs)
+    if asked.nagios:
+        sys.stdout.write(told_nagios.text(report))
+    else:
+        sys.stdout.write(told_screen.text(report, colour=door.colour))
+    sys.stdout.flush()

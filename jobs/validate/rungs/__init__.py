@@ -1,0 +1,1 @@
+"""How each rung measures: its rounds, its siblings, its suspects."""

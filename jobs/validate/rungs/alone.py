@@ -1,0 +1,58 @@
+"""Each GPU alone, and its copies from and to the host: GPUs, their PCIe, and hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jobs.validate.attribution.cover import Kind, Mask, Name, kind_of
+from jobs.validate.attribution.inquiry import Scope
+from jobs.validate.attribution.known import Known, explained
+from jobs.validate.attribution.table import Siblings, Table, tabulate
+from jobs.validate.fleet import Fleet, Ints
+from jobs.validate.plan import Plan
+from jobs.validate.probe import Alone, Probe, Seconds
+from jobs.validate.rungs.visits import VISITS, effort, first_look, visited
+
+MANY = 5  # hosts from which on the siblings of a GPU are those at its place on other hosts
+
+
+class AloneScope(Scope):
+    """The scope of one operation that every rank does for itself: rows of one rank each."""
+
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, what: Alone, bad: Known) -> None:
+        self.probe, self.fleet, self.plan, self.what, self.bad = probe, fleet, plan, what, bad
+        sizes = {"memory": plan.memory_bytes, "product": plan.product_bytes}
+        self.nbytes = sizes.get(what, plan.copy_bytes)
+
+    def first(self) -> Table:
+        seconds, self.noise = first_look(self.measured, [self.what], self.plan.samples, self.plan)
+        return self.table(seconds, again=False)
+
+    def again(self, suspects: Sequence[Name]) -> Table:
+        """All ranks once more: each is alone with itself in any case, and the others are the siblings."""
+        count = VISITS * effort(self.noise, self.plan.again, self.plan)
+        seconds = visited(self.measured, [self.what], max(self.plan.again // VISITS, 3), count)
+        return self.table(seconds, again=True)
+
+    def measured(self, what: Alone, samples: int) -> Seconds:
+        return self.probe.alone(what, self.nbytes, samples)
+
+    def table(self, seconds: list[Seconds], again: bool) -> Table:
+        ranks = np.arange(self.fleet.ranks, dtype=np.int64)
+        return tabulate([np.stack([ranks, ranks], axis=1)], seconds, self.alike, self.plan, again)
+
+    def alike(self, a: Ints, b: Ints) -> Siblings:
+        hosts = self.fleet.hosts
+        if hosts >= MANY:
+            return Siblings(self.fleet.gpu[a], None, (hosts - 2) / hosts)
+        # One host and one GPU may be slow.
+        clean = max(hosts - 1, 1) / hosts - 1 / self.fleet.ranks
+        return Siblings(np.zeros(len(a), np.int64), None, max(clean, 0.0))
+
+    def kinds(self, table: Table) -> list[Kind]:
+        return [kind_of("gpu", table.a), kind_of("host", self.fleet.host[table.a])]
+
+    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
+        return explained(self.bad, table, self.nbytes)

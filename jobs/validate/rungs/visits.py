@@ -1,0 +1,50 @@
+"""How often to measure: the more noise, the more samples, and at more times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from jobs.validate.attribution.robust import MEDIAN_ERROR, SURE, spread, within
+from jobs.validate.plan import Plan
+from jobs.validate.probe import Seconds
+
+VISITS = 5  # times at which what is measured again is, with the others in between
+MOST = 8  # times the usual effort
+
+Round = TypeVar("Round")
+Measure = Callable[[Round, int], Seconds]  # a round, samples
+
+
+def visited(measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int = 1) -> list[Seconds]:
+    """Seconds of each round with the samples of all visits: a round comes once a visit.
+
+    So what disturbs a part for a while (a neighbour's work, heat) is in few of its samples.
+    """
+    parts = [[measure(each, samples) for each in rounds] for _ in range(count)]
+    return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
+
+
+def first_look(
+    measure: Measure[Round], rounds: Sequence[Round], samples: int, plan: Plan
+) -> tuple[list[Seconds], float]:
+    """Seconds of each round, of more visits where there is noise; and the noise, as `effort` wants it."""
+    once = visited(measure, rounds, samples)
+    # Some of the rounds are enough to see how noisy they are.
+    noise = spread(within(np.concatenate(once[: 1 + 200_000 // max(once[0].size, 1)])))
+    if (more := effort(noise, samples, plan) - 1) == 0:
+        return once, noise
+    again = visited(measure, rounds, samples, more)
+    return [np.concatenate(both, axis=1) for both in zip(once, again, strict=True)], noise
+
+
+def effort(noise: float, samples: int, plan: Plan) -> int:
+    """How many times `samples` make the error of a median small against the tolerance.
+
+    noise: standard deviation of the log of one sample.
+    """
+    needed = (SURE * MEDIAN_ERROR * noise / plan.tolerance) ** 2
+    return min(max(math.ceil(needed / samples), 1), MOST)

@@ -1,0 +1,1 @@
+"""A report as text: terminal, JSON, HTML, JUnit, Prometheus, Nagios."""

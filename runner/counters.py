@@ -1,0 +1,44 @@
+"""Error counters and states of what a rank uses: its GPU, and its host's network."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from runner.counters_gpu import gpu_counters
+from runner.counters_network import network_counters
+
+CLOCK = ("clock", "seconds")
+
+
+def read_counters(
+    uuid: str | None, local: int, root: Path = Path("/sys"), proc: Path = Path("/proc")
+) -> dict[tuple[str, str], float | str]:
+    """Counters and states at this moment, by part and counter; what cannot be read is absent.
+
+    uuid: of the rank's GPU, None on a CPU. local: the GPU's number on its host. Parts are "GPU 3",
+    "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP"; those of the network are the same for all ranks of
+    a host, as is ("clock", "seconds"), the host's monotonic clock at the reading.
+
+    Counts are since the driver was loaded or the counters were reset; times are seconds, clocks MHz, power
+    watts, temperatures degrees Celsius.
+    """
+    nvml = None if uuid is None else _nvml()
+    own = {} if uuid is None or nvml is None else gpu_counters(uuid, local, nvml)
+    return {CLOCK: time.monotonic()} | own | network_counters(root, proc)
+
+
+@cache
+def _nvml() -> Any | None:
+    """pynvml, initialised while the process lives, because that takes long; None where it cannot be."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml

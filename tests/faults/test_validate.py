@@ -1,0 +1,284 @@
+"""`meshrun -n N validate` with ranks that die, hang or carry wrong data: named, and the report is written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
+
+from launch import local, mpiexec, shm
+
+HOST = os.uname().nodename
+ALLOWED = 3  # seconds without progress: -T
+PROMISE = 15  # seconds from a fault to the end of the command, most of them for a busy machine
+VICTIM = 1
+CPU = ("--quick", "--device", "cpu", "-J", "out.json")
+
+# The command, with what a test plants in it; run instead of it as every rank. `measure` is a rank's part of
+# one measurement; `fault` comes on the victim alone, in the first timed sample of one of operation `what`:
+# the sample before it may take longer, because it opens connections.
+PLANTED = f"""
+import os, signal, sys, time
+sys.path.append({str(Path(local.__file__).parent.parent)!r})
+from pathlib import Path
+from jobs.bench import check
+from jobs.validate.ranks import probe as ranks
+notes = Path(os.environ[{MARK!r}])
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+measure, verify, calls = ranks.sampled, check.verify, 0
+def disturbed(world, trail, label, part, *rest):
+    global calls
+    calls += label.startswith({{what!r}})
+    if calls == 2:
+        part = type(part)(part.prepare, second(part.run), part.check)
+    return measure(world, trail, label, part, *rest)
+ranks.sampled = disturbed
+def second(run):
+    runs = 0
+    def faulty():
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            (notes / f"inside-{{{{rank}}}}").touch()
+            if rank == {{victim}}:
+                {{fault}}
+        return run()
+    return faulty
+"""
+# One bit of what the victim got, wherever it is from.
+FLIPPED = """
+def flipped(memory, datatype, segments):
+    if rank == {victim}:
+        memory[7 * datatype.itemsize] ^= 1
+    return verify(memory, datatype, segments)
+check.verify = flipped
+"""
+MAIN = """
+from launch.cli import main
+sys.exit(main())
+"""
+
+pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
+
+
+@dataclass
+class Site:
+    """Where a test runs; `notes` is what ranks leave, `temporary` all that the command writes elsewhere."""
+
+    work: Path
+    notes: Path
+    temporary: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def begin(
+        self, *words: str, fault: str = "pass", what: str = "flows", victim: int = VICTIM, more: str = ""
+    ) -> subprocess.Popen[str]:
+        """Three ranks; the fault is a Python statement."""
+        script = self.notes / "planted.py"
+        planted = PLANTED.format(what=what, victim=victim, fault=fault) + more.format(victim=victim)
+        script.write_text(planted + MAIN)
+        starter = (
+            f"import sys; sys.path.append({str(Path(local.__file__).parent.parent)!r}); "
+            "from launch.local import start; "
+            f"sys.exit(start(3, {['validate', *words]!r}, program=(sys.executable, {str(script)!r})))"
+        )
+        return self._begin([sys.executable, "-c", starter])
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """The command as it is typed: its exit status and stderr."""
+        process = self._begin([*local.PROGRAM, *words])
+        errors = self.end(process)
+        return process.returncode, errors
+
+    def _begin(self, command: list[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            cwd=self.work,
+            env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def inside(self, process: subprocess.Popen[str], rank: int = VICTIM) -> float:
+        """Wait until the rank is in the measurement; the time."""
+        wait_for(lambda: process.poll() is not None or (self.notes / f"inside-{rank}").exists())
+        return time.monotonic()
+
+    def end(self, process: subprocess.Popen[str]) -> str:
+        """Its stderr, when it leaves no process and no file behind."""
+        _, errors = process.communicate(timeout=DEADLOCK)
+        wait_for(lambda: left_running(self.notes) == [])
+        assert list(self.temporary.iterdir()) == []
+        assert "Traceback" not in errors
+        return "\n".join(own_lines(errors))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.work / "out.json").read_text())
+        return found
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    work, notes = tmp_path / "work", tmp_path / "notes"
+    work.mkdir()
+    notes.mkdir()
+    segments = shm.segments()
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
+        made = Site(work, notes, Path(temporary))
+        yield made
+        for process in made.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        for pid in left_running(notes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shm.remove_orphans(segments)
+
+
+def rungs(report: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["result"] for one in report["rungs"]}
+
+
+@pytest.mark.parametrize(("what", "rung"), [("product", "gpu"), ("flows", "pairs"), ("rings", "node")])
+def test_a_rank_that_dies_is_named(site: Site, what: str, rung: str) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    process = site.begin(*CPU, "--keep-going", what=what, fault=kill)
+    begun = site.inside(process)
+    errors = site.end(process)
+    assert time.monotonic() - begun < PROMISE
+    assert process.returncode == 2, errors
+    if mpiexec.find().vendor == "MPICH":  # its launcher kills the others at once, and may name one of them
+        assert re.search(rf"rank [012], host {HOST}\] killed by signal 9", errors)
+        return
+    assert f"rank {VICTIM}, host {HOST}" in errors
+    report = site.report
+    assert report["status"] == "critical"
+    assert report["ended"] == f"died: rank {VICTIM}, host {HOST}, CPU"
+    assert f"died: rank {VICTIM}, host {HOST}, CPU" in report["line"]
+    assert rungs(report)[rung] == "not measured"
+    assert [one["rank"] for one in report["members"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fault", ["os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(600)"])
+def test_a_rank_that_hangs_is_named(site: Site, fault: str) -> None:
+    process = site.begin(*CPU, "--keep-going", "-T", str(ALLOWED), what="rings", fault=fault)
+    begun = site.inside(process)
+    errors = site.end(process)
+    assert time.monotonic() - begun < PROMISE
+    assert process.returncode == 2, errors
+    assert f"stuck: rings 4 MiB, round {round_of(errors)}" in errors
+    assert f"rank {VICTIM}, host {HOST}, CPU" in errors
+    report = site.report
+    assert report["status"] == "critical"
+    assert f"no progress for {ALLOWED} s" in report["ended"]
+    assert f"rank {VICTIM}, host {HOST}, CPU" in report["ended"]
+    assert "stuck" in report["line"]
+    assert rungs(report)["pairs"] != "not measured"
+    assert rungs(report)["node"] == "not measured"
+
+
+def round_of(errors: str) -> str:
+    found = re.search(r"round (\d+)", errors)
+    return found[1] if found else ""
+
+
+def test_rank_0_hangs(site: Site) -> None:
+    """It has the report; the others end by themselves."""
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    process = site.begin(*CPU, "--keep-going", "-T", str(ALLOWED), fault=stop, victim=0)
+    begun = site.inside(process, rank=0)
+    errors = site.end(process)
+    assert time.monotonic() - begun < PROMISE
+    assert process.returncode == 2, errors
+    assert "rank 0 does not answer: frozen or gone" in errors
+
+
+def test_a_rank_that_raises_is_named(site: Site) -> None:
+    process = site.begin(*CPU, "--keep-going", fault="raise ValueError('planted')")
+    errors = site.end(process)
+    assert process.returncode == 2, errors
+    assert f"[rank {VICTIM}, host {HOST}, CPU] ValueError: planted" in errors
+
+
+def test_wrong_data_is_named(site: Site) -> None:
+    """Of a pair: who has it, and from whom."""
+    process = site.begin(*CPU, "--rungs", "pairs", more=FLIPPED)
+    errors = site.end(process)
+    assert process.returncode == 2, errors
+    assert "wrong data from rank" in errors
+    report = site.report
+    assert report["status"] == "critical"
+    assert {one["rank"] for one in report["wrong"]} == {VICTIM}
+    assert {one["source"] for one in report["wrong"]} == {0, 2}
+    assert {(one["what"], one["offset"], one["count"]) for one in report["wrong"]} == {("flows", 7, 1)}
+    assert report["alarms"][0]["sentence"].startswith(
+        f"rank {VICTIM} (host {HOST}, GPU {VICTIM}): wrong data"
+    )
+    assert rungs(report)["pairs"] == "broken"
+
+
+def test_wrong_data_of_a_rank_alone_ends_the_climb(site: Site) -> None:
+    process = site.begin(*CPU, "--rungs", "gpu,all", more=FLIPPED)
+    errors = site.end(process)
+    assert process.returncode == 2, errors
+    report = site.report
+    assert {(one["what"], one["rank"], one["source"]) for one in report["wrong"]} == {("memory", 1, 1)}
+    assert rungs(report)["gpu"] == "broken"
+    assert rungs(report)["all"] == "not measured"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("timeout", ["0", "30"])
+def test_an_interrupted_run_is_unknown(site: Site, number: signal.Signals, timeout: str) -> None:
+    process = site.begin(*CPU, "--keep-going", "-T", timeout)
+    site.inside(process)
+    process.send_signal(number)
+    errors = site.end(process)
+    assert process.returncode == 128 + number
+    assert errors == f"meshrun: interrupted by {number.name}: every rank has ended"
+    report = site.report
+    assert report["status"] in ("unknown", "critical")  # a busy machine may have shown a slow part before
+    assert report["ended"] == ""
+    assert "ended from outside before all was measured" in report["not_judged"]
+    assert rungs(report)["all"] == "not measured"
+
+
+REFUSED = [
+    (["--rungs", "gpu,moon"], "'moon' is none of gpu, host, pairs"),
+    (["--budget", "soon"], "a duration"),
+    (["-J", "gone/out.json"], "gone"),
+    (["--baseline", "none.json"], "none.json"),
+    (["--frobnicate"], "--frobnicate"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), REFUSED, ids=lambda value: str(value)[:30])
+def test_bad_words_are_unknown(site: Site, words: list[str], says: str) -> None:
+    status, errors = site.run("-n", "2", "validate", "--device", "cpu", *words)
+    assert status == 3, errors
+    assert says in errors
+    assert list(site.work.iterdir()) == []
+
+
+def test_ranks_of_a_rehearsal(site: Site) -> None:
+    status, errors = site.run("-n", "2", "validate", "--simulate", "hosts=2,gpus=2")
+    assert status == 3
+    assert "--simulate needs no ranks" in errors

@@ -1,0 +1,170 @@
+"""The probe of a fleet by MPI's ranks: mpiexec -n 4 python -m pytest --with-mpi tests/mpi."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runner
+from jobs.validate.ladder import validate
+from jobs.validate.plan import Plan
+from jobs.validate.probe import Wrong
+from jobs.validate.ranks import alone as ranks_alone
+from jobs.validate.ranks.probe import sizes
+from runner.world import World, open_world
+
+pytestmark = pytest.mark.mpi
+same = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit/validate/test_ranks.py")))
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    opened = open_world("cpu")
+    yield opened
+    opened.close()
+
+
+def on_rank_0(world: World, script: Callable[[Any], Any]) -> Any:
+    """What `script` returns there, on every rank, so that all fail alike."""
+    return world.control.broadcast(same.asked(world, script))
+
+
+def needs(world: World, size: int) -> None:
+    if world.size < size:
+        pytest.skip(f"needs {size} ranks")
+
+
+def test_everything_is_measured_and_right(world: World) -> None:
+    assert same.unlike_everything(on_rank_0(world, same.everything), world.size) == []
+
+
+@pytest.mark.parametrize("nbytes", [KIB, 5 * MIB])
+def test_large_and_small_flows_and_rings(world: World, nbytes: int) -> None:
+    """Messages that MPI sends at once, and those that wait for the receiver."""
+    needs(world, 2)
+
+    def script(probe: Any) -> Any:
+        flows = [probe.flows([flow], nbytes, 2) for flow in ((0, world.size - 1), (world.size - 1, 0))]
+        flows.append(probe.flows([(rank, rank ^ 1) for rank in range(world.size // 2 * 2)], nbytes, 2))
+        return flows, probe.rings([[1, 0]], nbytes, 2), probe.wrong()
+
+    flows, rings, wrong = on_rank_0(world, script)
+    assert [found.shape for found in flows] == [(1, 2), (1, 2), (world.size // 2 * 2, 2)]
+    assert all((found > 0).all() for found in (*flows, rings))
+    assert wrong == []
+
+
+def test_a_slow_rank_is_a_slow_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs(world, 3)
+    slow = world.size - 1
+    if world.rank == slow:
+        timed = ranks_alone.timed
+        monkeypatch.setattr(
+            ranks_alone,
+            "timed",
+            lambda world, queue, count=1: timed(world, lambda: (time.sleep(0.1), queue())),
+        )
+        same.alter(world, KIB, lambda call: time.sleep(0.1))
+
+    def script(probe: Any) -> Any:
+        flows = [(0, 1), (slow, 0)]
+        return (
+            probe.alone("memory", KIB, 3),
+            probe.flows(flows, KIB, 3),
+            probe.rings([[0, 1], [slow]], KIB, 3),
+        )
+
+    alone, flows, rings = on_rank_0(world, script)
+    for found in alone, flows, rings:
+        assert (found[-1] > 0.1).all()
+    assert np.median(alone[:-1]) < 0.08
+    assert np.median(flows[0]) < 0.08
+    assert np.median(rings[0]) < 0.08
+
+
+def test_a_flipped_bit_is_named(world: World) -> None:
+    needs(world, 2)
+    if world.rank == 1:
+        same.alter(world, 100 * KIB, same.flip(77_777))
+
+    def script(probe: Any) -> Any:
+        probe.flows(same.circle(world.size), 100 * KIB, 1)
+        flows = probe.wrong()
+        probe.rings([range(world.size)], 100 * KIB, 1)
+        return flows, probe.wrong()
+
+    (flow,), (ring,) = on_rank_0(world, script)
+    expected = Wrong("flows", 1, 0, 100 * KIB, 77_777, 1, flow.got, flow.expected)
+    assert flow == expected
+    assert flow.got != flow.expected
+    assert ring == dataclasses.replace(
+        expected, what="rings", source=None, got=ring.got, expected=ring.expected
+    )
+
+
+def test_the_order_of_a_ring(world: World) -> None:
+    backward = tuple(reversed(range(world.size)))
+    assert same.in_groups_of(world, (backward,)) == list(backward)
+    if world.size > 2:
+        found = same.in_groups_of(world, ((2, 0),))
+        assert found == ([2, 0] if world.rank in (0, 2) else None)
+
+
+def test_more_groups_than_stay_open(world: World) -> None:
+    """MPI has room for few communicators that are never freed."""
+
+    def script(probe: Any) -> Any:
+        for turn in range(40):
+            order = np.roll(np.arange(world.size), turn % 7).tolist()
+            probe.rings([order], KIB, 1)
+            probe.rings([[turn % world.size]], KIB, 1)
+        return probe.wrong()
+
+    assert on_rank_0(world, script) == []
+
+
+def test_rank_0s_error_ends_all_ranks(world: World) -> None:
+    def script(probe: Any) -> None:
+        probe.alone("memory", KIB, 1)
+        raise runner.UserError("no such baseline")
+
+    with pytest.raises(runner.UserError, match="no such baseline") as caught:
+        same.asked(world, script)
+    assert caught.value.everywhere
+    # And the ranks are where they were: they can begin anew.
+    assert same.unlike_everything(on_rank_0(world, same.everything), world.size) == []
+
+
+def test_too_little_memory_on_one_rank(world: World) -> None:
+    last = world.size - 1
+    if world.rank == last:
+        world.backend.free_memory = lambda: 0
+    with pytest.raises(runner.UserError, match=rf"\[rank {last}, .*\] there is not enough memory") as caught:
+        same.asked(world, lambda probe: probe.alone("memory", KIB, 1))
+    assert caught.value.everywhere
+
+
+def test_the_whole_ladder(world: World) -> None:
+    """To a verdict, on sizes that fit; what it is depends on who else uses this machine."""
+    plan = sizes(
+        world,
+        Plan(
+            rungs=("gpu", "pairs", "node", "all"), keep_going=True, samples=3, again=3, passes=1,
+            memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=MIB, ring_bytes=MIB,
+        ),
+    )  # fmt: skip
+    verdict = on_rank_0(world, lambda probe: validate(probe, plan))
+    results = {rung.name: rung.result for rung in verdict.rungs}
+    measured = {"gpu", "pairs", "node", "all"} if world.size > 1 else {"gpu"}
+    assert {name for name, result in results.items() if result != "not measured"} == measured
+    assert verdict.status in ("ok", "warning", "critical")
+    assert all(rate > 0 for rung in verdict.rungs for rate in rung.rates.values())

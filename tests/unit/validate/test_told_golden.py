@@ -1,0 +1,49 @@
+"""Made reports in every form that programs and terminals read, character by character.
+
+To renew them, after a look at what changed:
+
+    PYTHONPATH=tests/facts python tests/unit/validate/test_told_golden.py --write
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import made_report
+import pytest
+
+from jobs.validate.told import json as told_json
+from jobs.validate.told import junit as told_junit
+from jobs.validate.told import nagios as told_nagios
+from jobs.validate.told import prometheus as told_prometheus
+from jobs.validate.told import screen as told_screen
+
+GOLDEN = Path(__file__).with_name("golden")
+FORMS = {
+    "txt": told_screen.text,
+    "json": told_json.text,
+    "xml": told_junit.text,
+    "prom": told_prometheus.text,
+    "nagios": told_nagios.text,
+}
+CASES = [(name, form) for name in made_report.ALL for form in FORMS]
+
+
+def told(name: str, form: str) -> str:
+    return FORMS[form](made_report.ALL[name]())
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_as_it_was(name: str, form: str) -> None:
+    assert told(name, form) == (GOLDEN / f"{name}.{form}").read_text(encoding="utf-8")
+
+
+def test_every_golden_file_is_compared() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.{form}" for name, form in CASES}
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    GOLDEN.mkdir(exist_ok=True)
+    for made, kind in CASES:
+        (GOLDEN / f"{made}.{kind}").write_text(told(made, kind), encoding="utf-8")

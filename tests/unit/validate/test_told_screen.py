@@ -1,0 +1,104 @@
+"""The terminal: the verdict first, 80 columns, no flood, no colours unless asked for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import get_args
+
+import made_report
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from jobs.validate.report import Report
+from jobs.validate.told.next import ADVICE, SAME, steps
+from jobs.validate.told.screen import text
+from jobs.validate.told.words import MOST, gbps, percent, plain
+from jobs.validate.verdict import Finding, Kind, Verdict
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("name", made_report.ALL)
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_only_the_first_line_is_longer_than_the_terminal(name: str, columns: int) -> None:
+    first, *others = text(made_report.ALL[name](), columns).splitlines()
+    assert first.split(":")[0] == made_report.ALL[name]().verdict.status.upper()
+    assert [line for line in others if cell_len(line) > columns] == []
+
+
+def test_a_fleet_of_4096_hosts_does_not_flood_the_terminal() -> None:
+    told = text(made_report.crowd())
+    assert len(told.splitlines()) < 250
+    assert told.count("its NIC  ") == MOST
+    assert f"... and {4096 - MOST} more" in told
+
+
+def test_colours_only_when_asked_for() -> None:
+    report = made_report.critical()
+    assert "\x1b" not in text(report)
+    coloured = text(report, colour=True)
+    assert coloured.startswith("\x1b[1;31mCRITICAL")
+    bare = [line.rstrip() for line in ESCAPES.sub("", coloured).splitlines()]
+    assert bare == text(report).splitlines()
+
+
+def test_a_dead_rank_is_told_first_also_where_the_verdict_does_not_say_so() -> None:
+    report = made_report.ended()
+    assert text(report).splitlines()[0] == f"CRITICAL: {report.ended}"
+    silent = replace(made_report.warned(), ended=report.ended)
+    assert text(silent).startswith(f"WARNING: {report.ended}; host c2, GPU 5: at 92 %")
+    fine = replace(made_report.healthy(), ended=report.ended)
+    assert text(fine).startswith(f"OK: {report.ended}")
+
+
+@given(st.text(min_size=1))
+def test_a_host_cannot_speak_to_the_terminal(host: str) -> None:
+    report = made_report.critical()
+    found = tuple(replace(one, hosts=(host,)) for one in report.verdict.findings)
+    report = replace(report, verdict=replace(report.verdict, findings=found, alarms=()))
+    told = text(report)
+    assert not [one for one in told.replace("\n", "") if not one.isprintable()]
+    assert f"host {plain(host)}, GPU 5".replace(" ", "") in re.sub(r"\s", "", told)
+    told.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(4021.4e9, "4021"), (396.44e9, "396"), (99.96e9, "100"), (48.13e9, "48.1"), (0.0312e9, "0.0312"),
+     (None, "-"), (float("nan"), "-"), (float("inf"), "-")],
+)  # fmt: skip
+def test_rates_have_three_digits(rate: float | None, said: str) -> None:
+    assert gbps(rate) == said
+
+
+def test_shares_are_whole_numbers() -> None:
+    assert (percent(0.609), percent(1.0), percent(None), percent(float("nan"))) == ("61 %", "100 %", "-", "-")
+
+
+def test_what_is_not_known_is_a_dash_and_no_zero() -> None:
+    (line,) = [line for line in text(made_report.unknown()).splitlines() if line.startswith("all ")]
+    assert line.split()[2:6] == ["ring", "-", "-", "-"]
+
+
+def test_every_kind_of_finding_has_its_advice_and_command() -> None:
+    report = made_report.critical()
+    assert set(get_args(Kind)) <= {*ADVICE, *SAME}
+    for kind in get_args(Kind):
+        one = replace(made_report.NIC, kind=kind, hosts=("c1", "c2"), gpus=(3, 5))
+        step = steps(replace(report, wrong=(), changes=(), drifts=(), verdict=verdict_of(report, one)))[0]
+        assert "{" not in step.advice
+        assert step.command.endswith("--baseline fleet.json --rungs 'host pairs'")
+        assert kind == "rail" or "c1" in step.advice
+
+
+def verdict_of(report: Report, one: Finding) -> Verdict:
+    return replace(report.verdict, findings=(one,), alarms=())
+
+
+def test_advice_knows_the_bus_and_processors() -> None:
+    assert "-i 0000:15:00.0" in steps(made_report.critical())[1].advice
+    (step,) = steps(made_report.cpu())
+    assert "nvidia" not in step.advice
