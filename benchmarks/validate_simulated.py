@@ -2,8 +2,9 @@
 
     python benchmarks/validate_simulated.py [--full] [--hosts 2 8 64] [--workers 2] [--json FILE]
 
-Quick: 60 runs of each sort. --full: 1,000 single faults, 1,000 healthy fleets and 300 pairs of faults for
-each number of hosts.
+Quick: 60 runs of each sort. --full: for each number of hosts 1,000 single faults ("one"), 1,000 healthy
+fleets, 300 pairs of faults ("two") and 300 leaf switches with slow uplinks ("leaf", from 16 hosts on, a
+quarter of the hosts or 32 behind each).
 
 A fault counts as named when a finding is of its kind and at its place: the same host and GPU (of a link: both
 hosts, of a pair of GPUs: both), and nothing else is blamed. Of two faults, both must be named; what else is
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -51,8 +53,16 @@ class Run:
     messages: int
 
 
-def names(finding: Finding, fault: Fault) -> bool:
-    """Same kind, same place."""
+def names(finding: Finding, fault: Fault, spec: FleetSpec) -> bool:
+    """Same kind, same place. A leaf switch is the rail and the hosts behind it."""
+    if fault.kind == "leaf":
+        group, rail = divmod(fault.where[0], spec.rails)
+        behind = range(group * spec.leaf, min((group + 1) * spec.leaf, spec.hosts))
+        return (finding.kind, finding.gpus, finding.hosts) == (
+            "leaf",
+            (rail,),
+            tuple(f"h{host}" for host in behind),
+        )
     hosts = sorted(f"h{host}" for host in fault.hosts)
     return (
         finding.kind == NAMES.get(fault.kind, fault.kind)
@@ -64,11 +74,13 @@ def names(finding: Finding, fault: Fault) -> bool:
 def run(sort: str, hosts: int, gpus: int, seed: int) -> Run:
     rng = np.random.default_rng([hosts, seed, len(sort)])
     healthy = parse_fleet(f"hosts={hosts},gpus={gpus}")
-    faults = drawn(rng, healthy, {"healthy": 0, "one": 1, "two": 2}[sort])
+    if sort == "leaf":
+        healthy = replace(healthy, leaf=max(4, min(32, hosts // 4)))
+    faults = leaf(rng, healthy) if sort == "leaf" else drawn(rng, healthy, COUNTS[sort])
     fleet = SimulatedFleet(replace(healthy, faults=tuple(faults)), seed=seed)
     verdict = validate(fleet, Plan(seed=seed, keep_going=len(faults) > 1))
-    named = [any(names(one, fault) for one in verdict.findings) for fault in faults]
-    extra = sum(not any(names(one, fault) for fault in faults) for one in verdict.findings)
+    named = [any(names(one, fault, healthy) for one in verdict.findings) for fault in faults]
+    extra = sum(not any(names(one, fault, healthy) for fault in faults) for one in verdict.findings)
     return Run(
         sort,
         hosts,
@@ -99,6 +111,14 @@ def blind(faults: list[Fault], hosts: int) -> bool:
     return False
 
 
+COUNTS = {"healthy": 0, "one": 1, "two": 2}  # faults
+
+
+def leaf(rng: np.random.Generator, spec: FleetSpec) -> list[Fault]:
+    """One leaf switch with slow uplinks."""
+    return [Fault("leaf", (int(rng.integers(spec.leaves)),), float(rng.uniform(0.5, 0.85)))]
+
+
 WIRES = ("nic", "send", "receive", "flap", "link")
 
 
@@ -112,6 +132,10 @@ def drawn(rng: np.random.Generator, spec: FleetSpec, count: int) -> list[Fault]:
     return faults
 
 
+FULL = {"one": 1000, "healthy": 1000, "two": 300, "leaf": 300}
+FEWEST = {"leaf": 16}  # hosts: of fewer than four switches, each of a few hosts, none is told from the others
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -121,16 +145,12 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--runs", type=int, help="of each sort, instead of the default")
     parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--sorts", nargs="+", default=["one", "healthy", "two"])
+    parser.add_argument("--sorts", nargs="+", default=["one", "healthy", "two", "leaf"])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--failures", type=int, default=8, help="shown for each row")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    counts = (
-        {"one": 1000, "healthy": 1000, "two": 300}
-        if options.full
-        else dict.fromkeys(("one", "healthy", "two"), 60)
-    )
+    counts = FULL if options.full else dict.fromkeys(FULL, 60)
     print(
         f"{'hosts':>5} {'sort':8} {'runs':>5} {'right':>7} {'not blind':>9} {'extra':>5} "
         f"{'analysis':>9} {'rounds':>6}"
@@ -139,29 +159,64 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers) as pool:
         for hosts in options.hosts:
             for sort in options.sorts:
+                if hosts < FEWEST.get(sort, 2):
+                    continue
                 begin = time.perf_counter()
                 seeds = range(options.first, options.first + (options.runs or counts[sort]))
                 done = list(pool.map(partial(run, sort, hosts, options.gpus), seeds, chunksize=5))
                 runs += done
                 show(done, time.perf_counter() - begin, options.failures)
     if options.json:
-        options.json.write_text(
-            json.dumps({"benchmark": "validate_simulated", "runs": [asdict(one) for one in runs]})
-        )
+        options.json.write_text(json.dumps(record(runs, vars(options)), default=str))
+
+
+def record(runs: list[Run], options: dict[str, object]) -> dict[str, object]:
+    """All that the figures come from: versions, options, a summary of each row, and every run."""
+    rows = [
+        [one for one in runs if (one.hosts, one.sort) == row]
+        for row in dict.fromkeys((one.hosts, one.sort) for one in runs)
+    ]
+    return {
+        "benchmark": "validate_simulated",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "processor": platform.processor() or platform.machine(),
+        "options": options,
+        "plan": asdict(Plan()),
+        "summary": [summary(row) for row in rows],
+        "runs": [asdict(one) for one in runs],
+    }
+
+
+def summary(runs: list[Run]) -> dict[str, object]:
+    """right: share of all runs; sighted: of those that are not blind. false_alarms: share of runs that blame
+    what is healthy. seconds, rounds, messages: medians.
+    """
+    seen = [one for one in runs if not one.blind]
+    return {
+        "hosts": runs[0].hosts,
+        "sort": runs[0].sort,
+        "runs": len(runs),
+        "blind": len(runs) - len(seen),
+        "right": float(np.mean([one.right for one in runs])),
+        "sighted": float(np.mean([one.right for one in seen])) if seen else None,
+        "false_alarms": float(np.mean([one.extra > 0 for one in runs])),
+        "extra": sum(one.extra for one in runs),
+        "seconds": float(np.median([one.seconds for one in runs])),
+        "rounds": float(np.median([one.rounds for one in runs])),
+        "messages": float(np.median([one.messages for one in runs])),
+    }
 
 
 def show(runs: list[Run], seconds: float, failures: int) -> None:
-    seen = [one for one in runs if not one.blind]
-    right = sum(one.right for one in runs) / len(runs)
-    sighted = sum(one.right for one in seen) / max(len(seen), 1)
-    first = runs[0]
+    row = summary(runs)
+    sighted = "" if row["sighted"] is None else f"{row['sighted']:.1%}"
     print(
-        f"{first.hosts:5} {first.sort:8} {len(runs):5} {right:7.1%} {sighted:9.1%} "
-        f"{sum(one.extra for one in runs):5} "
-        f"{np.median([one.seconds for one in runs]):8.2f}s {int(np.median([one.rounds for one in runs])):6} "
-        f"({seconds:.0f} s)",
+        f"{row['hosts']:5} {row['sort']:8} {row['runs']:5} {row['right']:7.1%} {sighted:>9} {row['extra']:5} "
+        f"{row['seconds']:8.2f}s {row['rounds']:6.0f} ({seconds:.0f} s)",
         flush=True,
     )
+    seen = [one for one in runs if not one.blind]
     for one in [one for one in seen if not one.right or one.extra][:failures]:
         print(
             f"        seed {one.seed}: {', '.join(one.faults) or 'healthy'} -> {one.said or 'nothing'}",

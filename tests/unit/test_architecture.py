@@ -38,7 +38,7 @@ LAYERS = (
     ("device", "preflight"),
     ("clock", "deal", "heartbeat_process", "preflight_agree", "preflight_host", "timing", "watchdog"),
     ("problem",),
-    ("survey",),
+    ("counters", "survey"),
     ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),
     ("comm.simulated_fleet",),
     ("comm.simulated_noise", "comm.simulated_routes"),
@@ -49,7 +49,7 @@ LAYERS = (
     ("early",),
     ("comm.nccl",),
     ("backend.cuda_blas", "backend.cuda_box", "backend.cuda_pools"),
-    ("backend.cpu", "backend.cuda", "survey_gpu", "survey_network"),
+    ("backend.cpu", "backend.cuda", "counters_gpu", "counters_network", "survey_gpu", "survey_network"),
     ("backend.box", "backend.cuda_files", "backend.cuda_lanes", "backend.pools"),
     ("chunks", "window"),
     ("backend",),  # the protocols

@@ -56,6 +56,11 @@ def test_the_commands_of_the_pages_on_memory_succeed(tmp_path: Path, page: str) 
     assert len(run_commands(ROOT / "docs" / page, tmp_path)) == 3
 
 
+def test_the_validate_pages_commands_succeed(tmp_path: Path) -> None:
+    assert len(run_commands(ROOT / "docs" / "validate.md", tmp_path)) == 2
+    assert (tmp_path / "page.html").exists()
+
+
 def test_the_launch_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "launch.md", tmp_path)) > 2
 

@@ -79,8 +79,8 @@ def test_nothing_stands_before_the_last_request(text: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_four_scripts_are_there() -> None:
-    kinds = ("array_job", "array_job_container", "bandwidth", "bandwidth_container")
+def test_the_scripts_are_there() -> None:
+    kinds = ("array_job", "array_job_container", "bandwidth", "bandwidth_container", "validate")
     assert [path.stem for path in SHIPPED] == list(kinds)
 
 

@@ -1,0 +1,242 @@
+#!/bin/sh
+# Measures the interconnect inside this node (meshrun validate). A critical node is drained, and the reason names
+# the part. Copy it to every node; in slurm.conf, as either or both:
+#
+#     HealthCheckProgram=/etc/slurm/healthcheck.sh     Prolog=/etc/slurm/healthcheck.sh
+#     HealthCheckInterval=3600                         (or Epilog=)
+#     HealthCheckNodeState=IDLE,CYCLE
+#
+# As HealthCheckProgram it measures a node without jobs and leaves any other alone. As Prolog or Epilog it
+# measures when the job has all GPUs of the node, and fails on a critical one: Slurm then requeues the job.
+# By hand:
+#
+#     healthcheck.sh --dry-run            measure, and say what would be done
+#     healthcheck.sh --undrain [NODE]     resume a node that this script has drained, and no other
+#
+# Settings are lines of /etc/meshrun/healthcheck.conf, such as MESHRUN_DRY_RUN=1: slurmd gives a
+# HealthCheckProgram neither words nor variables, not even SLURM_CONF.
+#
+#     MESHRUN=meshrun             the command, or a script that loads what it needs
+#     MESHRUN_OPTIONS="--quick --rungs gpu,host,pairs,node"
+#     MESHRUN_SECONDS=50          for everything; slurmd kills a HealthCheckProgram after 60
+#     MESHRUN_GPUS=N              that must be there; otherwise as many as Slurm counts on
+#     MESHRUN_DRAIN_ON_UNKNOWN=   1: a node of which there is no verdict is drained too
+#     MESHRUN_DRY_RUN=            1: as --dry-run
+#     MESHRUN_SIMULATE=SPEC       a rehearsal: the verdict is of this fleet, no GPU is looked at
+#     MESHRUN_LOCK=/run/meshrun-healthcheck.lock
+
+# slurmd sets no PATH.
+export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export HOME="${HOME:-/root}"
+
+settings=${MESHRUN_CONF:-/etc/meshrun/healthcheck.conf}
+if [ -r "$settings" ]; then
+  # A mistake there would end this shell, and a prolog that fails drains the node: in time, every node.
+  sh -n "$settings" || exit 0
+  # shellcheck source=/dev/null
+  . "$settings"
+fi
+set -u
+meshrun=${MESHRUN:-meshrun}
+options=${MESHRUN_OPTIONS:---quick --rungs gpu,host,pairs,node}
+seconds=${MESHRUN_SECONDS:-50}
+simulated=${MESHRUN_SIMULATE:-}
+dry=${MESHRUN_DRY_RUN:-}
+lock=${MESHRUN_LOCK:-/run/meshrun-healthcheck.lock}
+node=${SLURMD_NODENAME:-$(hostname -s)}
+last=12 # seconds kept for draining
+begun=$(date +%s)
+
+say() { # priority, sentence
+  printf 'meshrun: %s\n' "$2"
+  logger -t meshrun -p "daemon.$1" -- "$2" 2>/dev/null || :
+}
+
+skip() {
+  say info "$1: not measured"
+  exit 0
+}
+
+# What Slurm knows of the node: sets state, cpus (those that jobs hold), gres and reason.
+describe() {
+  state='' cpus='' gres='' reason=''
+  described=$(timeout -k 1 5 scontrol show node "$node" 2>&1) || return 1
+  state=$(field State) cpus=$(field CPUAlloc) gres=$(field Gres)
+  reason=$(printf '%s\n' "$described" | sed -n 's/^ *Reason=//p' | sed 's/ \[[^]]*\]$//')
+  [ -n "$state" ] && [ -n "$cpus" ]
+}
+
+field() {
+  printf '%s\n' "$described" | sed -n "s/^ *$1=\([^ ]*\).*/\1/p"
+}
+
+# Nobody may be disturbed, and nobody's work be measured. Sets wanted: the GPUs that Slurm counts on.
+ask_leave() {
+  if [ -n "$job" ]; then
+    # No question to the controller: it would hear one from every node of every job.
+    wanted=$(printf '%s' "${SLURM_JOB_GPUS:-}" | tr ',' '\n' | grep -c '[0-9]')
+    [ "$wanted" -gt 0 ] || skip "job $job has no GPU of $node"
+    return
+  fi
+  describe || skip "Slurm does not say what $node does ($(printf '%s' "$described" | tail -n 1))"
+  case $state in
+    *DRAIN* | *DOWN* | *FAIL* | *MAINT* | *REBOOT* | *POWER* | *COMPLETING*) skip "$node is $state" ;;
+  esac
+  [ "$cpus" -eq 0 ] || skip "$node has jobs"
+  # gpu:h200:8(S:0-1),shard:64 are 8.
+  wanted=$(printf '%s' "$gres" | sed 's/([^)]*)//g' | tr ',' '\n' |
+    awk -F: '$1 == "gpu" { count += $NF } END { print count + 0 }')
+  # HealthCheckProgram runs on every node of the cluster.
+  [ "${MESHRUN_GPUS:-$wanted}" -gt 0 ] || skip "Slurm counts on no GPU of $node"
+}
+
+# Sets gpus: those that the driver lists. Into files: $(...) would wait for a process that cannot be killed.
+count_gpus() {
+  timeout -k 2 5 nvidia-smi -L >"$folder/gpus" 2>&1 9>&-
+  gpus=$(grep -c '^GPU ' "$folder/gpus")
+  if grep -q '^ *MIG ' "$folder/gpus"; then
+    skip "the GPUs of $node are divided (MIG)"
+  fi
+  [ -z "$job" ] || [ "$wanted" -ge "$gpus" ] || skip "job $job has $wanted of the $gpus GPUs of $node"
+  timeout -k 2 5 nvidia-smi --query-compute-apps=pid --format=csv,noheader >"$folder/pids" 2>/dev/null 9>&-
+  pids=$(sed -n 's/^ *\([0-9][0-9]*\).*/\1/p' "$folder/pids" | sort -un | tr '\n' ' ')
+  [ -z "$pids" ] || skip "GPUs of $node are in use by process ${pids% }"
+}
+
+# Sets verdict and sentence. The output begins with the verdict, which the exit status repeats; where they
+# differ, or there is none, nothing is known.
+judge() {
+  left=$((begun + seconds - last - $(date +%s)))
+  [ "$left" -gt 0 ] || left=1 # 0 would be no limit
+  # The lock is not for what may be left of it. $options are words.
+  # shellcheck disable=SC2086
+  timeout -k 3 "$left" "$meshrun" "$@" $options >"$folder/out" 2>"$folder/err" </dev/null 9>&-
+  status=$?
+  line=$(head -n 1 "$folder/out")
+  case $status in 0) verdict=ok ;; 1) verdict=warning ;; 2) verdict=critical ;; *) verdict=unknown ;; esac
+  case $(printf '%s' "$line" | tr '[:upper:]' '[:lower:]') in
+    "$verdict: "*) sentence=${line#*: } ;;
+    *)
+      verdict=unknown
+      case $status in
+        124 | 137) sentence="no verdict within $left s" ;;
+        *) sentence="no verdict, exit status $status: $(tail -n 1 "$folder/err")" ;;
+      esac
+      ;;
+  esac
+}
+
+drain() { # for what
+  # 255 bytes are what Slurm's database keeps, and not every script that reads a reason quotes it.
+  plain=$(printf '%s' "$1" | LC_ALL=C tr -c 'A-Za-z0-9 .,:;%/()+_=@#-' '?' | LC_ALL=C cut -c 1-230)
+  describe || :
+  case $state in
+    *DRAIN* | *DOWN* | *FAIL*)
+      say err "$node is $state already ($reason), otherwise it would be for: $1"
+      return
+      ;;
+  esac
+  # What was measured beside a job says nothing.
+  [ -n "$job$simulated" ] || [ "${cpus:-0}" -eq 0 ] || skip "a job has started on $node meanwhile"
+  if [ -n "$dry" ]; then
+    say info "would run: scontrol update nodename=$node state=drain reason='meshrun: $plain'"
+    return
+  fi
+  plain="meshrun: $plain"
+  if ! answer=$(timeout -k 1 5 scontrol update "nodename=$node" state=drain "reason=$plain" 2>&1); then
+    say err "cannot drain $node ($answer), and it should be: $1"
+    exit 1
+  fi
+  say err "$node is drained: $1"
+}
+
+undrain() {
+  if ! describe; then
+    say err "Slurm does not say what $node does ($described)"
+    exit 1
+  fi
+  ours=''
+  case $reason in "meshrun: "*) ours=1 ;; esac
+  case $state in *DOWN* | *FAIL*) ours='' ;; *DRAIN*) ;; *) ours='' ;; esac
+  if [ -z "$ours" ]; then
+    say err "$node was not drained by meshrun: it is $state (${reason:-no reason}), and stays so"
+    exit 1
+  fi
+  if [ -n "$dry" ]; then
+    say info "would run: scontrol update nodename=$node state=resume"
+    exit 0
+  fi
+  timeout -k 1 5 scontrol update "nodename=$node" state=resume || exit 1
+  say notice "$node is resumed; it was drained for: ${reason#meshrun: }"
+  exit 0
+}
+
+usage() {
+  echo "usage: healthcheck.sh [--dry-run] [--undrain [NODE]]" >&2
+  exit 64
+}
+
+undrain=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) dry=1 ;;
+    --undrain)
+      undrain=1
+      case ${2:-} in '' | -*) ;; *) node=$2; shift ;; esac
+      ;;
+    *) usage ;;
+  esac
+  shift
+done
+[ -z "$undrain" ] || undrain
+
+case ${SLURM_SCRIPT_CONTEXT:-} in
+  '' | prolog_slurmd | epilog_slurmd) job=${SLURM_JOB_ID:-} ;;
+  *) skip "$SLURM_SCRIPT_CONTEXT does not run on every node as root" ;;
+esac
+
+folder=$(mktemp -d) || skip "no folder for temporary files"
+trap 'cd / && rm -rf "$folder"' EXIT
+trap 'exit 143' HUP INT TERM
+cd "$folder" || exit 0
+
+if [ -n "$simulated" ]; then
+  judge validate --simulate "$simulated"
+  sentence="rehearsal: $sentence"
+else
+  # A redirection that fails would end the shell, and a prolog that fails drains the node.
+  (: >>"$lock") 2>/dev/null || skip "cannot write $lock"
+  exec 9>>"$lock"
+  # A job's check waits for the one that began while the node was idle; that one need not be repeated at once.
+  if [ -n "$job" ]; then flock -w 30 9; else flock -n 9; fi || skip "another check of $node is running"
+  begun=$(date +%s)
+  ask_leave
+  count_gpus
+  wanted=${MESHRUN_GPUS:-$wanted}
+  if [ "$gpus" -eq 0 ]; then
+    verdict=unknown sentence="host $node: nvidia-smi lists no GPU: $(tail -n 1 "$folder/gpus")"
+  elif [ "$gpus" -lt "$wanted" ]; then
+    verdict=critical sentence="host $node: the driver lists $gpus of $wanted GPUs"
+  else
+    judge -n "$gpus" validate
+  fi
+fi
+
+case $verdict in
+  ok)
+    say info "$node is ok: $sentence"
+    exit 0
+    ;;
+  warning)
+    say warning "$node: warning: $sentence"
+    exit 0
+    ;;
+  unknown)
+    say err "$node: unknown: $sentence"
+    [ -n "${MESHRUN_DRAIN_ON_UNKNOWN:-}" ] || exit 0
+    drain "unknown: $sentence"
+    ;;
+  critical) drain "$sentence" ;;
+esac
+# That the job is started elsewhere.
+[ -z "$job" ] || [ -n "$dry" ] || exit 1
