@@ -15,7 +15,6 @@ from jobs.validate.verdict import SEVERITY, Alarm, Status, Verdict
 
 LOCAL = ("gpu", "host", "pairs")  # rungs whose measurements nothing shares: the limit is within reach
 FAR = 0.5  # of the limit, below which all siblings must be slow together
-CRITICAL = Plan.critical
 
 
 def alarms(
@@ -37,9 +36,9 @@ def alarms(
     return (*dead, *data, *told)
 
 
-def beside(report: Report) -> Verdict:
+def beside(report: Report, plan: Plan) -> Verdict:
     """The verdict with what earlier runs and the hardware's limits say: what siblings have in common."""
-    slower = [Alarm(drift_status(one), drifted(one)) for one in report.drifts if one.rate < one.usual]
+    slower = [Alarm(drift_status(one, plan), drifted(one)) for one in report.drifts if one.rate < one.usual]
     limits = {(one.rung, one.what): one for one in report.limits if one.rung in LOCAL and one.rate}
     gpus = any(not one.device.startswith("CPU") for one in report.members)
     far = [
@@ -63,8 +62,8 @@ def unjudged(verdict: Verdict, why: str) -> Verdict:
     return replace(verdict, status=status, not_judged=(*verdict.not_judged, why))
 
 
-def drift_status(one: Drift) -> Literal["critical", "warning"]:
-    return "critical" if one.rate < CRITICAL * one.usual and one.score < 0 else "warning"
+def drift_status(one: Drift, plan: Plan) -> Literal["critical", "warning"]:
+    return "critical" if one.rate < plan.critical * one.usual and one.score < 0 else "warning"
 
 
 def drifted(one: Drift) -> str:

@@ -38,7 +38,7 @@ class Climbing:
     limits: tuple[Limit, ...] = ()
     plan: Plan = field(default_factory=Plan)
     ladder: Ladder | None = None
-    notes: list[str] = field(default_factory=list)  # what the time left out
+    notes: list[str] = field(default_factory=list)  # what the plan leaves out
     started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     begin: float = field(default_factory=time.monotonic)
 
@@ -91,7 +91,7 @@ def measured(climbing: Climbing, probe: Probe, told: Told, round_told: Told) -> 
     else:
         verdict = climb()
     assert climbing.ladder is not None
-    return _compared(asked, climbing.report(verdict), figures(climbing.ladder))
+    return _compared(climbing, climbing.report(verdict), figures(climbing.ladder))
 
 
 def _within(climbing: Climbing, probe: Probe, deadline: Deadline) -> Callable[[RungName], str]:
@@ -112,19 +112,19 @@ def _within(climbing: Climbing, probe: Probe, deadline: Deadline) -> Callable[[R
     return spare
 
 
-def _compared(asked: Asked, report: Report, found: Figures) -> Report:
+def _compared(climbing: Climbing, report: Report, found: Figures) -> Report:
     """With what earlier runs and the hardware's limits say of it; kept for later ones where it is healthy.
 
     What was measured is told, whatever happens to the files of earlier runs.
     """
-    trouble = ""
+    asked, trouble = climbing.asked, ""
     if asked.baseline is not None:
         try:
             drifts, changed = baseline.compare(asked.baseline, report, found)
             report = replace(report, baseline=str(asked.baseline), drifts=drifts, changed=changed)
         except runner.UserError as reason:
             trouble = f"not compared with earlier runs: {reason}"
-    verdict = beside(report)
+    verdict = beside(report, climbing.plan)
     if trouble:
         verdict = unjudged(verdict, trouble)
     report = replace(report, verdict=verdict)

@@ -34,6 +34,7 @@ NEEDS: dict[RungName, str] = {
     "rails": "there is one host",
     "all": "there is one rank",
 }
+BLIND = 0.5  # of the siblings' rate: where noise hides what is above, nothing is judged
 COPIED = 2  # a copy inside a GPU's memory reads and writes each byte
 CURVE = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: halved so often
 
@@ -233,6 +234,12 @@ class Ladder:
         if answer.table.lost:
             self.lost = True
             self.not_judged.append(unmeasured(name, what, answer.table.lost))
+        seen = float(np.exp(-np.median(answer.table.threshold))) if len(answer.table) else 1.0
+        if seen < self.plan.critical:
+            self.lost = self.lost or seen < BLIND
+            self.not_judged.append(
+                f"{name}: {what} vary so much that only parts below {100 * seen:.0f} % of the others are seen"
+            )
         if answer.open:
             self.not_judged.append(f"{name}: {len(answer.open)} suspects of {what} were not asked again")
 

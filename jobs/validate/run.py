@@ -38,7 +38,11 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         watching(world, ending, asked, climbing) as trail,
         ranks.opened(world, trail, counters(world)) as probe,
     ):
-        climbing.plan = ranks.sizes(world, asked.plan)
+        climbing.plan = ranks.suited(world, asked.plan)
+        if (usual := climbing.plan.critical) < asked.plan.critical:
+            climbing.notes.append(
+                f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings is called slow"
+            )
         facts = gather(world)
         if world.rank:
             ending.keep = stay

@@ -18,7 +18,7 @@ from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Wrong
 from jobs.validate.ranks import alone as ranks_alone
-from jobs.validate.ranks.probe import sizes
+from jobs.validate.ranks.probe import suited
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
@@ -155,7 +155,7 @@ def test_too_little_memory_on_one_rank(world: World) -> None:
 
 def test_the_whole_ladder(world: World) -> None:
     """To a verdict, on sizes that fit; what it is depends on who else uses this machine."""
-    plan = sizes(
+    plan = suited(
         world,
         Plan(
             rungs=("gpu", "pairs", "node", "all"), keep_going=True, samples=3, again=3, passes=1,

@@ -16,7 +16,7 @@ from jobs.bench import check
 from jobs.bench.data import Copied, Segment
 from jobs.validate.probe import Alone, Wrong
 from jobs.validate.ranks.buffers import Buffers
-from jobs.validate.ranks.part import BYTES, FLOAT, IDLE, Part, repeats
+from jobs.validate.ranks.part import BYTES, FLOAT, IDLE, Part, often
 from jobs.validate.ranks.part import compared as compared_with
 
 ITEM = FLOAT.itemsize
@@ -59,7 +59,7 @@ def copy(buffers: Buffers, what: Alone, nbytes: int) -> Part:
     def compared(seed: int) -> Wrong | None:
         return compared_with(what, rank, nbytes, into, BYTES, segment(seed))
 
-    return Part(prepare, partial(timed, world, queue, repeats(world, nbytes)), compared)
+    return Part(prepare, partial(timed, world, queue), compared, often(nbytes))
 
 
 def product(buffers: Buffers, nbytes: int) -> Part:
@@ -118,7 +118,7 @@ def product(buffers: Buffers, nbytes: int) -> Part:
     return Part(prepare, partial(timed, world, queue), compared)
 
 
-def timed(world: runner.World, queue: Callable[[], object], count: int = 1) -> float:
+def timed(world: runner.World, queue: Callable[[], object], count: int) -> float:
     """Seconds on this rank's device of what `queue` issues to its stream, the mean of `count` times."""
     backend = world.backend
     begin = backend.mark()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import runner
 from jobs.validate.plan import Plan
@@ -17,6 +18,9 @@ LARGEST = {
     "memory_bytes": 32 * MIB, "product_bytes": 4 * MIB, "copy_bytes": 32 * MIB,
     "pair_bytes": 4 * MIB, "nic_bytes": 4 * MIB, "ring_bytes": 4 * MIB,
 }  # fmt: skip
+# Of its siblings' rate, what a CPU may have without being at fault: ranks share cores, caches and memory with
+# each other and with whatever else runs.
+USUAL = 0.75
 
 
 class Buffers:
@@ -70,8 +74,9 @@ class Buffers:
         return runner.Memory(buffer.address, buffer.nbytes, "device", self.world.here.device.index)
 
 
-def sizes(world: World, plan: Plan) -> Plan:
-    """The plan with sizes that every rank has memory and, on CPUs, time for; collective.
+def suited(world: World, plan: Plan) -> Plan:
+    """The plan with sizes that every rank has memory and, on CPUs, time for, and as strict as they allow;
+    collective.
 
     Raises UserError, on every rank, where there is not even room for small ones.
     """
@@ -88,6 +93,7 @@ def sizes(world: World, plan: Plan) -> Plan:
     most = dict.fromkeys(LARGEST, room) | {"product_bytes": room // 2}
     if not cuda:
         most = {name: min(size, LARGEST[name]) for name, size in most.items()}
+        plan = dataclasses.replace(plan, tolerance=-math.log(USUAL), critical=USUAL)
     return dataclasses.replace(plan, **{name: min(getattr(plan, name), size) for name, size in most.items()})
 
 

@@ -9,7 +9,7 @@ from jobs.bench import check
 from jobs.bench.data import Contributed, Copied, Reduced, Segment
 from jobs.validate.probe import Wrong
 from jobs.validate.ranks.buffers import Buffers
-from jobs.validate.ranks.part import BYTES, FLOAT, IDLE, Part, compared, repeats
+from jobs.validate.ranks.part import BYTES, FLOAT, IDLE, Part, compared, often
 from runner import Call, Collectives, Control, Place, World
 
 Flows = Sequence[tuple[int, int]]
@@ -48,9 +48,8 @@ def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Par
             return None
         return compared("flows", rank, nbytes, into, BYTES, segment(seed, source))
 
-    return Part(
-        prepare, clocked(group, message(nbytes, SIGNAL), message(0, nbytes), repeats(world, nbytes)), checked
-    )
+    run = clocked(group, message(nbytes, SIGNAL), message(0, nbytes))
+    return Part(prepare, run, checked, often(nbytes))
 
 
 def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) -> Part:
@@ -76,22 +75,24 @@ def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) 
         total = Segment(0, count, Reduced(seed * world.size + number, 0, "sum", ranks))
         return compared("rings", world.rank, nbytes, buffers.into.array, FLOAT, total)
 
-    return Part(prepare, clocked(group, reduce(end, 1), reduce(0, count), repeats(world, nbytes)), checked)
+    return Part(prepare, clocked(group, reduce(end, 1), reduce(0, count)), checked, often(nbytes))
 
 
 def clocked(
-    group: Collectives, signal: Callable[[], object], timed: Callable[[], object], count: int
-) -> Callable[[], float]:
-    """What makes the first call and `count` of the second, whose seconds on this rank's device it returns.
+    group: Collectives, signal: Callable[[], object], timed: Callable[[], object]
+) -> Callable[[int], float]:
+    """What makes the first call and so many of the second, each one's seconds on this rank's device.
 
     After the first, the partners are in step, and on a GPU the second is in the queue already: neither who
     left the barrier late nor what it takes to launch a kernel is timed.
     """
     begin, end = group.marks(2)
-    calls = group.packed([signal, begin.record, *[timed] * count, end.record])
+    packed: dict[int, Sequence[Callable[[], object]]] = {}
 
-    def run() -> float:
-        group.issue(calls)
+    def run(count: int) -> float:
+        if count not in packed:
+            packed[count] = group.packed([signal, begin.record, *[timed] * count, end.record])
+        group.issue(packed[count])
         group.wait()
         return group.elapsed(begin, end) / count
 
@@ -109,6 +110,10 @@ class Rings:
     def groups(self) -> list[Collectives]:
         """This rank's, the last one used first."""
         return [group for _, group in reversed(self._open.values()) if group is not None]
+
+    def __contains__(self, groups: Groups) -> bool:
+        """Whether these are open."""
+        return groups in self._open
 
     def of(self, groups: Groups) -> Collectives | None:
         """This rank's group, its ranks in the order given; None where it is in none. Collective."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from jobs.bench.data import Segment
 from jobs.validate.probe import Seconds, Wrong
 
 BYTES, FLOAT = runner.DATATYPES["uint8"], runner.DATATYPES["float"]
-ENOUGH, MOST = 1 << 30, 16  # bytes that a sample on a GPU moves, where so many times do
+ENOUGH, OFTEN = 1 << 30, 16  # bytes that a sample on a GPU moves, where so many times do
+LONG, MOST = 0.1, 64  # seconds of a sample on CPUs, where so many times do: several turns of a scheduler
 CONNECTING = 60.0  # seconds more than usual that the ranks may take to connect, which many do slowly
 
 
@@ -24,46 +26,53 @@ CONNECTING = 60.0  # seconds more than usual that the ranks may take to connect,
 class Part:
     """What one rank does in a measurement.
 
-    prepare: fills its source with the data of a seed, and poisons the place of its result. run: does it once;
-    seconds. check: the result, against the data of a seed.
+    prepare: fills its source with the data of a seed, and poisons the place of its result. run: does it so
+    often, one after another; seconds of one. check: the result, against the data of a seed. often: as a
+    sample on GPUs does it.
     """
 
     prepare: Callable[[int], object]
-    run: Callable[[], float]
+    run: Callable[[int], float]
     check: Callable[[int], Wrong | None]
+    often: int = 1
 
 
-def repeats(world: runner.World, nbytes: int) -> int:
-    """How often a sample does its operation, one after another; the same on every rank.
-
-    On GPUs often enough that to begin and to end are no part of the figure, which is a mean then.
-    """
-    cuda = any(rank.device.kind == "cuda" for rank in world.ranks)
-    return min(max(ENOUGH // max(nbytes, 1), 1), MOST) if cuda else 1
+def often(nbytes: int) -> int:
+    """How often a sample moves `nbytes` on GPUs, so that to begin and to end are no part of the figure."""
+    return min(max(ENOUGH // max(nbytes, 1), 1), OFTEN)
 
 
 # Of a rank without a part: at the barriers with the others, which is all that is asked of it.
-IDLE = Part(lambda seed: None, lambda: float("nan"), lambda seed: None)
+IDLE = Part(lambda seed: None, lambda count: float("nan"), lambda seed: None)
 
 
 def sampled(
-    world: runner.World, trail: runner.Progress, label: str, part: Part, samples: int, seed: int
+    world: runner.World,
+    trail: runner.Progress,
+    label: str,
+    part: Part,
+    samples: int,
+    seed: int,
+    grace: float = 0.0,
 ) -> tuple[Seconds, list[Wrong]]:
     """(samples,) seconds, and what was wrong; collective over all ranks, whether they have a part or not.
 
     All ranks begin each sample at once. Before the first there is one that is not timed: it opens connections
-    and loads kernels. The data of the first and the last one, of seeds `seed` and `seed + 1`, is checked.
+    and loads kernels, and may take `grace` seconds more. The data of the first and the last one, of seeds
+    `seed` and `seed + 1`, is checked.
     """
     seconds, found = np.empty(samples), []
+    cuda = any(rank.device.kind == "cuda" for rank in world.ranks)
     trail.begin(label, "preparing the data")
-    trail.grace = CONNECTING
+    trail.grace = grace
     part.prepare(seed)
     world.control.barrier()
     trail.enter(1)
-    part.run()
+    part.run(part.often if cuda else 1)
     trail.done("waiting for other ranks")
     world.control.barrier()
     trail.grace = 0.0
+    count = part.often if cuda else _long_enough(world, trail, part)
     with _uncollected():
         for number in range(samples):
             checked = {0: seed, samples - 1: seed + 1}.get(number)
@@ -73,11 +82,22 @@ def sampled(
             trail.before("at the barrier")
             world.control.barrier()
             trail.enter(1)
-            seconds[number] = part.run()
+            seconds[number] = part.run(count)
             trail.done("checking the data" if checked is not None else "waiting for other ranks")
             if checked is not None and (wrong := part.check(checked)) is not None:
                 found.append(wrong)
     return seconds, found
+
+
+def _long_enough(world: runner.World, trail: runner.Progress, part: Part) -> int:
+    """How often a sample on CPUs does it, the same on every rank: those that share a core take turns, and a
+    short sample would tell whose turn it was.
+    """
+    trail.enter(1)
+    once = part.run(1)
+    trail.done("waiting for other ranks")
+    slowest = max((one for one in world.control.allgather(once) if one > 0), default=1.0)
+    return min(max(math.ceil(LONG / slowest), 1), MOST)
 
 
 @contextmanager

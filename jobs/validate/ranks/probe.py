@@ -17,11 +17,11 @@ from jobs.validate.probe import Alone, Counter, Place, Seconds, Wrong
 from jobs.validate.ranks import alone as ranks_alone
 from jobs.validate.ranks import gathered
 from jobs.validate.ranks import moving as ranks_moving
-from jobs.validate.ranks.buffers import Buffers, sizes
+from jobs.validate.ranks.buffers import Buffers, suited
 from jobs.validate.ranks.moving import Flows, Rings, number_of
 from jobs.validate.ranks.part import CONNECTING, Part, sampled
 
-__all__ = ["RankProbe", "host_names", "opened", "sizes"]
+__all__ = ["RankProbe", "host_names", "opened", "suited"]
 
 Read = Callable[[], Mapping[tuple[str, str], float | str]]
 END = "end"
@@ -46,6 +46,7 @@ class RankProbe:
         self._latest = group  # the communicator that was used last
         self._wrong: list[Wrong] = []
         self._measured = 0
+        self._done: set[Any] = set()  # what was measured before, and is open by now
         self._leading = self._under_way = False
         self.ended = False  # the others know that rank 0 has done
 
@@ -180,21 +181,24 @@ class RankProbe:
 
     def _alone_here(self, samples: int, what: Alone, nbytes: int) -> Seconds:
         label = self._begin(what, nbytes)
-        return self._sampled(label, samples, ranks_alone.alone(self._buffers, what, nbytes))
+        part = ranks_alone.alone(self._buffers, what, nbytes)
+        return self._sampled(label, samples, part, self._grace([what]))
 
     def _flows_here(self, samples: int, flows: Flows, nbytes: int) -> Seconds:
         label = self._begin("flows", nbytes)
         self._latest = self.group
-        return self._sampled(label, samples, ranks_moving.flow(self._buffers, self.group, flows, nbytes))
+        part = ranks_moving.flow(self._buffers, self.group, flows, nbytes)
+        return self._sampled(label, samples, part, self._grace(flows))
 
     def _rings_here(self, samples: int, groups: tuple[tuple[int, ...], ...], nbytes: int) -> Seconds:
         label = self._begin("rings", nbytes)
         self.trail.before("connecting the ranks")
-        self.trail.grace = CONNECTING
+        self.trail.grace = grace = 0.0 if groups in self._rings else CONNECTING
         group = self._rings.of(groups)
         self._latest = group or self.group
         number = number_of(groups, self.world.rank) or 0
-        return self._sampled(label, samples, ranks_moving.ring(self._buffers, group, number, nbytes))
+        part = ranks_moving.ring(self._buffers, group, number, nbytes)
+        return self._sampled(label, samples, part, grace)
 
     def _begin(self, what: str, nbytes: int) -> str:
         self._measured += 1
@@ -202,9 +206,15 @@ class RankProbe:
         self.trail.begin(label, "allocating memory")
         return label
 
-    def _sampled(self, label: str, samples: int, part: Part) -> Seconds:
+    def _grace(self, what: Sequence[Any]) -> float:
+        """Seconds more that the first time may take: the same on every rank."""
+        new = not self._done.issuperset(what)
+        self._done.update(what)
+        return CONNECTING if new else 0.0
+
+    def _sampled(self, label: str, samples: int, part: Part, grace: float) -> Seconds:
         """(ranks, samples) on rank 0."""
-        seconds, wrong = sampled(self.world, self.trail, label, part, samples, 2 * self._measured)
+        seconds, wrong = sampled(self.world, self.trail, label, part, samples, 2 * self._measured, grace)
         self._wrong += wrong
         return gathered.rows(self.world.control, seconds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from jobs.validate.probe import ALONE, Place, Wrong
 from jobs.validate.ranks import alone as ranks_alone
 from jobs.validate.ranks import buffers as ranks_buffers
 from jobs.validate.ranks.moving import KEPT, Rings
-from jobs.validate.ranks.probe import RankProbe, gathered, host_names, opened, sizes
+from jobs.validate.ranks.probe import RankProbe, gathered, host_names, opened, suited
 from runner import Call, World
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.world import open_world
@@ -193,7 +194,7 @@ def test_a_slow_rank_is_a_slow_row(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = ranks_alone.timed
 
     def slowly(world: World, queue: Callable[[], object], count: int) -> float:
-        return timed(world, lambda: (time.sleep(0.05 * (world.rank == 2)), queue()))
+        return timed(world, lambda: (time.sleep(0.05 * (world.rank == 2)), queue()), count)
 
     monkeypatch.setattr(ranks_alone, "timed", slowly)
 
@@ -251,7 +252,7 @@ def test_a_flipped_bit_in_a_ring() -> None:
 def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = ranks_alone.timed
 
-    def flipping(world: World, queue: Any, count: int = 1) -> float:
+    def flipping(world: World, queue: Any, count: int) -> float:
         seconds = timed(world, queue, count)
         if world.rank == 1:
             target = queue.keywords.get("out", queue.args[0])
@@ -275,9 +276,9 @@ def test_a_row_of_a_product_that_was_not_computed(monkeypatch: pytest.MonkeyPatc
     """Every byte of it is wrong that is not as the poison by chance."""
     timed = ranks_alone.timed
 
-    def dropping(world: World, queue: Any, count: int = 1) -> float:
+    def dropping(world: World, queue: Any, count: int) -> float:
         a, b = queue.args
-        return timed(world, lambda: np.matmul(a[:100], b, out=queue.keywords["out"][:100]))
+        return timed(world, lambda: np.matmul(a[:100], b, out=queue.keywords["out"][:100]), count)
 
     monkeypatch.setattr(ranks_alone, "timed", dropping)
     monkeypatch.setattr(ranks_alone, "BLOCK", 1000)
@@ -318,8 +319,8 @@ def test_the_last_sample_is_checked_too() -> None:
 
     def prepare(world: World) -> None:
         if world.rank == 0:
-            # One that is not timed comes before the four.
-            alter(world, KIB, lambda call: flip(9)(call) if next(calls) == 4 else None)
+            # Two that are not timed come before the four.
+            alter(world, KIB, lambda call: flip(9)(call) if next(calls) == 5 else None)
 
     def script(probe: RankProbe) -> Any:
         probe.flows([(1, 0)], KIB, 4)
@@ -610,7 +611,7 @@ def test_what_is_under_way_is_aborted_first() -> None:
 def test_sizes_of_cpus() -> None:
     def body(world: World) -> Plan:
         world.backend.free_memory = lambda: 1 << 40
-        return sizes(world, Plan(ring_bytes=100))
+        return suited(world, Plan(ring_bytes=100))
 
     found = ranks(2, body)
     assert found[0] == found[1]
@@ -620,13 +621,15 @@ def test_sizes_of_cpus() -> None:
         4 * MIB,
     )
     assert found[0].ring_bytes == 100
+    assert found[0].critical == 0.75
+    assert found[0].tolerance == pytest.approx(-math.log(0.75))
 
 
 def test_sizes_fit_the_rank_that_has_least() -> None:
     def body(world: World) -> Plan:
         free = 96 * MIB if world.rank == 1 else 1 << 40
         world.backend.free_memory = lambda: free * world.size
-        return sizes(world, Plan())
+        return suited(world, Plan())
 
     found = ranks(3, body)
     assert {(one.memory_bytes, one.product_bytes, one.nic_bytes) for one in found} == {
@@ -638,7 +641,7 @@ def test_no_room_for_any_size() -> None:
     def body(world: World) -> str:
         world.backend.free_memory = lambda: 30 * MIB if world.rank == 1 else 1 << 40
         with pytest.raises(runner.UserError) as caught:
-            sizes(world, Plan())
+            suited(world, Plan())
         assert caught.value.everywhere
         return str(caught.value)
 
@@ -653,12 +656,13 @@ def test_sizes_of_gpus() -> None:
     def body(world: World) -> Plan:
         as_gpu(world)
         world.backend.free_memory = lambda: 5 * ranks_buffers.GIB
-        return sizes(world, Plan())
+        return suited(world, Plan())
 
     (found,) = ranks(1, body)
     room = 5 * ranks_buffers.GIB // 4
     assert (found.memory_bytes, found.product_bytes, found.pair_bytes) == (1 << 30, 256 * MIB, 256 * MIB)
     assert 2 * max(found.memory_bytes, 2 * found.product_bytes) <= 2 * room
+    assert (found.critical, found.tolerance) == (Plan.critical, Plan.tolerance)
 
 
 class HostBox:
