@@ -28,8 +28,8 @@ VICTIM = 1
 CPU = ("--quick", "--device", "cpu", "-J", "out.json")
 
 # The command, with what a test plants in it; run instead of it as every rank. `measure` is a rank's part of
-# one measurement; `fault` comes on the victim alone, in the first timed sample of one of operation `what`:
-# the sample before it may take longer, because it opens connections.
+# one measurement; `fault` comes on the victim alone, in the second measurement of operation `what`: in run
+# number `at` of it. The first opens connections, the second finds how long one takes, the third is timed.
 PLANTED = f"""
 import os, signal, sys, time
 sys.path.append({str(Path(local.__file__).parent.parent)!r})
@@ -43,19 +43,19 @@ def disturbed(world, trail, label, part, *rest):
     global calls
     calls += label.startswith({{what!r}})
     if calls == 2:
-        part = type(part)(part.prepare, second(part.run), part.check)
+        part = type(part)(part.prepare, second(part.run), part.check, part.often)
     return measure(world, trail, label, part, *rest)
 ranks.sampled = disturbed
 def second(run):
     runs = 0
-    def faulty():
+    def faulty(count):
         nonlocal runs
         runs += 1
-        if runs == 2:
+        if runs == {{at}}:
             (notes / f"inside-{{{{rank}}}}").touch()
             if rank == {{victim}}:
                 {{fault}}
-        return run()
+        return run(count)
     return faulty
 """
 # One bit of what the victim got, wherever it is from.
@@ -84,11 +84,17 @@ class Site:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def begin(
-        self, *words: str, fault: str = "pass", what: str = "flows", victim: int = VICTIM, more: str = ""
+        self,
+        *words: str,
+        fault: str = "pass",
+        what: str = "flows",
+        at: int = 3,
+        victim: int = VICTIM,
+        more: str = "",
     ) -> subprocess.Popen[str]:
         """Three ranks; the fault is a Python statement."""
         script = self.notes / "planted.py"
-        planted = PLANTED.format(what=what, victim=victim, fault=fault) + more.format(victim=victim)
+        planted = PLANTED.format(what=what, at=at, victim=victim, fault=fault) + more.format(victim=victim)
         script.write_text(planted + MAIN)
         starter = (
             f"import sys; sys.path.append({str(Path(local.__file__).parent.parent)!r}); "
@@ -177,14 +183,17 @@ def test_a_rank_that_dies_is_named(site: Site, what: str, rung: str) -> None:
     assert [one["rank"] for one in report["members"]] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("fault", ["os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(600)"])
-def test_a_rank_that_hangs_is_named(site: Site, fault: str) -> None:
-    process = site.begin(*CPU, "--keep-going", "-T", str(ALLOWED), what="rings", fault=fault)
+FROZEN = "os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+@pytest.mark.parametrize(("fault", "at"), [(FROZEN, 1), (FROZEN, 3), ("time.sleep(600)", 3)])
+def test_a_rank_that_hangs_is_named(site: Site, fault: str, at: int) -> None:
+    process = site.begin(*CPU, "--keep-going", "-T", str(ALLOWED), what="rings", fault=fault, at=at)
     begun = site.inside(process)
     errors = site.end(process)
     assert time.monotonic() - begun < PROMISE
     assert process.returncode == 2, errors
-    assert f"stuck: rings 4 MiB, round {round_of(errors)}" in errors
+    assert re.search(r"stuck: rings \d+ \w+, round \d+", errors)
     assert f"rank {VICTIM}, host {HOST}, CPU" in errors
     report = site.report
     assert report["status"] == "critical"
@@ -195,15 +204,9 @@ def test_a_rank_that_hangs_is_named(site: Site, fault: str) -> None:
     assert rungs(report)["node"] == "not measured"
 
 
-def round_of(errors: str) -> str:
-    found = re.search(r"round (\d+)", errors)
-    return found[1] if found else ""
-
-
 def test_rank_0_hangs(site: Site) -> None:
     """It has the report; the others end by themselves."""
-    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
-    process = site.begin(*CPU, "--keep-going", "-T", str(ALLOWED), fault=stop, victim=0)
+    process = site.begin(*CPU, "--keep-going", "-T", str(ALLOWED), fault=FROZEN, victim=0)
     begun = site.inside(process, rank=0)
     errors = site.end(process)
     assert time.monotonic() - begun < PROMISE

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 import runner
+from jobs.validate.verdict import EXIT
 from runner.execute import Options, run
 from runner.stream.options import StreamOptions
 
@@ -32,8 +34,8 @@ def test_python_examples_define_what_they_show(page: Path) -> None:
         exec(compiled, {"runner": runner})
 
 
-def run_commands(page: Path, folder: Path) -> list[str]:
-    """Run what a page's console blocks show, in a folder; each command has to succeed."""
+def run_commands(page: Path, folder: Path, ends: Collection[int] = (0,)) -> list[str]:
+    """Run what a page's console blocks show, in a folder; each command has to end with one of `ends`."""
     if shutil.which("mpiexec") is None and not Path(sys.executable).with_name("mpiexec").exists():
         pytest.skip("no mpiexec: the commands start several ranks")
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
@@ -43,7 +45,7 @@ def run_commands(page: Path, folder: Path) -> list[str]:
         assert words[0] == "meshrun"
         words[0] = str(Path(sys.executable).with_name("meshrun"))
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert done.returncode in ends, f"{command}\n{done.stderr}"
     return commands
 
 
@@ -57,7 +59,8 @@ def test_the_commands_of_the_pages_on_memory_succeed(tmp_path: Path, page: str) 
 
 
 def test_the_validate_pages_commands_succeed(tmp_path: Path) -> None:
-    assert len(run_commands(ROOT / "docs" / "validate.md", tmp_path)) == 2
+    """To a verdict: what it is of these processors depends on who else uses them."""
+    assert len(run_commands(ROOT / "docs" / "validate.md", tmp_path, EXIT.values())) == 2
     assert (tmp_path / "page.html").exists()
 
 

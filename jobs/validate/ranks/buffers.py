@@ -16,11 +16,12 @@ SHARES = 4  # of a host's memory that is free, for two buffers, what is checked,
 # A CPU's sizes: beyond most caches, and a few milliseconds long.
 LARGEST = {
     "memory_bytes": 32 * MIB, "product_bytes": 4 * MIB, "copy_bytes": 32 * MIB,
-    "pair_bytes": 4 * MIB, "nic_bytes": 4 * MIB, "ring_bytes": 4 * MIB,
+    "pair_bytes": 4 * MIB, "nic_bytes": MIB, "ring_bytes": 4 * MIB,
 }  # fmt: skip
 # Of its siblings' rate, what a CPU may have without being at fault: ranks share cores, caches and memory with
 # each other and with whatever else runs.
 USUAL = 0.75
+LONGER = 4  # a sample there is long, so fewer are enough
 
 
 class Buffers:
@@ -93,7 +94,12 @@ def suited(world: World, plan: Plan) -> Plan:
     most = dict.fromkeys(LARGEST, room) | {"product_bytes": room // 2}
     if not cuda:
         most = {name: min(size, LARGEST[name]) for name, size in most.items()}
-        plan = dataclasses.replace(plan, tolerance=-math.log(USUAL), critical=USUAL)
+        plan = dataclasses.replace(
+            plan,
+            tolerance=-math.log(USUAL),
+            critical=USUAL,
+            enough=max(plan.enough // LONGER, plan.samples),
+        )
     return dataclasses.replace(plan, **{name: min(getattr(plan, name), size) for name, size in most.items()})
 
 

@@ -49,8 +49,7 @@ class Between(Scope):
             self.suspects, cross=any(self.fleet.gpu[a] != self.fleet.gpu[b] for a, b in flows)
         )
         asked = list(dict.fromkeys(flows))
-        samples = max(self.plan.again // VISITS, 3)
-        samples *= effort(self.noise, samples, self.plan)
+        samples = max(self.plan.again // VISITS, 3) * effort(self.noise, self.plan.again, self.plan)
         for _ in range(VISITS):
             # In another company each time: who collided by chance on the way will not again.
             mixed = [asked[number] for number in self.random.permutation(len(asked))]

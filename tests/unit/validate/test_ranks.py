@@ -633,7 +633,7 @@ def test_sizes_fit_the_rank_that_has_least() -> None:
 
     found = ranks(3, body)
     assert {(one.memory_bytes, one.product_bytes, one.nic_bytes) for one in found} == {
-        (24 * MIB, 4 * MIB, 4 * MIB)
+        (24 * MIB, 4 * MIB, MIB)
     }
 
 
