@@ -18,6 +18,7 @@ from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Wrong
 from jobs.validate.ranks import alone as ranks_alone
+from jobs.validate.ranks import part
 from jobs.validate.ranks.probe import suited
 from jobs.validate.verdict import EXIT
 from runner.world import World, open_world
@@ -25,6 +26,12 @@ from runner.world import World, open_world
 pytestmark = pytest.mark.mpi
 same = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit/validate/test_ranks.py")))
 KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few runs each, not of as many as take 0.1 s."""
+    monkeypatch.setattr(part, "LONG", 0.001)
 
 
 @pytest.fixture
