@@ -25,7 +25,7 @@ from jobs.validate.report import Limit, Member, Report
 from jobs.validate.soak import soak
 from jobs.validate.verdict import Verdict
 
-Told = Callable[[str], None]
+Told = Callable[[RungName], None]
 
 
 @dataclass
@@ -61,6 +61,11 @@ class Climbing:
             ended=ended,
         )
 
+    def so_far(self, rung: RungName) -> Report:
+        """What was found before this rung, for whoever finds it when rank 0 does not live to its end."""
+        assert self.ladder is not None
+        return self.report(unjudged(self.ladder.verdict(), f"the run ended while {rung} was measured"))
+
     def cut_short(self, ended: str, guilty: bool) -> Report:
         """What was found before the run ended. guilty: `ended` names who is to blame for it."""
         if self.ladder is None:
@@ -71,10 +76,10 @@ class Climbing:
         return self.report(verdict, ended if guilty else "")
 
 
-def measured(climbing: Climbing, probe: Probe, told: Told, round_told: Told) -> Report:
+def measured(climbing: Climbing, probe: Probe, told: Told, round_told: Callable[[str], None]) -> Report:
     """Climb once, or as long as asked for, within the budget; compared with the baseline and kept there.
 
-    told: what is under way. round_told: a line on each round of a soak.
+    told: the rung that is under way. round_told: a line on each round of a soak.
     """
     asked = climbing.asked
     deadline = Deadline(asked.budget) if asked.budget else None

@@ -39,7 +39,7 @@ COPIED = 2  # a copy inside a GPU's memory reads and writes each byte
 CURVE = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: halved so often
 
 
-def nothing(rung: str) -> None:
+def nothing(rung: RungName) -> None:
     pass
 
 
@@ -58,7 +58,7 @@ class Ladder:
         self,
         probe: Probe,
         plan: Plan,
-        told: Callable[[str], None] = nothing,
+        told: Callable[[RungName], None] = nothing,
         spare: Callable[[RungName], str] = always,
     ) -> None:
         self.probe, self.plan, self.fleet = Metered(probe), plan, fleet_of(probe)

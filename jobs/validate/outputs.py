@@ -38,11 +38,17 @@ def check(outputs: Outputs) -> None:
         refuse_unwritable(path)
 
 
-def write(report: Report, outputs: Outputs) -> None:
-    """Every file whole at every moment: whoever collects them may read at any time. OSError."""
+def write(report: Report, outputs: Outputs, last: bool = True) -> None:
+    """Every file whole at every moment: whoever collects them may read at any time. OSError.
+
+    last: False while the run goes on. Then what is read now and then, or as it comes, is left alone.
+    """
     for name, path in outputs.named().items():
+        stream = path.exists() and not path.is_file()  # such as /dev/stdout
+        if not last and (stream or name == "prometheus"):
+            continue
         text: str = importlib.import_module(f"jobs.validate.told.{name}").text(report)
-        if path.exists() and not path.is_file():  # such as /dev/stdout
+        if stream:
             path.write_text(text, encoding="utf-8")
             continue
         temporary = path.with_name(f".{path.name}.new")

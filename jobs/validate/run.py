@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +15,10 @@ from jobs.bench.screen import CLEAR
 from jobs.validate import outputs
 from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.climbing import Climbing, measured
+from jobs.validate.climbing import Climbing, Told, measured
 from jobs.validate.fallen import fallen, stay
 from jobs.validate.limits import gather, limits
+from jobs.validate.plan import RungName
 from jobs.validate.probe import Probe
 from jobs.validate.ranks import probe as ranks
 from jobs.validate.report import Member, Report
@@ -56,7 +57,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
                 climbing.members = members_of(world, probe)
                 climbing.limits = limits(facts, probe.places)
                 refuse(asked, climbing.members)
-                report = measured(climbing, probe, progress(door), runner.tell)
+                report = measured(climbing, probe, noting(climbing, progress(door)), runner.tell)
             ending.keep = None
             tell(report, asked, door)
             verdict = report.verdict.status, headline(report)
@@ -141,12 +142,22 @@ def watching(
         dog.stop()
 
 
-def progress(door: Any) -> Callable[[str], None]:
+def noting(climbing: Climbing, told: Told) -> Told:
+    """Before each rung the reports are written: a launcher may kill rank 0 for another rank's death."""
+
+    def note(rung: RungName) -> None:
+        outputs.write(climbing.so_far(rung), climbing.asked.outputs, last=False)
+        told(rung)
+
+    return note
+
+
+def progress(door: Any) -> Told:
     """A line on the terminal that the next one replaces; nothing where there is no terminal."""
 
-    def told(doing: str) -> None:
+    def told(rung: RungName) -> None:
         if door.columns:
-            sys.stderr.write(f"{CLEAR}{doing}"[: door.columns + len(CLEAR) - 1])
+            sys.stderr.write(f"{CLEAR}{rung}"[: door.columns + len(CLEAR) - 1])
             sys.stderr.flush()
 
     return told

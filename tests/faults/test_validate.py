@@ -173,6 +173,9 @@ def test_a_rank_that_dies_is_named(site: Site, what: str, rung: str) -> None:
     assert process.returncode == 2, errors
     if mpiexec.find().vendor == "MPICH":  # its launcher kills the others at once, and may name one of them
         assert re.search(rf"rank [012], host {HOST}\] killed by signal 9", errors)
+        assert site.report["status"] == "unknown"
+        assert f"the run ended while {rung} was measured" in site.report["not_judged"]
+        assert rungs(site.report)[rung] == "not measured"
         return
     assert f"rank {VICTIM}, host {HOST}" in errors
     report = site.report

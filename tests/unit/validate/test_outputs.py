@@ -1,0 +1,53 @@
+"""The files of a validation: while it runs, and at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from made_report import healthy, unknown
+from toy_fleet import ToyFleet
+
+from jobs.validate.asked import Asked
+from jobs.validate.climbing import Climbing
+from jobs.validate.ladder import Ladder
+from jobs.validate.outputs import Outputs, write
+from jobs.validate.plan import Plan
+
+
+def all_of(folder: Path) -> Outputs:
+    return Outputs(*(str(folder / name) for name in ("a.json", "a.html", "a.xml", "a.prom")))
+
+
+def test_what_is_read_at_any_time_is_written_at_the_end(tmp_path: Path) -> None:
+    write(unknown(), all_of(tmp_path), last=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.html", "a.xml"}
+    write(healthy(), all_of(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.html", "a.xml", "a.prom"}
+    assert json.loads((tmp_path / "a.json").read_text())["status"] == "ok"
+
+
+def test_a_stream_gets_the_last_report_alone(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(unknown(), Outputs(json=str(pipe)), last=False)
+        write(healthy(), Outputs(json=str(pipe)))
+        assert json.loads(os.read(reader, 1 << 20))["status"] == "ok"
+    finally:
+        os.close(reader)
+
+
+def test_before_a_rung_nothing_of_it_is_known() -> None:
+    """And asking changes nothing of the verdict."""
+    climbing = Climbing(Asked(Plan()), {})
+    climbing.ladder = Ladder(ToyFleet([2, 2, 2]), Plan())
+    climbing.ladder.rung("gpu")
+    for _ in range(2):
+        report = climbing.so_far("host")
+        assert report.verdict.status == "unknown"
+        assert report.verdict.not_judged.count("the run ended while host was measured") == 1
+        assert [rung.result for rung in report.verdict.rungs[:2]] == ["ok", "not measured"]
+    assert climbing.ladder.verdict().status == "ok"
