@@ -11,7 +11,7 @@ from typing import Literal
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe import Place, Wrong
 from jobs.validate.report import Change, Drift, Limit, Report
-from jobs.validate.verdict import SEVERITY, Alarm, Status, Verdict
+from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict
 
 LOCAL = ("gpu", "host", "pairs")  # rungs whose measurements nothing shares: the limit is within reach
 FAR = 0.5  # of the limit, below which all siblings must be slow together
@@ -23,12 +23,13 @@ def alarms(
     changes: Sequence[Change],
     places: Sequence[Place],
     hosts: Sequence[str],
+    unit: Unit = "GPU",
 ) -> tuple[Alarm, ...]:
     """The worst first. ended: why the run ended before its time."""
 
     def name(rank: int) -> str:
         place = places[rank]
-        return f"rank {rank} (host {hosts[place.host]}, GPU {place.gpu})"
+        return f"rank {rank} (host {hosts[place.host]}, {unit} {place.gpu})"
 
     dead = [Alarm("critical", ended)] if ended else []
     data = [Alarm("critical", wrong_data(one, name)) for one in wrong]
@@ -40,7 +41,7 @@ def beside(report: Report, plan: Plan) -> Verdict:
     """The verdict with what earlier runs and the hardware's limits say: what siblings have in common."""
     slower = [Alarm(drift_status(one, plan), drifted(one)) for one in report.drifts if one.rate < one.usual]
     limits = {(one.rung, one.what): one for one in report.limits if one.rung in LOCAL and one.rate}
-    gpus = any(not one.device.startswith("CPU") for one in report.members)
+    gpus = any(one.kind != "cpu" for one in report.members)
     far = [
         Alarm("warning", far_below(rung.name, what, rate, limits[rung.name, what]))
         for rung in report.verdict.rungs

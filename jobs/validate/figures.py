@@ -48,7 +48,7 @@ def _parts(name: RungName, fleet: Fleet, keys: Ints) -> list[str]:
         return [f"host {fleet.names[key]}" for key in keys]
     if name == "rails":
         return [f"rail {key}" for key in keys]
-    return [f"host {fleet.names[fleet.host[key]]}, GPU {fleet.gpu[key]}" for key in keys]
+    return [f"host {fleet.names[fleet.host[key]]}, {fleet.unit} {fleet.gpu[key]}" for key in keys]
 
 
 def matrices(ladder: Ladder) -> tuple[Matrix, ...]:
@@ -74,8 +74,8 @@ def _inside(ladder: Ladder) -> Iterator[Matrix]:
             np.searchsorted(ranks, table.a[rows]), np.searchsorted(ranks, table.b[rows]),
             nbytes / table.seconds[rows], len(ranks),
         )  # fmt: skip
-        labels = tuple(f"GPU {fleet.gpu[rank]}" for rank in ranks)
-        yield Matrix("pairs", f"host {fleet.names[number]}, GPU to GPU{few}", labels, rates)
+        labels = tuple(f"{fleet.unit} {fleet.gpu[rank]}" for rank in ranks)
+        yield Matrix("pairs", f"host {fleet.names[number]}, {fleet.unit} to {fleet.unit}{few}", labels, rates)
 
 
 def _between(ladder: Ladder) -> Iterator[Matrix]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jobs.validate.probe import Probe
+from jobs.validate.verdict import Unit
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -22,6 +23,7 @@ class Fleet:
     host: Ints
     gpu: Ints
     at: Ints
+    unit: Unit = "GPU"
 
     @property
     def ranks(self) -> int:
@@ -51,4 +53,4 @@ def fleet_of(probe: Probe) -> Fleet:
     gpu = np.array([place.gpu for place in probe.places], np.int64)
     at = np.full((len(probe.hosts), int(gpu.max()) + 1), -1, np.int64)
     at[host, gpu] = np.arange(len(host))
-    return Fleet(tuple(probe.hosts), host, gpu, at)
+    return Fleet(tuple(probe.hosts), host, gpu, at, probe.unit)

@@ -28,8 +28,8 @@ from jobs.validate.rungs.rings import Rings
 from jobs.validate.verdict import Finding, Rung, Status, Verdict
 
 NEEDS: dict[RungName, str] = {
-    "pairs": "no host has two GPUs",
-    "node": "no host has two GPUs",
+    "pairs": "no host has two ranks",
+    "node": "no host has two ranks",
     "host pairs": "there is one host",
     "rails": "there is one host",
     "all": "there is one rank",
@@ -99,7 +99,9 @@ class Ladder:
         """What the rungs so far say; those that were not reached are not measured."""
         reached = {rung.name for rung in self.rungs}
         rest = [Rung(name, "not measured", "the run ended before") for name in RUNGS if name not in reached]
-        raised = alarms(self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts)
+        raised = alarms(
+            self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts, self.fleet.unit
+        )
         return Verdict(
             self.status([one.status for one in raised]),
             tuple(ordered(self.found)),
@@ -262,7 +264,9 @@ def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
     if fleet.ranks == 1:
         notes.append("one rank: nothing to compare it with; its figures are told, not judged")
     elif fleet.hosts == 1:
-        notes.append("one host: what slows all its GPUs alike cannot be seen; NICs are not measured")
+        notes.append(
+            f"one host: what slows all its {fleet.unit}s alike cannot be seen; its network is not measured"
+        )
     elif fleet.hosts == 2:
         notes.append(
             "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Alone, Counter, Place, Probe, Seconds, Wrong
+from jobs.validate.verdict import Unit
 
 
 class Metered:
@@ -26,6 +27,10 @@ class Metered:
     @property
     def places(self) -> Sequence[Place]:
         return self.probe.places
+
+    @property
+    def unit(self) -> Unit:
+        return self.probe.unit
 
     @property
     def absent(self) -> Mapping[RungName, str]:

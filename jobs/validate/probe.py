@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from jobs.validate.plan import RungName
+from jobs.validate.verdict import Unit
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -69,6 +70,10 @@ class Probe(Protocol):
     @property
     def places(self) -> Sequence[Place]:
         """In rank order. Hosts may have different numbers of GPUs."""
+
+    @property
+    def unit(self) -> Unit:
+        """What its ranks compute on."""
 
     @property
     def absent(self) -> Mapping[RungName, str]:

@@ -19,7 +19,9 @@ SCHEMA = 1  # of the JSON document
 
 @dataclass(frozen=True)
 class Member:
-    """One rank. device: its name, such as "NVIDIA H200". gpu: its number on its host, and of its rail."""
+    """One rank. device: its name, such as "NVIDIA H200". gpu: its number on its host, and of its rail. kind:
+    "cuda", "cpu" or "simulated".
+    """
 
     rank: int
     host: str
@@ -27,6 +29,7 @@ class Member:
     device: str
     uuid: str = ""
     bus_id: str = ""
+    kind: str = "cuda"
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def rehearse(asked: Asked, door: Any) -> int:
     fleet = runner.SimulatedFleet(runner.parse_fleet(asked.simulate))
     climbing = Climbing(asked, {"meshrun": version("meshrun")}, plan=asked.plan)
     climbing.members = tuple(
-        Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated") for place in fleet.places
+        Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")
+        for place in fleet.places
     )
     outputs.check(asked.outputs)
     refuse(asked, climbing.members)
@@ -98,7 +99,15 @@ def refuse(asked: Asked, members: Sequence[Member]) -> None:
 
 def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
     return tuple(
-        Member(place.rank, probe.hosts[place.host], place.gpu, device.name, device.uuid, device.bus_id)
+        Member(
+            place.rank,
+            probe.hosts[place.host],
+            place.gpu,
+            device.name,
+            device.uuid,
+            device.bus_id,
+            device.kind,
+        )
         for place, device in zip(probe.places, (rank.device for rank in world.ranks), strict=True)
     )
 

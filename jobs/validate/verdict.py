@@ -8,6 +8,7 @@ from typing import Literal
 
 from jobs.validate.plan import RungName
 
+Unit = Literal["GPU", "CPU"]  # what each rank computes on
 Status = Literal["ok", "warning", "critical", "unknown"]
 SEVERITY: tuple[Status, ...] = ("ok", "warning", "unknown", "critical")
 EXIT: dict[Status, int] = {
@@ -70,11 +71,12 @@ class Finding:
     ranks: tuple[int, ...] = ()
     time: float | None = None
     instead: tuple[str, ...] = ()
+    unit: Unit = "GPU"
 
     @property
     def part(self) -> str:
         """Host, GPU and part, as a person would look for them."""
-        return part(self.kind, self.hosts, self.gpus)
+        return part(self.kind, self.hosts, self.gpus, self.unit)
 
     @property
     def sentence(self) -> str:
@@ -91,31 +93,35 @@ class Finding:
 
 
 PARTS = {
-    "gpu": "host {host}, GPU {gpu}:",
+    "gpu": "host {host}, {unit} {gpu}:",
     "host": "host {host}:",
-    "pcie": "host {host}, GPU {gpu}: its PCIe",
-    "nvlink": "host {host}, GPU {gpu}: its NVLink",
-    "nvlink send": "host {host}, GPU {gpu}: its NVLink when it sends",
-    "nvlink receive": "host {host}, GPU {gpu}: its NVLink when it receives",
-    "pair": "host {host}: NVLink between GPUs {gpu} and {last_gpu}",
-    "nic": "host {host}, GPU {gpu}: its NIC",
-    "flap": "host {host}, GPU {gpu}: its NIC",
-    "send": "host {host}, GPU {gpu}: its NIC when it sends",
-    "receive": "host {host}, GPU {gpu}: its NIC when it receives",
+    "pcie": "host {host}, {unit} {gpu}: its PCIe",
+    "nvlink": "host {host}, {unit} {gpu}: its {link}",
+    "nvlink send": "host {host}, {unit} {gpu}: its {link} when it sends",
+    "nvlink receive": "host {host}, {unit} {gpu}: its {link} when it receives",
+    "pair": "host {host}: {link} between {unit}s {gpu} and {last_gpu}",
+    "nic": "host {host}, {unit} {gpu}: its {port}",
+    "flap": "host {host}, {unit} {gpu}: its {port}",
+    "send": "host {host}, {unit} {gpu}: its {port} when it sends",
+    "receive": "host {host}, {unit} {gpu}: its {port} when it receives",
     "link": "link between hosts {host} and {last_host}:",
     "path": "link between hosts {host} and {last_host}, rail {gpu}:",
     "rail": "rail {gpu}:",
     "rail of some": "rail {gpu}, {count} hosts ({host} to {last_host}):",
     "leaf": "rail {gpu}, {count} hosts ({host} to {last_host}): their switch side",
-    "ring": "host {host}: all its GPUs together",
+    "ring": "host {host}: all its {unit}s together",
 }
 
 
-def part(kind: str, hosts: Sequence[str], gpus: Sequence[int]) -> str:
+WIRES = {"GPU": {"link": "NVLink", "port": "NIC"}, "CPU": {"link": "shared memory", "port": "network"}}
+
+
+def part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU") -> str:
     """A part as a person would look for it. hosts: in the order of the fleet."""
     words = PARTS["rail of some" if kind == "rail" and hosts else kind]
     (host, last_host), (gpu, last_gpu) = ((some[0], some[-1]) if some else ("", "") for some in (hosts, gpus))
-    return words.format(host=host, last_host=last_host, gpu=gpu, last_gpu=last_gpu, count=len(hosts))
+    places = {"host": host, "last_host": last_host, "gpu": gpu, "last_gpu": last_gpu, "count": len(hosts)}
+    return words.format(unit=unit, **WIRES[unit], **places)
 
 
 @dataclass(frozen=True)

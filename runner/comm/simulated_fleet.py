@@ -72,6 +72,10 @@ class SimulatedFleet:
         return tuple(FleetPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
 
     @property
+    def unit(self) -> Literal["GPU"]:
+        return "GPU"
+
+    @property
     def absent(self) -> Mapping[Any, str]:
         """No rung: all can be measured."""
         return {}

@@ -22,7 +22,7 @@ def test_the_host_behind_a_slower_network_is_named(site: Site) -> None:
     asked = ["validate", "--quick", "--rungs", "host pairs", "--device", "cpu", *files]
     done = site.run("-j", "3x1", "--hosts", EVERYONE, "--", *asked)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.count("CRITICAL: host n2, GPU 0: its NIC at ") == 1
+    assert done.stderr.count("CRITICAL: host n2, CPU 0: its network at ") == 1
     report = json.loads((site.notes / "page.json").read_text())
     (finding,) = report["findings"]
     assert (finding["kind"], finding["hosts"], finding["rung"]) == ("nic", ["n2"], "host pairs")

@@ -245,12 +245,12 @@ def cpu() -> Report:
     rungs += [unmeasured(name, "rung gpu is broken") for name in RUNGS[2:4]]
     rungs += [unmeasured(name, "there is one host") for name in RUNGS[4:6]]
     rungs += [unmeasured("all", "rung gpu is broken")]
-    slow = Finding("gpu", ("laptop",), (2,), 0.48, 0.97, "gpu",
-                   Evidence("memory, product", 5.38 * GB, 11.2 * GB, 30, (), 1.0), ranks=(2,))  # fmt: skip
+    evidence = Evidence("memory, product", 5.38 * GB, 11.2 * GB, 30, (), 1.0)
+    slow = Finding("gpu", ("laptop",), (2,), 0.48, 0.97, "gpu", evidence, ranks=(2,), unit="CPU")
     verdict = Verdict(
         "critical", (slow,), tuple(rungs), ("one host: what slows all its GPUs alike cannot be seen",)
     )
-    ranks = tuple(replace(one, host="laptop") for one in members(1, 4, "CPU"))
+    ranks = tuple(replace(one, host="laptop", kind="cpu") for one in members(1, 4, "CPU"))
     return Report(verdict, ranks, STARTED, 6.1, "mpirun -n 4 meshrun validate", {"MPI": "MPICH 4.3.1"})
 
 

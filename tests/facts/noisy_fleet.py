@@ -12,6 +12,7 @@ import numpy as np
 
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Alone, Place, Seconds, Wrong
+from jobs.validate.verdict import Unit
 
 RATES = {"memory": 8e9, "product": 2e9, "to_device": 8e9, "to_host": 8e9}
 INSIDE, OUTSIDE = 4e9, 2e9
@@ -40,6 +41,7 @@ class NoisyFleet:
     turn: float = 0.02
     limited: int | None = None
     limit: float = 0.4
+    unit: Unit = "CPU"
     hosts: list[str] = field(init=False)
     places: list[Place] = field(init=False)
 

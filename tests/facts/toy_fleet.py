@@ -9,6 +9,7 @@ import numpy as np
 
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Alone, Counter, Place, Seconds, Wrong
+from jobs.validate.verdict import Unit
 
 RATES = {"memory": 2e12, "product": 1e10, "to_device": 55e9, "to_host": 55e9}
 
@@ -26,6 +27,7 @@ class ToyFleet:
     flow_factor: Slowed = lambda a, b: 1.0
     calls: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     absent: Mapping[RungName, str] = field(default_factory=dict)
+    unit: Unit = "GPU"
     found_wrong: list[Wrong] = field(default_factory=list)  # by the next rung
     counted: list[Mapping[Counter, float | str]] = field(default_factory=list)  # by the next readings
 

@@ -236,7 +236,7 @@ def test_wrong_data_is_named(site: Site) -> None:
     assert {one["source"] for one in report["wrong"]} == {0, 2}
     assert {(one["what"], one["offset"], one["count"]) for one in report["wrong"]} == {("flows", 7, 1)}
     assert report["alarms"][0]["sentence"].startswith(
-        f"rank {VICTIM} (host {HOST}, GPU {VICTIM}): wrong data"
+        f"rank {VICTIM} (host {HOST}, CPU {VICTIM}): wrong data"
     )
     assert rungs(report)["pairs"] == "broken"
 

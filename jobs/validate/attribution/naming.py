@@ -76,7 +76,9 @@ def finding(
     )
     confidence = (1.0 if one.flaps is not None else slow) * surely(one, answer) / (1 + len(instead))
     factor = math.exp(-one.effect)
-    return Finding(kind, hosts, gpus, factor, confidence, rung, evidence, ranks, one.flaps, instead)
+    return Finding(
+        kind, hosts, gpus, factor, confidence, rung, evidence, ranks, one.flaps, instead, fleet.unit
+    )
 
 
 WIRES = ("flows",)
@@ -84,7 +86,7 @@ WIRES = ("flows",)
 
 def called(name: Name, fleet: Fleet, kinds: dict[str, str]) -> str:
     hosts, gpus, _ = place(name, fleet)
-    return part(kinds.get(name[0], name[0]), hosts, gpus).rstrip(":")
+    return part(kinds.get(name[0], name[0]), hosts, gpus, fleet.unit).rstrip(":")
 
 
 def surely(one: Confirmed, answer: Answer) -> float:

@@ -20,6 +20,7 @@ from jobs.validate.ranks import moving as ranks_moving
 from jobs.validate.ranks.buffers import Buffers, suited
 from jobs.validate.ranks.moving import Flows, Rings, number_of
 from jobs.validate.ranks.part import CONNECTING, Part, sampled
+from jobs.validate.verdict import Unit
 
 __all__ = ["RankProbe", "host_names", "opened", "suited"]
 
@@ -62,6 +63,10 @@ class RankProbe:
         numbers = {name: number for number, name in enumerate(self.hosts)}
         names = zip(self.world.ranks, host_names(self.world), strict=True)
         return [Place(rank.number, numbers[name], rank.local) for rank, name in names]
+
+    @property
+    def unit(self) -> Unit:
+        return "GPU" if self._box else "CPU"
 
     @property
     def absent(self) -> Mapping[RungName, str]:

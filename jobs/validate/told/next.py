@@ -39,7 +39,10 @@ ADVICE = {
 SAME = {"nvlink send": "nvlink", "nvlink receive": "nvlink", "send": "nic", "receive": "nic"}
 XID = "dmesg -T | grep -i xid, nvidia-smi -q -d ECC, then dcgmi diag -r 3"
 EDAC = "dmesg -T | grep -iE 'mce|edac' (errors of its memory?)"
+NETWORK = "on {host}: ethtool (rate), ip -s link (errors, drops), tc qdisc (a limit?); then cable and port"
 BUSY = "on {host}: top -H and taskset -pc PID (other processes on this rank's cores, or a clock held down?)"
+
+OF_CPUS = dict.fromkeys(("gpu", "nvlink", "pair", "ring"), BUSY) | dict.fromkeys(("nic", "flap"), NETWORK)
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,8 @@ def after_others(report: Report) -> Iterator[Step]:
 def advice(report: Report, one: Finding) -> str:
     kind = SAME.get(one.kind, one.kind)
     found = [member(report, rank) for rank in one.ranks]
-    if kind in ("gpu", "ring", "pair") and any(known is not None and on_cpu(known) for known in found):
-        kind_text = BUSY
-    else:
-        kind_text = ADVICE[kind]
+    on_cpus = any(known is not None and on_cpu(known) for known in found)
+    kind_text = {**ADVICE, **OF_CPUS}[kind] if on_cpus else ADVICE[kind]
     gpus = [bus_id(report, one.hosts, gpu) if kind not in ("nic", "flap") else str(gpu) for gpu in one.gpus]
     names = {
         "host": one.hosts[0] if one.hosts else "",

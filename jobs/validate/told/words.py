@@ -76,7 +76,7 @@ def rank_name(report: Report, rank: int) -> str:
 
 
 def on_cpu(one: Member) -> bool:
-    return one.device.startswith("CPU")
+    return one.kind == "cpu"
 
 
 def fleet(report: Report) -> str:
