@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,7 +10,6 @@ import runner
 from jobs.bench.copy.command import copy
 from jobs.bench.memory.command import memory
 from jobs.bench.options import (
-    BAD_USAGE,
     LAST,
     LETTERS,
     LINK_RATE,
@@ -26,19 +24,7 @@ from jobs.bench.options import (
     understood,
     with_options,
 )
-
-
-def as_ranks(body: Callable[..., dict[str, Any]], asked: Any, device: Any, debug: bool) -> int:
-    """Run `body(world, ending, asked, door)` in every rank; the exit status."""
-    door = click.get_current_context().obj
-    return runner.as_rank(
-        lambda world, ending: body(world, ending, asked, door),
-        device=device,
-        started=door.started,
-        debug=debug,
-        usage_status=BAD_USAGE,
-        farewell="interrupted",
-    )
+from jobs.bench.start import as_ranks
 
 
 @click.group(cls=BenchGroup, no_args_is_help=False)

@@ -8,6 +8,7 @@ import click
 
 from jobs.bench.copy.cases import Unknown, chosen, listing
 from jobs.bench.options import LAST, PLOT, OwnCommand, Size, with_options
+from jobs.bench.start import as_ranks
 
 UNIT = 16
 MOST_COPIES = 200  # more are more than a stream takes while the gate before them is closed
@@ -48,7 +49,6 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
     if lists:
         click.echo(listing(), nl=False)
         return 0
-    from jobs.bench.command import as_ranks
     from jobs.bench.copy.run import Asked, run
 
     if words["names"] and words["prefixes"]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from jobs.bench.options import LAST, PLOT, OwnCommand, OwnGroup, Size, with_options
+from jobs.bench.start import as_ranks
 
 Option = Callable[[Any], Any]
 DTYPES = ("float16", "float32", "float64")
@@ -99,7 +100,6 @@ def _add(name: str) -> None:
     @memory.command(name, cls=OwnCommand, help=summary, short_help=summary)
     @with_options([*own, *COMMON])
     def command(device: str, debug: bool, **words: Any) -> int:
-        from jobs.bench.command import as_ranks
         from jobs.bench.memory.run import Asked, run
 
         sizes = words.pop("minbytes", 1), words.pop("maxbytes", 1)
