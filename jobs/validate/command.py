@@ -121,7 +121,8 @@ def validate(
     """
     files = {name: words.pop(name) for name in ("json", "html", "junit", "prometheus")}
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
-    asked = Asked(plan, outputs=Outputs(**files), words=door.words, **words)
+    typed = (*(() if door.ranks is None else ("-n", str(door.ranks))), *door.words)
+    asked = Asked(plan, outputs=Outputs(**files), words=typed, **words)
     if asked.simulate:
         from jobs.validate.run import rehearse
 
