@@ -239,6 +239,7 @@ def test_wrong_data_is_named(site: Site) -> None:
         f"rank {VICTIM} (host {HOST}, CPU {VICTIM}): wrong data"
     )
     assert rungs(report)["pairs"] == "broken"
+    assert report["command"].startswith("meshrun -n 3 validate --quick --device cpu")
 
 
 def test_wrong_data_of_a_rank_alone_ends_the_climb(site: Site) -> None:
