@@ -30,6 +30,7 @@ class Plan:
     )
     full: int = 64  # up to this many hosts every pair meets on every rail
     cover: int = 512  # up to this many every pair meets on one rail; above, partners are drawn at random
+    effort: int = 8  # times as many samples, at the most, where there is noise
     tolerance: float = 0.07  # log of the time over the siblings': what is closer is no suspect
     share: float = 0.75  # of a part's measurements must be slow
     critical: float = 0.9  # a part below this share of its siblings' rate breaks its rung

@@ -21,7 +21,7 @@ LARGEST = {
 # Of its siblings' rate, what a CPU may have without being at fault: ranks share cores, caches and memory with
 # each other and with whatever else runs.
 USUAL = 0.75
-LONGER = 4  # a sample there is long, so fewer are enough
+LONGER = 4  # a sample there is long, so fewer have to be enough
 
 
 class Buffers:
@@ -99,6 +99,7 @@ def suited(world: World, plan: Plan) -> Plan:
             tolerance=-math.log(USUAL),
             critical=USUAL,
             enough=max(plan.enough // LONGER, plan.samples),
+            effort=max(plan.effort // LONGER, 1),
         )
     return dataclasses.replace(plan, **{name: min(getattr(plan, name), size) for name, size in most.items()})
 

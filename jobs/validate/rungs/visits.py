@@ -13,7 +13,6 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe import Seconds
 
 VISITS = 5  # times at which what is measured again is, with the others in between
-MOST = 8  # times the usual effort
 
 Round = TypeVar("Round")
 Measure = Callable[[Round, int], Seconds]  # a round, samples
@@ -47,4 +46,4 @@ def effort(noise: float, samples: int, plan: Plan) -> int:
     noise: standard deviation of the log of one sample.
     """
     needed = (SURE * MEDIAN_ERROR * noise / plan.tolerance) ** 2
-    return min(max(math.ceil(needed / samples), 1), MOST)
+    return min(max(math.ceil(needed / samples), 1), plan.effort)
