@@ -28,7 +28,7 @@ VICTIM = 1
 CPU = ("--quick", "--device", "cpu", "-J", "out.json")
 
 # The command, with what a test plants in it; run instead of it as every rank. `measure` is a rank's part of
-# one measurement; `fault` comes on the victim alone, in the second measurement of operation `what`: in run
+# one measurement; `fault` comes on the victim alone, in measurement number `nth` of operation `what`: in run
 # number `at` of it. The first opens connections, the second finds how long one takes, the third is timed.
 PLANTED = f"""
 import os, signal, sys, time
@@ -42,11 +42,11 @@ measure, verify, calls = ranks.sampled, check.verify, 0
 def disturbed(world, trail, label, part, *rest):
     global calls
     calls += label.startswith({{what!r}})
-    if calls == 2:
-        part = type(part)(part.prepare, second(part.run), part.check, part.often)
+    if calls == {{nth}}:
+        part = type(part)(part.prepare, faulted(part.run), part.check, part.often)
     return measure(world, trail, label, part, *rest)
 ranks.sampled = disturbed
-def second(run):
+def faulted(run):
     runs = 0
     def faulty(count):
         nonlocal runs
@@ -88,13 +88,16 @@ class Site:
         *words: str,
         fault: str = "pass",
         what: str = "flows",
+        nth: int = 2,
         at: int = 3,
         victim: int = VICTIM,
         more: str = "",
     ) -> subprocess.Popen[str]:
         """Three ranks; the fault is a Python statement."""
         script = self.notes / "planted.py"
-        planted = PLANTED.format(what=what, at=at, victim=victim, fault=fault) + more.format(victim=victim)
+        planted = PLANTED.format(what=what, nth=nth, at=at, victim=victim, fault=fault) + more.format(
+            victim=victim
+        )
         script.write_text(planted + MAIN)
         starter = (
             f"import sys; sys.path.append({str(Path(local.__file__).parent.parent)!r}); "
@@ -163,10 +166,12 @@ def rungs(report: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["result"] for one in report["rungs"]}
 
 
-@pytest.mark.parametrize(("what", "rung"), [("product", "gpu"), ("flows", "pairs"), ("rings", "node")])
-def test_a_rank_that_dies_is_named(site: Site, what: str, rung: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "nth", "rung"), [("product", 1, "gpu"), ("flows", 2, "pairs"), ("rings", 2, "node")]
+)
+def test_a_rank_that_dies_is_named(site: Site, what: str, nth: int, rung: str) -> None:
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
-    process = site.begin(*CPU, "--keep-going", what=what, fault=kill)
+    process = site.begin(*CPU, "--keep-going", what=what, nth=nth, fault=kill)
     begun = site.inside(process)
     errors = site.end(process)
     assert time.monotonic() - begun < PROMISE

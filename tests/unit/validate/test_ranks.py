@@ -22,6 +22,7 @@ from jobs.validate.ranks import alone as ranks_alone
 from jobs.validate.ranks import buffers as ranks_buffers
 from jobs.validate.ranks.moving import KEPT, Rings
 from jobs.validate.ranks.probe import RankProbe, gathered, host_names, opened, suited
+from jobs.validate.verdict import EXIT
 from runner import Call, World
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.world import open_world
@@ -752,7 +753,7 @@ def test_the_whole_ladder() -> None:
     results = {rung.name: rung.result for rung in verdict.rungs}
     assert results.pop("host") == "not measured"
     assert set(results.values()) <= {"ok", "broken"}
-    assert verdict.status in ("ok", "warning", "critical")
+    assert verdict.status in EXIT  # which one, depends on who else uses this machine
     rates = {rung.name: rung.rates for rung in verdict.rungs}
     assert all(rate > 0 for name in results for rate in rates[name].values())
     assert set(rates["gpu"]) == {"memory", "product"}
