@@ -26,7 +26,7 @@ from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import ALONE
 from jobs.validate.ranks import alone as ranks_alone
-from jobs.validate.ranks.probe import sizes
+from jobs.validate.ranks.probe import suited
 from launch import mpiexec
 from runner import World
 from runner.errors import MeshrunError
@@ -118,14 +118,14 @@ def test_more_than_the_gpu_has(world: World) -> None:
 
 def test_sizes_leave_room(world: World) -> None:
     free = world.backend.free_memory()
-    plan = sizes(world, Plan(memory_bytes=1 << 50, product_bytes=1 << 50))
+    plan = suited(world, Plan(memory_bytes=1 << 50, product_bytes=1 << 50))
     assert 0.2 * free < plan.memory_bytes < 0.5 * free
     assert plan.product_bytes <= plan.memory_bytes // 2
     assert plan.pair_bytes == Plan().pair_bytes
 
 
 def test_one_gpu_climbs_the_ladder(world: World) -> None:
-    plan = sizes(world, Plan(memory_bytes=256 * MIB, samples=3))
+    plan = suited(world, Plan(memory_bytes=256 * MIB, samples=3))
     verdict = same.asked(world, lambda probe: validate(probe, plan))
     results = {rung.name: rung.result for rung in verdict.rungs}
     assert results["gpu"] == results["host"] == "ok"
@@ -214,7 +214,7 @@ def survey(world: World) -> Json:
         probe.rings([range(size)], 100 * KIB, 1)
         return {"flipped": [dataclasses.asdict(one) for one in (*flow, *probe.wrong())]}
 
-    plan = sizes(world, Plan(keep_going=True, memory_bytes=256 * MIB, samples=3, again=5, passes=1))
+    plan = suited(world, Plan(keep_going=True, memory_bytes=256 * MIB, samples=3, again=5, passes=1))
 
     def climbs(probe: Any) -> Json:
         verdict = validate(probe, plan)
