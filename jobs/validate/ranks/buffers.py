@@ -22,6 +22,7 @@ LARGEST = {
 # each other and with whatever else runs.
 USUAL = 0.75
 LONGER = 4  # a sample there is long, so fewer have to be enough
+PATIENT = 2  # for the same reason: of the times that noise may make it longer
 
 
 class Buffers:
@@ -99,7 +100,7 @@ def suited(world: World, plan: Plan) -> Plan:
             tolerance=-math.log(USUAL),
             critical=USUAL,
             enough=max(plan.enough // LONGER, plan.samples),
-            effort=max(plan.effort // LONGER, 1),
+            effort=max(plan.effort // PATIENT, 1),
         )
     return dataclasses.replace(plan, **{name: min(getattr(plan, name), size) for name, size in most.items()})
 
