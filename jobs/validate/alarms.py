@@ -4,7 +4,7 @@ what siblings cannot show because they have it in common.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -43,7 +43,7 @@ def beside(report: Report, plan: Plan) -> Verdict:
     limits = {(one.rung, one.what): one for one in report.limits if one.rung in LOCAL and one.rate}
     gpus = any(one.kind != "cpu" for one in report.members)
     far = [
-        Alarm("warning", far_below(rung.name, what, rate, limits[rung.name, what]))
+        Alarm("warning", far_below(rung.name, what, rung.rates, limits[rung.name, what]))
         for rung in report.verdict.rungs
         for what, rate in rung.rates.items()
         if gpus and (rung.name, what) in limits and rate < FAR * (limits[rung.name, what].rate or 0)
@@ -76,11 +76,14 @@ def drifted(one: Drift) -> str:
     )
 
 
-def far_below(rung: RungName, what: str, rate: float, limit: Limit) -> str:
+def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limit) -> str:
+    rate = rates[what]
     share = 100 * rate / (limit.rate or rate)
+    copies = rates.get("copies", 0.0) if what == "flows" else 0.0
+    good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not why" if rate < FAR * copies else ""
     return (
         f"all GPUs alike: {rung} {what} at {rate / 1e9:.3g} GB/s, {share:.0f} % of what the hardware allows "
-        f"({limit.assumption})"
+        f"({limit.assumption}){good}"
     )
 
 

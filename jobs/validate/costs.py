@@ -28,6 +28,7 @@ SIZES: dict[Key, str] = {  # which of the plan's
     ("gpu", "product"): "product_bytes",
     ("host", "to_device"): "copy_bytes",
     ("host", "to_host"): "copy_bytes",
+    ("pairs", "copies"): "pair_bytes",
     ("pairs", "flows"): "pair_bytes",
     ("node", "ring"): "ring_bytes",
     ("host pairs", "flows"): "nic_bytes",
@@ -129,7 +130,7 @@ def trial(probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic)
     fleet = fleet_of(probe)
     found: dict[Key, Cost] = {}
     for key in dict.fromkeys(one.key for one in calls(plan, fleet)):
-        if key[0] not in probe.absent:
+        if key[0] not in probe.absent and not (key[1] == "copies" and probe.no_copies()):
             large = min(4 * FLOORS[SIZES[key]], size(plan, key))
             found[key] = fitting(key, asking(probe, fleet, plan, key), max(large // 4, 1), large, clock)
     return found
@@ -143,8 +144,9 @@ def asking(probe: Probe, fleet: Fleet, plan: Plan, key: Key) -> Ask:
     for single in ALONE:
         if single == what:
             return functools.partial(probe.alone, single)
-    if what == "flows":
-        return functools.partial(probe.flows, [(a, b) for a, b in first_round(rung, fleet, plan).tolist()])
+    if what in ("copies", "flows"):
+        move = probe.copies if what == "copies" else probe.flows
+        return functools.partial(move, [(a, b) for a, b in first_round(rung, fleet, plan).tolist()])
     members = {
         "node": [fleet.on(host) for host in range(fleet.hosts)],
         "rails": [fleet.rail(gpu) for gpu in range(fleet.rails)],

@@ -53,14 +53,14 @@ def _parts(name: RungName, fleet: Fleet, keys: Ints) -> list[str]:
 
 def matrices(ladder: Ladder) -> tuple[Matrix, ...]:
     """Rates between the GPUs of a host, and between hosts on each rail (of many hosts: the slowest rail)."""
-    return (*_inside(ladder), *_between(ladder))
+    return (*_inside(ladder, "copies"), *_inside(ladder, "flows"), *_between(ladder))
 
 
-def _inside(ladder: Ladder) -> Iterator[Matrix]:
-    if ("pairs", "flows") not in ladder.tables:
+def _inside(ladder: Ladder, what: str) -> Iterator[Matrix]:
+    if ("pairs", what) not in ladder.tables:
         return
     fleet = ladder.fleet
-    table, nbytes = ladder.tables["pairs", "flows"]
+    table, nbytes = ladder.tables["pairs", what]
     host = fleet.host[table.a]
     slowest = np.full(fleet.hosts, -np.inf)
     np.maximum.at(slowest, host, table.level)
@@ -75,7 +75,8 @@ def _inside(ladder: Ladder) -> Iterator[Matrix]:
             nbytes / table.seconds[rows], len(ranks),
         )  # fmt: skip
         labels = tuple(f"{fleet.unit} {fleet.gpu[rank]}" for rank in ranks)
-        yield Matrix("pairs", f"host {fleet.names[number]}, {fleet.unit} to {fleet.unit}{few}", labels, rates)
+        title = f"host {fleet.names[number]}, {fleet.unit} to {fleet.unit}{few}"
+        yield Matrix("pairs", what, title, labels, rates)
 
 
 def _between(ladder: Ladder) -> Iterator[Matrix]:
@@ -87,12 +88,13 @@ def _between(ladder: Ladder) -> Iterator[Matrix]:
     a, b = fleet.host[table.a], fleet.host[table.b]
     if fleet.hosts > RAILS_DRAWN:
         title = "host to host, the slowest rail of each pair"
-        yield Matrix("host pairs", title, fleet.names, _square(a[same], b[same], rate[same], fleet.hosts))
+        square = _square(a[same], b[same], rate[same], fleet.hosts)
+        yield Matrix("host pairs", "flows", title, fleet.names, square)
         return
     for rail in range(fleet.rails):
         rows = same & (fleet.gpu[table.a] == rail)
         rates = _square(a[rows], b[rows], rate[rows], fleet.hosts)
-        yield Matrix("host pairs", f"host to host, rail {rail}", fleet.names, rates)
+        yield Matrix("host pairs", "flows", f"host to host, rail {rail}", fleet.names, rates)
 
 
 def _square(a: Ints, b: Ints, rate: np.ndarray, size: int) -> tuple[tuple[float | None, ...], ...]:

@@ -197,7 +197,12 @@ class Ladder:
                     for scope in scopes
                 ]
             case "pairs":
-                return [("flows", plan.pair_bytes, Inside(probe, fleet, plan, bad), {})]
+                nbytes, copies, flows = (
+                    plan.pair_bytes,
+                    self.copies(),
+                    Inside(probe, fleet, plan, "flows", bad),
+                )
+                return [("copies", nbytes, one, {}) for one in copies] + [("flows", nbytes, flows, {})]
             case "host pairs":
                 return [("flows", plan.nic_bytes, Between(probe, fleet, plan, bad), {})]
             case "node":
@@ -207,6 +212,15 @@ class Ladder:
                 return [("ring", plan.ring_bytes, Rings(probe, fleet, plan, "rail", bad), {})]
             case _:
                 return []
+
+    def copies(self) -> list[Scope]:
+        """The scope of copies, where GPUs reach each other's memory."""
+        if self.probe.unit != "GPU":
+            return []
+        if why := self.probe.no_copies():
+            self.not_judged.append(f"pairs: no copies from GPU to GPU: {why}")
+            return []
+        return [Inside(self.probe, self.fleet, self.plan, "copies", self.bad)]
 
     def on_links(self) -> Known:
         """Ranks at the ends of links that a finding names: rings that go through them are explained."""

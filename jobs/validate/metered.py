@@ -48,6 +48,12 @@ class Metered:
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.flows(flows, nbytes, samples), len(flows) * samples)
 
+    def no_copies(self) -> str:
+        return self.probe.no_copies()
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.copies(flows, nbytes, samples), len(flows) * samples)
+
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.rings(groups, nbytes, samples), sum(map(len, groups)) * samples)
 

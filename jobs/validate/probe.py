@@ -39,10 +39,10 @@ class Place:
 class Wrong:
     """Data that is not what was written or sent.
 
-    what: the measurement ("memory", "product", "to_device", "to_host", "flows" or "rings"). rank: where it
-    was found. source: the rank that it came from; the same where a rank was alone, None where many took part.
-    nbytes: of the operation. offset: of the first wrong byte. count: how many bytes are wrong. got, expected:
-    the word there, as text.
+    what: the measurement ("memory", "product", "to_device", "to_host", "copies", "flows" or "rings"). rank:
+    where it was found. source: the rank that it came from; the same where a rank was alone, None where many
+    took part. nbytes: of the operation. offset: of the first wrong byte. count: how many bytes are wrong.
+    got, expected: the word there, as text.
     """
 
     what: str
@@ -93,6 +93,14 @@ class Probe(Protocol):
 
         Inside a host that is the way between two GPUs (NVLink), else each GPU's own NIC. A rank may be in
         one flow as the sender and in one as the receiver.
+        """
+
+    def no_copies(self) -> str:
+        """Why some GPU cannot write into another's memory on its host, as for `copies`; "": all can."""
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        """(flows, samples): rank a writes `nbytes` into the memory of rank b of its host, with its GPU's copy
+        engine and without a communication library, all flows at the same time. Ranks as for `flows`.
         """
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:

@@ -65,10 +65,12 @@ class Change:
 class Matrix:
     """Median rates from each row to each column, None where they were not measured.
 
-    rung "pairs": one matrix a host, labels are its GPUs. rung "host pairs": one a rail, labels are the hosts.
+    rung "pairs": one matrix a host and operation, labels are its GPUs. rung "host pairs": one a rail, labels
+    are the hosts. what: the operation.
     """
 
     rung: RungName
+    what: str
     title: str
     labels: tuple[str, ...]
     rates: tuple[tuple[float | None, ...], ...]

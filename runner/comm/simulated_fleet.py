@@ -98,9 +98,21 @@ class SimulatedFleet:
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """(flows, samples) seconds of all flows (sender, receiver) at once."""
+        return self._transfers(flows, nbytes, samples, START)
+
+    def no_copies(self) -> str:
+        return ""
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        """As `flows`, begun by a copy engine."""
+        return self._transfers(flows, nbytes, samples, dict.fromkeys(START, COPY))
+
+    def _transfers(
+        self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int, start: dict[str, float]
+    ) -> Seconds:
         sender, receiver = np.array(flows, dtype=np.int64).reshape(-1, 2).T
         routes = self._routes(sender, receiver)
-        latency, kept = _latencies(routes, START), self._kept(routes)
+        latency, kept = _latencies(routes, start), self._kept(routes)
 
         def transfer(parts: Parts) -> Seconds:
             return np.asarray(latency + nbytes / (routes.rates(parts) * kept))

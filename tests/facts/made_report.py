@@ -13,7 +13,7 @@ GB = 1e9
 RATES: dict[RungName, dict[str, float]] = {
     "gpu": {"memory": 4021.4 * GB, "product": 10.21 * GB},
     "host": {"to_device": 55.43 * GB, "to_host": 55.12 * GB},
-    "pairs": {"flows": 396.4 * GB},
+    "pairs": {"copies": 396.4 * GB, "flows": 389.2 * GB},
     "node": {"ring": 364.9 * GB},
     "host pairs": {"flows": 48.13 * GB},
     "rails": {"ring": 47.02 * GB},
@@ -23,6 +23,7 @@ LIMITS = (
     Limit("gpu", "memory", 4800 * GB, "HBM3e of an NVIDIA H200"),
     Limit("host", "to_device", 63.0 * GB, "PCIe 5.0 x16, one direction"),
     Limit("host", "to_host", 63.0 * GB, "PCIe 5.0 x16, one direction"),
+    Limit("pairs", "copies", 450 * GB, "18 x NVLink 4, one direction"),
     Limit("pairs", "flows", 450 * GB, "18 x NVLink 4, one direction"),
     Limit("node", "ring", 450 * GB, "a ring: each GPU's NVLink, one direction"),
     Limit("host pairs", "flows", 50 * GB, "NIC of 400 Gb/s, one for each GPU"),
@@ -75,7 +76,9 @@ def pairs(host: str, gpus: int = 8, bad: tuple[int, int] | None = None) -> Matri
         )
         for a in range(gpus)
     )
-    return Matrix("pairs", f"host {host}, GPU to GPU", tuple(f"GPU {gpu}" for gpu in range(gpus)), rows)
+    return Matrix(
+        "pairs", "copies", f"host {host}, GPU to GPU", tuple(f"GPU {gpu}" for gpu in range(gpus)), rows
+    )
 
 
 def rail(title: str, hosts: int, bad: int | None = None, start: str = "c") -> Matrix:
@@ -90,7 +93,11 @@ def rail(title: str, hosts: int, bad: int | None = None, start: str = "c") -> Ma
         for a in range(hosts)
     )
     return Matrix(
-        "host pairs", f"host to host, {title}", tuple(f"{start}{host}" for host in range(hosts)), rows
+        "host pairs",
+        "flows",
+        f"host to host, {title}",
+        tuple(f"{start}{host}" for host in range(hosts)),
+        rows,
     )
 
 
@@ -117,7 +124,7 @@ GPU = Finding(
 )  # fmt: skip
 PAIR = Finding(
     "pair", ("c4",), (0, 6), 0.553, 0.45, "pairs",
-    Evidence("flows", 219.2 * GB, 396.4 * GB, 60, ("c4:0", "c4:6"), 1.0),
+    Evidence("copies, flows", 219.2 * GB, 396.4 * GB, 60, ("c4:0", "c4:6"), 1.0),
     instead=("host c4, GPU 6: its NVLink",),
 )  # fmt: skip
 FLAP = Finding(

@@ -72,6 +72,12 @@ class NoisyFleet:
             [nbytes / self.rate(a, b) for a, b in flows], [set(flow) for flow in flows], samples
         )
 
+    def no_copies(self) -> str:
+        return ""
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        return self.flows(flows, nbytes, samples)
+
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
         slowest = [
             min(self.rate(a, b) for a, b in zip(group, [*group[1:], group[0]], strict=True))

@@ -18,13 +18,18 @@ Slowed = Callable[[Place, Place], float]
 
 @dataclass
 class ToyFleet:
-    """gpus: of each host. alone_factor(what, place), flow_factor(from, to): share of the speed left."""
+    """gpus: of each host. alone_factor(what, place), flow_factor(from, to): share of the speed left.
+
+    copy_factor: as flow_factor, of copies where they differ. barred: why there are none.
+    """
 
     gpus: Sequence[int]
     noise: float = 0.02
     seed: int = 0
     alone_factor: Callable[[Alone, Place], float] = lambda what, place: 1.0
     flow_factor: Slowed = lambda a, b: 1.0
+    copy_factor: Slowed | None = None
+    barred: str = ""
     calls: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     absent: Mapping[RungName, str] = field(default_factory=dict)
     unit: Unit = "GPU"
@@ -59,6 +64,16 @@ class ToyFleet:
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         self.calls.append(tuple(flows))
         return self.noisy([nbytes * self.flow(a, b) for a, b in flows], samples)
+
+    def no_copies(self) -> str:
+        return self.barred
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        assert not self.barred
+        assert all(self.places[a].host == self.places[b].host for a, b in flows)
+        rate = self.copy_factor or self.flow_factor
+        places = [(self.places[a], self.places[b]) for a, b in flows]
+        return self.noisy([nbytes / (400e9 * rate(*ends)) for ends in places], samples)
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
         hops = [list(zip(group, [*group[1:], group[0]], strict=True)) for group in groups]

@@ -183,6 +183,12 @@ def test_ranks_name_a_flipped_bit(found: Json) -> None:
     )  # fmt: skip
 
 
+def test_ranks_name_a_byte_that_a_copy_left_out(found: Json) -> None:
+    (wrong,) = found["cut"]
+    assert (wrong["what"], wrong["rank"], wrong["source"]) == ("copies", 1, 0)
+    assert (wrong["offset"], wrong["count"]) == (100 * KIB - 1, 1)
+
+
 def test_the_order_of_a_ring(found: Json) -> None:
     assert found["order"] == list(reversed(range(found["ranks"])))
 
@@ -202,7 +208,11 @@ def survey(world: World) -> Json:
             "one flow": probe.flows([(0, 1)], nbytes, 5),
             "both ways": probe.flows([(0, 1), (1, 0)], nbytes, 5),
             "ring": probe.rings([range(size)], nbytes, 5),
+            "one copy": probe.copies([(0, 1)], nbytes, 5),
+            "copies both ways": probe.copies([(0, 1), (1, 0)], nbytes, 5),
         }
+        probe.copies([(1, 0)], ODD, 2)
+        faults += [barred for barred in [probe.no_copies()] if barred]
         probe.flows([(1, 0)], ODD, 2)
         probe.rings([[1, 0]], ODD, 2)
         rates = {name: nbytes / float(np.median(found)) for name, found in seconds.items()}
@@ -213,6 +223,10 @@ def survey(world: World) -> Json:
         flow = probe.wrong()
         probe.rings([range(size)], 100 * KIB, 1)
         return {"flipped": [dataclasses.asdict(one) for one in (*flow, *probe.wrong())]}
+
+    def cut(probe: Any) -> Json:
+        probe.copies([(0, 1), (1, 0)], 100 * KIB, 1)
+        return {"cut": [dataclasses.asdict(one) for one in probe.wrong()]}
 
     plan = suited(world, Plan(keep_going=True, memory_bytes=256 * MIB, samples=3, again=5, passes=1))
 
@@ -226,7 +240,22 @@ def survey(world: World) -> Json:
     if world.rank == 1:
         same.alter(world, 100 * KIB, flip_on_device)
     parts.append(same.asked(world, flipped))
+    if world.rank == 0:
+        lose_last_bytes()
+    parts.append(same.asked(world, cut))
     return {"order": order} | {name: value for part in parts for name, value in (part or {}).items()}
+
+
+def lose_last_bytes() -> None:
+    """Of this rank's copies, from now on."""
+    from runner.backend.cuda_box import CudaBox
+
+    whole = CudaBox.copy
+
+    def copy(box: CudaBox, target: Any, source: Any, nbytes: int, stream: Any) -> None:
+        whole(box, target, source, nbytes - 1, stream)
+
+    CudaBox.copy = copy  # type: ignore[method-assign]
 
 
 def flip_on_device(call: Any) -> None:

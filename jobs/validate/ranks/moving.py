@@ -1,37 +1,79 @@
-"""What ranks do together: flows from rank to rank, and rings of several."""
+"""What ranks do together: copies and flows from rank to rank, and rings of several."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from jobs.bench import check
 from jobs.bench.data import Contributed, Copied, Reduced, Segment
 from jobs.validate.probe import Wrong
 from jobs.validate.ranks.buffers import Buffers
+from jobs.validate.ranks.landing import Landings
 from jobs.validate.ranks.part import BYTES, FLOAT, IDLE, Part, compared, often
 from runner import Call, Collectives, Control, Place, World
 
 Flows = Sequence[tuple[int, int]]
 Groups = tuple[tuple[int, ...], ...]
+Ends = tuple[int | None, int | None]  # the ranks that one sends to and receives from
+NOBODY: Ends = (None, None)
 SIGNAL = 16  # bytes of a message that goes before the timed one, in memory of its own
 KEPT = 4  # sets of groups whose communicators stay open: each takes memory of the GPU
 
 
 def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Part:
     """This rank's part of flows on the group of all ranks; IDLE where it is in none. Collective."""
-    world, rank = buffers.world, group.rank
     buffers.hold(nbytes + SIGNAL, nbytes + SIGNAL)
-    target = next((b for a, b in flows if a == rank), None)
-    source = next((a for a, b in flows if b == rank), None)
-    if target is None and source is None:
+    ends = ends_of(group.rank, flows)
+    if ends == NOBODY:
         return IDLE
-    into = buffers.into.array[:nbytes]
+    run = clocked(
+        group, message(buffers, group, ends, nbytes, SIGNAL), message(buffers, group, ends, 0, nbytes)
+    )
+    return carried("flows", buffers, ends, buffers.into.array[:nbytes], run)
 
-    def message(offset: int, count: int) -> Callable[[], object]:
-        places = Place(buffers.out, offset), Place(buffers.into, offset)
-        call = Call("sendrecv", *places, count, BYTES)
-        return group.message(call, send_to=target, receive_from=source)
+
+def copy(buffers: Buffers, landings: Landings, group: Collectives, flows: Flows, nbytes: int) -> Part:
+    """This rank's part of copies: it writes into the memory of its target by its own copy engine. IDLE where
+    it is in none. Collective.
+    """
+    buffers.hold(nbytes + SIGNAL, nbytes + SIGNAL)
+    landings.hold(nbytes)
+    ends = target, _ = ends_of(group.rank, flows)
+    if ends == NOBODY:
+        return IDLE
+    signal = message(buffers, group, ends, nbytes, SIGNAL)
+    queue: Callable[[], object] = nothing
+    if target is not None:
+        there, stream = landings.reached[target], buffers.world.backend.stream
+        queue = partial(landings.box.copy, there, buffers.device(buffers.out), nbytes, stream)
+    # The second signal says that the copies have arrived.
+    run = clocked(group, signal, queue, signal)
+    return carried("copies", buffers, ends, landings.array[:nbytes], run)
+
+
+def nothing() -> None:
+    pass
+
+
+def ends_of(rank: int, flows: Flows) -> Ends:
+    target = next((b for a, b in flows if a == rank), None)
+    return target, next((a for a, b in flows if b == rank), None)
+
+
+def message(
+    buffers: Buffers, group: Collectives, ends: Ends, offset: int, count: int
+) -> Callable[[], object]:
+    places = Place(buffers.out, offset), Place(buffers.into, offset)
+    return group.message(Call("sendrecv", *places, count, BYTES), send_to=ends[0], receive_from=ends[1])
+
+
+def carried(what: str, buffers: Buffers, ends: Ends, into: Any, run: Callable[[int], float]) -> Part:
+    """What `run` carries from this rank's buffer to its target's `into`."""
+    world, rank, nbytes = buffers.world, buffers.world.rank, len(into)
+    target, source = ends
 
     def segment(seed: int, sender: int) -> Segment:
         return Segment(0, nbytes, Copied(seed * world.size + sender, 0), sender)
@@ -46,9 +88,8 @@ def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Par
     def checked(seed: int) -> Wrong | None:
         if source is None:
             return None
-        return compared("flows", rank, nbytes, into, BYTES, segment(seed, source))
+        return compared(what, rank, nbytes, into, BYTES, segment(seed, source))
 
-    run = clocked(group, message(nbytes, SIGNAL), message(0, nbytes))
     return Part(prepare, run, checked, often(nbytes))
 
 
@@ -79,9 +120,13 @@ def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) 
 
 
 def clocked(
-    group: Collectives, signal: Callable[[], object], timed: Callable[[], object]
+    group: Collectives,
+    signal: Callable[[], object],
+    timed: Callable[[], object],
+    after: Callable[[], object] | None = None,
 ) -> Callable[[int], float]:
-    """What makes the first call and so many of the second, each one's seconds on this rank's device.
+    """What makes the first call, so many of the second, and the last: seconds of a second one on this rank's
+    device.
 
     After the first, the partners are in step, and on a GPU the second is in the queue already: neither who
     left the barrier late nor what it takes to launch a kernel is timed.
@@ -91,7 +136,8 @@ def clocked(
 
     def run(count: int) -> float:
         if count not in packed:
-            packed[count] = group.packed([signal, begin.record, *[timed] * count, end.record])
+            calls = [signal, begin.record, *[timed] * count, end.record]
+            packed[count] = group.packed(calls if after is None else [*calls, after])
         group.issue(packed[count])
         group.wait()
         return group.elapsed(begin, end) / count

@@ -18,6 +18,7 @@ from jobs.validate.ranks import alone as ranks_alone
 from jobs.validate.ranks import gathered
 from jobs.validate.ranks import moving as ranks_moving
 from jobs.validate.ranks.buffers import Buffers, suited
+from jobs.validate.ranks.landing import Landings
 from jobs.validate.ranks.moving import Flows, Rings, number_of
 from jobs.validate.ranks.part import CONNECTING, Part, sampled
 from jobs.validate.verdict import Unit
@@ -43,6 +44,7 @@ class RankProbe:
         cuda = world.here.device.kind == "cuda"
         self._box = runner.open_box() if cuda else None
         self._buffers = Buffers(world, group, self._box)
+        self._landings = Landings(world, self._box) if self._box else None
         self._rings = Rings(world)
         self._latest = group  # the communicator that was used last
         self._wrong: list[Wrong] = []
@@ -103,14 +105,21 @@ class RankProbe:
         """As Probe says. A rank that sends and receives at once does so in one operation: the times of its
         two flows are one.
         """
-        senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
-        pairs = tuple(zip(senders, receivers, strict=True))
-        if any(len({*ends}) < len(ends) for ends in (senders, receivers)) or any(a == b for a, b in pairs):
-            raise ValueError("each rank sends to one other at most, and receives from one")
-        if not pairs:
+        senders, receivers = ends_of(flows)
+        if not senders:
             return np.empty((0, samples))
-        rows = self._measure("flows", samples, pairs, nbytes)
+        rows = self._measure("flows", samples, tuple(zip(senders, receivers, strict=True)), nbytes)
         return np.maximum(rows[senders], rows[receivers])
+
+    def no_copies(self) -> str:
+        barred: str = self._ask("barred")
+        return barred
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        senders, receivers = ends_of(flows)
+        if not senders:
+            return np.empty((0, samples))
+        return self._measure("copies", samples, tuple(zip(senders, receivers, strict=True)), nbytes)[senders]
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
         """As Probe says, as far as the library goes by the order of ranks: NCCL orders hosts by it, and
@@ -195,6 +204,20 @@ class RankProbe:
         part = ranks_moving.flow(self._buffers, self.group, flows, nbytes)
         return self._sampled(label, samples, part, self._grace(flows))
 
+    def _barred_here(self) -> str:
+        if self._landings is None:
+            return "ranks on CPUs have no copy engines"
+        self._begin("copies", 0)
+        self._landings.hold()
+        return self._landings.barred
+
+    def _copies_here(self, samples: int, flows: Flows, nbytes: int) -> Seconds:
+        assert self._landings is not None, "no_copies says that there are none"
+        label = self._begin("copies", nbytes)
+        self._latest = self.group
+        part = ranks_moving.copy(self._buffers, self._landings, self.group, flows, nbytes)
+        return self._sampled(label, samples, part, self._grace([("copy", *flow) for flow in flows]))
+
     def _rings_here(self, samples: int, groups: tuple[tuple[int, ...], ...], nbytes: int) -> Seconds:
         label = self._begin("rings", nbytes)
         self.trail.before("connecting the ranks")
@@ -245,8 +268,19 @@ class RankProbe:
         """Orderly end; collective."""
         self._rings.close()
         self.group.close()
+        if self._landings is not None:
+            self._landings.close()
         if self._box is not None:
             self._box.close()
+
+
+def ends_of(flows: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Senders and receivers. ValueError where a rank would send to two, or to itself, or receive from two."""
+    senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
+    twice = any(len({*ends}) < len(ends) for ends in (senders, receivers))
+    if twice or any(a == b for a, b in zip(senders, receivers, strict=True)):
+        raise ValueError("each rank sends to one other at most, and receives from one")
+    return senders, receivers
 
 
 def host_names(world: runner.World) -> list[str]:

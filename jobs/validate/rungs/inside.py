@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -19,12 +20,15 @@ from jobs.validate.rungs.alone import MANY
 from jobs.validate.rungs.rounds import apart, inside
 from jobs.validate.rungs.visits import VISITS, effort, first_look, visited
 
+Moved = Literal["copies", "flows"]  # by a copy engine, by the communication library
+
 
 class Inside(Scope):
-    """The scope of the rung. bad: what findings of lower rungs explain."""
+    """The scope of one operation of the rung. bad: what findings of lower rungs explain."""
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: Known) -> None:
-        self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
+    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, what: Moved, bad: Known) -> None:
+        self.fleet, self.plan, self.bad = fleet, plan, bad
+        self.move = probe.copies if what == "copies" else probe.flows
         self.random = np.random.default_rng(plan.seed)
         self.asked: set[int] = set()  # hosts
 
@@ -53,7 +57,7 @@ class Inside(Scope):
         return tabulate(rounds, seconds, self.alike, self.plan, again=True)
 
     def measured(self, flows: Ints, samples: int) -> Seconds:
-        return self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples)
+        return self.move([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples)
 
     def alike(self, a: Ints, b: Ints) -> Siblings:
         """With many hosts, the same pair of GPUs on all hosts; else all pairs."""

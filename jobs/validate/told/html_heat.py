@@ -16,17 +16,22 @@ STEPS = (0.95, 0.9, 0.75, 0.5)  # shares of the usual rate at which the colour c
 SLOW = 0.9  # a pair below this share of the usual rate is worth a look
 TABLE = 16  # labels up to which a matrix is a table with its figures
 DRAWN = 16  # drawings of one kind
-TITLES: dict[RungName, str] = {"pairs": "GPU pairs", "host pairs": "Host pairs"}
+TITLES: dict[tuple[RungName, str], str] = {
+    ("pairs", "copies"): "GPU pairs, copies",
+    ("pairs", "flows"): "GPU pairs, flows",
+    ("host pairs", "flows"): "Host pairs",
+}
 
 
 def heat_maps(report: Report) -> str:
-    """A section for each rung, the matrix with the slowest pair first."""
-    return "\n".join(filter(None, (heat_section(report, rung) for rung in TITLES)))
+    """A section for each rung and operation, the matrix with the slowest pair first."""
+    return "\n".join(filter(None, (heat_section(report, *measured) for measured in TITLES)))
 
 
-def heat_section(report: Report, rung: RungName) -> str:
+def heat_section(report: Report, rung: RungName, what: str) -> str:
     """Matrices with a slow pair are shown (one, where there is none), the others on demand."""
-    found = [(slowest_of(one), at, one) for at, one in enumerate(report.matrices) if one.rung == rung]
+    those = [(at, one) for at, one in enumerate(report.matrices) if (one.rung, one.what) == (rung, what)]
+    found = [(slowest_of(one), at, one) for at, one in those]
     found = sorted((one for one in found if one[0] < math.inf), key=lambda one: one[:2])
     if not found:
         return ""
@@ -35,7 +40,7 @@ def heat_section(report: Report, rung: RungName) -> str:
     maps = [heat_map(at, matrix, usual) for _, at, matrix in found[:DRAWN]]
     good = f"{len(maps[slow:])} more, no pair below {percent(SLOW)}"
     return section(
-        TITLES[rung],
+        TITLES[rung, what],
         note(f"From each row to each column, GB/s. Colours: share of the median of all, {gbps(usual)} GB/s."),
         legend(),
         grid(maps[:slow]),

@@ -21,7 +21,7 @@ from jobs.validate.told.words import headline
 from jobs.validate.verdict import Verdict
 
 Json = dict[str, Any]
-HEAD = ("rung", "title", "labels")  # of a matrix
+HEAD = ("rung", "what", "title", "labels")  # of a matrix
 
 
 def text(report: Report) -> str:
@@ -85,13 +85,15 @@ def cells(matrix: Matrix) -> Json:
         for column, rate in enumerate(rates)
         if rate is not None and math.isfinite(rate)
     ]
-    return {"rung": matrix.rung, "title": matrix.title, "labels": list(matrix.labels), "cells": measured}
+    head = {"rung": matrix.rung, "what": matrix.what, "title": matrix.title}
+    return {**head, "labels": list(matrix.labels), "cells": measured}
 
 
 def dense(found: Any, place: str) -> Matrix:
     """The inverse of `cells`."""
     try:
-        rung, title, labels = (made(types_of(Matrix)[key], found[key], f"{place}.{key}") for key in HEAD)
+        head = {key: made(types_of(Matrix)[key], found[key], f"{place}.{key}") for key in HEAD}
+        labels = head["labels"]
         rates: list[list[float | None]] = [[None] * len(labels) for _ in labels]
         for row, column, rate in found["cells"]:
             rates[row][column] = float(rate)
@@ -99,7 +101,7 @@ def dense(found: Any, place: str) -> Matrix:
         raise runner.UserError(
             f"not a validation's report: {place} is no matrix", got=str(reason)
         ) from reason
-    return Matrix(rung, title, labels, tuple(map(tuple, rates)))
+    return Matrix(**head, rates=tuple(map(tuple, rates)))
 
 
 def made(kind: Any, value: Any, place: str) -> Any:

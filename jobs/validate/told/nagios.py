@@ -16,7 +16,7 @@ from jobs.validate.verdict import EXIT
 MEASURED: dict[RungName, tuple[str, ...]] = {
     "gpu": ("memory", "product"),
     "host": ("to_device", "to_host"),
-    "pairs": ("flows",),
+    "pairs": ("copies", "flows"),
     "node": ("ring",),
     "host pairs": ("flows",),
     "rails": ("ring",),

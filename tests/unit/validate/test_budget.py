@@ -56,6 +56,10 @@ class Costly(ToyFleet):
         self.pass_time(what, nbytes, samples)
         return super().alone(what, nbytes, samples)
 
+    def copies(self, flows: Any, nbytes: int, samples: int) -> Seconds:
+        self.pass_time("copies", nbytes, samples)
+        return super().flows(flows, nbytes, samples)
+
     def flows(self, flows: Any, nbytes: int, samples: int) -> Seconds:
         self.pass_time("flows", nbytes, samples)
         return super().flows(flows, nbytes, samples)

@@ -47,7 +47,7 @@ def test_a_nic_and_its_direction(gpus: list[int], ways: str) -> None:
     assert result(verdict)["rails"] == "not measured"
     assert found.sentence.startswith("host n1, GPU 1: its NIC")
     assert (
-        "at 60 % of its siblings (28." in found.sentence
+        "at 60 % of its siblings (2" in found.sentence
         or "at 61 %" in found.sentence
         or "at 59 %" in found.sentence
     )
@@ -103,6 +103,34 @@ def test_nvlink_of_a_gpu_and_of_a_pair(hosts: int) -> None:
 
     assert parts(validate(ToyFleet([4] * hosts, flow_factor=one))) == [("nvlink", ("n0",), (2,))]
     assert parts(validate(ToyFleet([4] * hosts, flow_factor=pair))) == [("pair", ("n0",), (1, 3))]
+
+
+def test_copies_tell_the_link_from_the_library() -> None:
+    def slow(a: Place, b: Place) -> float:
+        return 0.6 if a.host == b.host and {a.gpu, b.gpu} == {1, 3} else 1.0
+
+    def good(a: Place, b: Place) -> float:
+        return 1.0
+
+    found = {}
+    for copies, flows in ((slow, slow), (slow, good), (good, slow)):
+        (finding,) = validate(ToyFleet([4], flow_factor=flows, copy_factor=copies)).findings
+        assert (finding.kind, finding.gpus) == ("pair", (1, 3))
+        found[copies is slow, flows is slow] = finding.evidence.what
+    assert found == {(True, True): "copies, flows", (True, False): "copies", (False, True): "flows"}
+
+
+def test_where_gpus_do_not_reach_each_other_flows_are_judged_alone() -> None:
+    verdict = validate(ToyFleet([4], barred="rank 1 does not reach the memory of rank 0"))
+    assert verdict.status == "ok"
+    assert (
+        "pairs: no copies from GPU to GPU: rank 1 does not reach the memory of rank 0" in verdict.not_judged
+    )
+    (pairs,) = (rung for rung in verdict.rungs if rung.name == "pairs")
+    assert set(pairs.rates) == {"flows"}
+    cpus = validate(ToyFleet([4], unit="CPU"))
+    assert not any("copies" in note for note in cpus.not_judged)
+    assert all("copies" not in rung.rates for rung in cpus.rungs)
 
 
 def test_keep_going_finds_the_fault_of_a_higher_rung_too() -> None:

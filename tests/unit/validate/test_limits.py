@@ -55,6 +55,7 @@ def test_one_host_of_eight_h200() -> None:
         ("gpu", "product"): None,
         ("host", "to_device"): 63,
         ("host", "to_host"): 63,
+        ("pairs", "copies"): 450,
         ("pairs", "flows"): 450,
         ("node", "ring"): pytest.approx(450 * 2 * 7 / 9),  # NVLS
         ("host pairs", "flows"): None,

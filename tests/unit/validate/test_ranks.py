@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import ctypes
 import dataclasses
 import math
@@ -667,10 +669,30 @@ def test_sizes_of_gpus() -> None:
 
 
 class HostBox:
-    """A box whose GPU is the host."""
+    """A box whose GPU is the host: what one lends, others reach where it is."""
+
+    shut = ""  # why memory cannot be attached
 
     def __init__(self) -> None:
         self.kept: dict[int, Any] = {}
+        self.attached: set[int] = set()
+
+    def on(self, gpu: int) -> Any:
+        return contextlib.nullcontext()
+
+    def array(self, memory: runner.Memory) -> Any:
+        return self.kept[memory.address]
+
+    def export(self, memory: runner.Memory) -> bytes:
+        return repr((memory.address, memory.nbytes)).encode()
+
+    def attach(self, handle: bytes, nbytes: int, gpu: int) -> runner.Memory:
+        if self.shut:
+            raise RuntimeError(f"{self.shut}\nand more")
+        address, lent = ast.literal_eval(handle.decode())
+        assert nbytes <= lent
+        self.attached.add(address)
+        return runner.Memory(address, nbytes, "device", gpu)
 
     def allocate(self, kind: str, nbytes: int, gpu: int) -> runner.Memory:
         owner = np.empty(nbytes, np.uint8)
@@ -678,7 +700,10 @@ class HostBox:
         return runner.Memory(owner.ctypes.data, nbytes, kind, gpu)
 
     def release(self, memory: runner.Memory) -> None:
-        del self.kept[memory.address]
+        if memory.address in self.attached:
+            self.attached.remove(memory.address)
+        else:
+            del self.kept[memory.address]
 
     def host_array(self, memory: runner.Memory) -> Any:
         return self.kept[memory.address]
@@ -728,6 +753,97 @@ def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(one.what, one.source, one.offset, one.count, one.got) for one in wrong]
     copies = [what for what in ALONE if what != "product"]
     assert found == [(what, 0, KIB - 1, 1, "165 (0xa5)") for what in copies]
+
+
+def as_gpus(world: World) -> None:
+    """Each rank has one of its own."""
+    as_gpu(world)
+    world.ranks = tuple(
+        dataclasses.replace(rank, device=dataclasses.replace(rank.device, uuid=f"GPU-{rank.number}"))
+        for rank in world.ranks
+    )
+
+
+def copies(size: int, script: Script, hosts: Sequence[str] = ("a",)) -> Any:
+    def body(world: World) -> Any:
+        as_gpus(world)
+        return asked(world, script)
+
+    return ranks(size, body, hosts)[0]
+
+
+def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In sizes that grow and shrink; then with copies that lose their last byte."""
+    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+
+    def script(probe: RankProbe) -> Any:
+        assert probe.no_copies() == ""
+        around, pair = circle(3), [(2, 0)]
+        found = [
+            probe.copies(flows, nbytes, 3) for nbytes in (KIB, 3 * MIB + 1, 5) for flows in (around, pair)
+        ]
+        found.append(probe.copies([], KIB, 3))
+        assert probe.wrong() == []
+        copy = HostBox.copy
+        monkeypatch.setattr(HostBox, "copy", lambda box, *ends: copy(box, *ends[:2], ends[2] - 1, None))
+        probe.copies(around, KIB, 1)
+        return found, probe.wrong()
+
+    found, wrong = copies(3, script)
+    assert [seconds.shape for seconds in found] == [(3, 3), (1, 3)] * 3 + [(0, 3)]
+    assert all((seconds > 0).all() for seconds in found)
+    assert sorted((one.what, one.rank, one.source, one.nbytes, one.offset, one.count) for one in wrong) == [
+        ("copies", rank, (rank - 1) % 3, KIB, KIB - 1, 1) for rank in range(3)
+    ]
+
+
+def test_a_rank_copies_to_one_other_and_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+
+    def script(probe: RankProbe) -> None:
+        for flows in ([(0, 1), (0, 2)], [(0, 2), (1, 2)], [(1, 1)]):
+            with pytest.raises(ValueError, match="each rank sends to one other at most"):
+                probe.copies(flows, KIB, 1)
+
+    copies(3, script)
+
+
+def test_only_a_hosts_own_ranks_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+
+    def script(probe: RankProbe) -> Any:
+        assert probe.no_copies() == ""
+        assert probe._landings is not None
+        return sorted(probe._landings.reached)
+
+    assert copies(4, script, ("a", "b")) == [2]
+
+
+def test_why_there_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+    monkeypatch.setattr(HostBox, "shut", "peer access is not supported")
+    found = copies(2, lambda probe: probe.no_copies())
+    whose = "rank 0, host a, GPU 0 does not reach the memory of rank 1, host a, GPU 0"
+    assert found == f"{whose}: peer access is not supported"
+    assert on_rank_0(2, lambda probe: probe.no_copies()) == "ranks on CPUs have no copy engines"
+
+
+def test_landings_grow_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes: list[HostBox] = []
+
+    def opened_box() -> HostBox:
+        boxes.append(HostBox())
+        return boxes[-1]
+
+    monkeypatch.setitem(vars(runner), "open_box", opened_box)
+
+    def script(probe: RankProbe) -> Any:
+        probe.copies(circle(2), KIB, 1)
+        probe.copies(circle(2), 5 * MIB, 1)
+        return [sorted(array.size for array in box.kept.values()) for box in boxes]
+
+    assert copies(2, script) == [[6 * MIB]] * 2
+    assert [(box.kept, box.attached) for box in boxes] == [({}, set())] * 2
 
 
 @pytest.mark.parametrize("size", [1, 3])

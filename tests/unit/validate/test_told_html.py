@@ -100,8 +100,8 @@ def odd_everywhere(odd: str) -> Report:
     found = tuple(replace(one, hosts=(odd,), instead=(odd,)) for one in report.verdict.findings)
     alarms = tuple(replace(one, sentence=odd) for one in report.verdict.alarms)
     rungs = tuple(replace(one, why=odd, rates={odd: 1e9}) for one in report.verdict.rungs)
-    large = Matrix("host pairs", odd, (odd,) * 17, ((1e9,) * 17,) * 17)
-    small = Matrix("pairs", odd, (odd,) * 2, ((None, 1e9), (1e9, None)))
+    large = Matrix("host pairs", "flows", odd, (odd,) * 17, ((1e9,) * 17,) * 17)
+    small = Matrix("pairs", "flows", odd, (odd,) * 2, ((None, 1e9), (1e9, None)))
     return replace(
         report,
         verdict=replace(report.verdict, findings=found, alarms=alarms, rungs=rungs, not_judged=(odd,)),
@@ -180,9 +180,9 @@ def test_matrices_with_slow_pairs_come_first_and_good_ones_are_folded() -> None:
 
 
 def test_what_was_not_measured_is_no_slow_pair() -> None:
-    none = Matrix("pairs", "none", ("a", "b"), ((None, None), (float("nan"), None)))
+    none = Matrix("pairs", "flows", "none", ("a", "b"), ((None, None), (float("nan"), None)))
     assert heat_maps(replace(made_report.healthy(), matrices=(none,))) == ""
-    some = Matrix("pairs", "some", ("a", "b"), ((None, 1e9), (float("nan"), None)))
+    some = Matrix("pairs", "flows", "some", ("a", "b"), ((None, 1e9), (float("nan"), None)))
     page = heat_maps(replace(made_report.healthy(), matrices=(some,)))
     assert page.count('<td class="hn">-</td>') == 3
 

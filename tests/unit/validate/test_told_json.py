@@ -51,7 +51,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 def matrices(draw: st.DrawFn) -> Matrix:
     labels = draw(st.lists(st.text(), max_size=2).map(tuple))
     row = st.tuples(*[st.none() | NUMBERS for _ in labels])
-    return Matrix("pairs", draw(st.text()), labels, tuple(draw(row) for _ in labels))
+    return Matrix("pairs", "flows", draw(st.text()), labels, tuple(draw(row) for _ in labels))
 
 
 @settings(max_examples=30)

@@ -1,0 +1,56 @@
+"""What siblings have in common: far below what the hardware allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import made_report
+
+from jobs.validate.alarms import beside
+from jobs.validate.plan import Plan
+from jobs.validate.report import Report
+
+GB = 1e9
+
+
+def with_pairs(copies: float, flows: float) -> Report:
+    report = made_report.healthy()
+    rungs = tuple(
+        replace(rung, rates={"copies": copies, "flows": flows}) if rung.name == "pairs" else rung
+        for rung in report.verdict.rungs
+    )
+    return replace(report, verdict=replace(report.verdict, rungs=rungs))
+
+
+def told(report: Report) -> tuple[str, list[str]]:
+    verdict = beside(report, Plan())
+    return verdict.status, [one.sentence for one in verdict.alarms]
+
+
+def test_near_the_limit_nothing_is_said() -> None:
+    assert told(with_pairs(396 * GB, 226 * GB)) == ("ok", [])
+
+
+def test_slow_links_are_told_of_copies_and_flows() -> None:
+    assert told(with_pairs(45 * GB, 44 * GB)) == (
+        "warning",
+        [
+            f"all GPUs alike: pairs {what} at {rate} GB/s, 10 % of what the hardware allows (18 x NVLink 4, "
+            "one direction)"
+            for what, rate in (("copies", 45), ("flows", 44))
+        ],
+    )
+
+
+def test_good_copies_say_that_links_are_good() -> None:
+    status, (sentence,) = told(with_pairs(396 * GB, 22 * GB))
+    assert status == "warning"
+    assert sentence.endswith(
+        "(18 x NVLink 4, one direction); copies reach 396 GB/s, so the links are not why"
+    )
+
+
+def test_ranks_on_cpus_are_not_held_against_limits_of_gpus() -> None:
+    report = with_pairs(45 * GB, 44 * GB)
+    members = tuple(replace(one, kind="cpu") for one in report.members)
+    assert told(replace(report, members=members)) == ("ok", [])
