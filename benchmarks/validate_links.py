@@ -6,7 +6,7 @@ What is beside what, each of 256 MiB:
 
 pairs copies   both ways between two GPUs by copy engine, every pair; nvbandwidth's bidirectional write, where
                one pair is measured at a time (here all that have no GPU in common): half of the sum.
-pairs flows    both ways between two GPUs by NCCL; nccl-tests' sendrecv of two ranks.
+pairs flows    both ways between two GPUs by NCCL; nccl-tests' sendrecv of all ranks, one to the next.
 node ring      all_reduce of all GPUs, bus bandwidth; nccl-tests' all_reduce.
 
 Medians over the rounds; ratios are ours over theirs.
@@ -99,7 +99,7 @@ def theirs(options: argparse.Namespace, environment: dict[str, str]) -> Figures:
     (case,) = json.loads(text[text.index("{") :])["nvbandwidth"]["testcases"]
     rows = case["bandwidth_matrix"]
     sums = [float(word) for row in rows[-(len(rows) // 3) :] for word in row if word != "N/A"]
-    flows = seconds_of(options, environment, "sendrecv", 2)
+    flows = seconds_of(options, environment, "sendrecv", options.ranks)
     ring = seconds_of(options, environment, "all_reduce", options.ranks)
     share = 2 * (options.ranks - 1) / options.ranks
     return {

@@ -11,12 +11,12 @@ healthy         none. Expected: status ok.
 busy            another process keeps a GPU busy, with matrix products or with copies inside its memory.
 off-nvlink      NCCL_P2P_DISABLE=1: every GPU alike, so that none is slower than its siblings. Expected: the
                 alarm that pairs stay far below what the hardware allows.
-off-nvlink-one  the same for one rank alone. NCCL may fail over ranks that differ; the run is then not right.
+off-nvlink-one  the same for one rank alone. Expected: refused before anything is measured, that rank named.
 stopped         a rank is stopped for half of the time, in slices of 10 to 50 ms.
 neighbour       two processes spin on a rank's core; the ranks are pinned for this, each to a core of its own.
 limited         of hosts in network namespaces, one has a slower network (needs root).
 
-Expected of the others: status critical, and a finding at the GPU (of "limited": at the host, or at each of
+Of the others: status critical, and a finding at the GPU (of "limited": at the host, or at each of
 its NICs). "right" counts runs like that, "also" those that blame another part, too (a pair is at both GPUs).
 """
 
@@ -83,13 +83,16 @@ class Sort:
     right: Callable[[Json, Json], bool]
     of: str = ""
     device: str = ""  # that it needs
+    refused: str = ""  # what is said, with the number of the part, instead of a report
 
 
 SORTS = {
     "healthy": Sort(disturbed.none, ok),
     "busy": Sort(disturbed.busy, gpu_named, "gpu", "cuda"),
     "off-nvlink": Sort(disturbed.off_nvlink, alarmed, "", "cuda"),
-    "off-nvlink-one": Sort(disturbed.off_nvlink_one, gpu_named, "gpu", "cuda"),
+    "off-nvlink-one": Sort(
+        disturbed.off_nvlink_one, gpu_named, "gpu", "cuda", "NCCL_P2P_DISABLE=1 on rank {} "
+    ),
     "stopped": Sort(disturbed.stopped, gpu_named, "gpu", "cpu"),
     "neighbour": Sort(disturbed.neighbour, gpu_named, "gpu", "cpu"),
     "limited": Sort(disturbed.limited, host_named, "host", "cpu"),
@@ -108,6 +111,11 @@ def place_of(sort: Sort, part: int, setting: Setting, members: Sequence[Json]) -
         )
         return {name: value for name, value in next(found, {}).items() if name in ("host", "gpu")}
     return {}
+
+
+def refused(sort: Sort, part: int, status: int | None, said: str) -> bool:
+    """Whether the launch itself named the part."""
+    return bool(sort.refused and status and sort.refused.format(part) in said)
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ def once(site: Site, name: str, number: int) -> tuple[Run, Json]:
         number,
         place,
         status,
-        bool(report) and sort.right(report, place),
+        (bool(report) and sort.right(report, place)) or refused(sort, part, status, said),
         sum(not at(one, place) for one in findings),
         seconds,
         report.get("status", "no report"),
@@ -181,7 +189,8 @@ def campaign(site: Site) -> list[Run]:
             runs.append(run)
             verdict = "right" if run.right and not run.also else "right, and more" if run.right else "WRONG"
             where = " ".join(str(value) for value in run.place.values())
-            print(f"{number:3} {name} {where}: {verdict}, {run.seconds:.1f} s: {run.line}", flush=True)
+            line = run.line or run.said.partition("\n")[0]
+            print(f"{number:3} {name} {where}: {verdict}, {run.seconds:.1f} s: {line}", flush=True)
             facts = facts or {
                 "versions": report.get("environment", {}),
                 "devices": [one["device"] for one in report.get("members", [])],

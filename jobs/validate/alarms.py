@@ -4,6 +4,7 @@ what siblings cannot show because they have it in common.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -13,7 +14,8 @@ from jobs.validate.probe import Place, Wrong
 from jobs.validate.report import Change, Drift, Limit, Report
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict
 
-LOCAL = ("gpu", "host", "pairs")  # rungs whose measurements nothing shares: the limit is within reach
+LOCAL = ("gpu", "pairs")  # rungs whose measurements nothing shares: the limit is within reach
+ALONE = ("host",)  # where a host has one GPU: several share its memory, which may be slower than PCIe
 FAR = 0.5  # of the limit, below which all siblings must be slow together
 
 
@@ -40,7 +42,9 @@ def alarms(
 def beside(report: Report, plan: Plan) -> Verdict:
     """The verdict with what earlier runs and the hardware's limits say: what siblings have in common."""
     slower = [Alarm(drift_status(one, plan), drifted(one)) for one in report.drifts if one.rate < one.usual]
-    limits = {(one.rung, one.what): one for one in report.limits if one.rung in LOCAL and one.rate}
+    shared = max(Counter(one.host for one in report.members).values(), default=0) > 1
+    within = LOCAL if shared else LOCAL + ALONE
+    limits = {(one.rung, one.what): one for one in report.limits if one.rung in within and one.rate}
     gpus = any(one.kind != "cpu" for one in report.members)
     far = [
         Alarm("warning", far_below(rung.name, what, rung.rates, limits[rung.name, what]))

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jobs.validate.report import Report
+from jobs.validate.report import Change, Report
 from jobs.validate.told.next import steps
 from jobs.validate.told.words import (
     MOST,
@@ -115,8 +115,24 @@ def ladder(report: Report) -> Iterator[Text | Table]:
 
 def notes(report: Report) -> Iterator[Text | Padding]:
     """Counters that speak of no bad part; those that do are alarms."""
-    changed = [f"{one.rung}: {change(one)} ({one.meaning})" for one in report.changes if one.weight == "note"]
-    yield from sentences("Counters that changed, no faults", changed)
+    alike: dict[tuple[str, str], list[Change]] = {}
+    for one in report.changes:
+        if one.weight == "note":
+            alike.setdefault((one.rung, one.counter), []).append(one)
+    yield from sentences("Counters that changed, no faults", [noted(some) for some in alike.values()])
+
+
+def noted(some: Sequence[Change]) -> str:
+    """One counter in one rung, on however many parts: the one where it changed most."""
+    most = max(some, key=by_how_much)
+    of = f", the most of {len(some)} parts" if len(some) > 1 else ""
+    return f"{most.rung}: {change(most)}{of} ({most.meaning})"
+
+
+def by_how_much(one: Change) -> float:
+    if isinstance(one.before, str) or isinstance(one.after, str):
+        return 0.0
+    return abs(one.after - one.before)
 
 
 def drifts(report: Report) -> Iterator[Text | Padding]:

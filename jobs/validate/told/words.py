@@ -96,8 +96,8 @@ def limits(report: Report) -> dict[tuple[RungName, str], Limit]:
 
 def assumptions(report: Report) -> list[str]:
     """What the limits of the rungs that were measured assume, and why there is none for others."""
-    measured = {rung.name for rung in report.verdict.rungs if rung.rates}
-    told = [one for one in report.limits if one.rung in measured]
+    measured = {(rung.name, what) for rung in report.verdict.rungs for what in rung.rates}
+    told = [one for one in report.limits if (one.rung, one.what) in measured]
     known = [f"limit of {one.rung}, {one.what}: {one.assumption}" for one in told if one.rate is not None]
     missing: dict[str, list[str]] = {}
     for one in told:

@@ -54,3 +54,21 @@ def test_ranks_on_cpus_are_not_held_against_limits_of_gpus() -> None:
     report = with_pairs(45 * GB, 44 * GB)
     members = tuple(replace(one, kind="cpu") for one in report.members)
     assert told(replace(report, members=members)) == ("ok", [])
+
+
+def with_copies_from_the_host(report: Report) -> Report:
+    rungs = tuple(
+        replace(rung, rates={"to_device": 20 * GB, "to_host": 20 * GB}) if rung.name == "host" else rung
+        for rung in report.verdict.rungs
+    )
+    return replace(report, verdict=replace(report.verdict, rungs=rungs))
+
+
+def test_gpus_of_one_host_share_its_memory() -> None:
+    assert told(with_copies_from_the_host(made_report.healthy())) == ("ok", [])
+    status, sentences = told(with_copies_from_the_host(made_report.one_rank()))
+    assert status == "warning"
+    assert [one.partition(" at ")[0] for one in sentences] == [
+        "all GPUs alike: host to_device",
+        "all GPUs alike: host to_host",
+    ]

@@ -36,6 +36,16 @@ def test_a_fleet_of_4096_hosts_does_not_flood_the_terminal() -> None:
     assert f"... and {4096 - MOST} more" in told
 
 
+def test_a_counter_of_many_parts_is_one_line() -> None:
+    report = made_report.healthy()
+    parts = [replace(made_report.CHANGES[2], part=f"eth{n}", after=12.0 + n) for n in range(1, 40)]
+    clock = replace(made_report.CHANGES[1], weight="note")
+    told = text(replace(report, changes=(*parts, clock)), 200)
+    assert told.count("tcp retransmits") == 1
+    assert "- rails: host c0, eth39: tcp retransmits 12 -> 51, the most of 39 parts (segments sent" in told
+    assert "- gpu: host c2, GPU 5: throttle reasons none -> hardware thermal slowdown (the GPU" in told
+
+
 def test_colours_only_when_asked_for() -> None:
     report = made_report.critical()
     assert "\x1b" not in text(report)
