@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_tests import LAUNCHER, library_first
-from side_by_side import OURS, in_turn, output_of, rows_of
+from side_by_side import OURS, in_turn, output_of, rows_of, scrubbed
 
 from runner.report.record import write
 
@@ -71,7 +71,12 @@ def main() -> None:
         print(f"{name:14} {row[OURS]:7.1f} {row['theirs']:7.1f} GB/s  {ratio:.3f}")
     if options.json:
         record = {"benchmark": "validate_links", "ranks": options.ranks, "rounds": options.rounds, **facts()}
-        record |= {"about": about[0], "seconds": seconds, "rows": rows, OURS: ours, "theirs": others}
+        record |= {
+            "about": about[0],
+            "seconds": seconds,
+            "rows": rows,
+            "taken": {OURS: ours, "theirs": others},
+        }
         write(record, options.json)
 
 
@@ -124,7 +129,7 @@ def facts() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "meshrun": version("meshrun"),
-        "command": ["python", *sys.argv],
+        "command": ["python", *map(scrubbed, sys.argv)],
     }
 
 
