@@ -45,6 +45,8 @@ class Climbing:
     def report(self, verdict: Verdict, ended: str = "") -> Report:
         """All that is known by now. ended: why the run ended before its time."""
         ladder = self.ladder
+        allowed = {one.rung: one.rate for one in self.limits if one.what == "ring"}
+        curves = [replace(one, limit=allowed.get(one.rung)) for one in ladder.curves] if ladder else []
         return Report(
             replace(verdict, not_judged=(*verdict.not_judged, *self.notes)),
             self.members,
@@ -57,7 +59,7 @@ class Climbing:
             tuple(ladder.changes) if ladder else (),
             tuple(ladder.wrong) if ladder else (),
             matrices(ladder) if ladder else (),
-            tuple(ladder.curves) if ladder else (),
+            tuple(curves),
             ended=ended,
         )
 

@@ -14,6 +14,7 @@ from jobs.validate.climbing import Climbing
 from jobs.validate.ladder import Ladder
 from jobs.validate.outputs import Outputs, write
 from jobs.validate.plan import Plan
+from jobs.validate.report import Limit
 
 
 def all_of(folder: Path) -> Outputs:
@@ -51,3 +52,11 @@ def test_before_a_rung_nothing_of_it_is_known() -> None:
         assert report.verdict.not_judged.count("the run ended while host was measured") == 1
         assert [rung.result for rung in report.verdict.rungs[:2]] == ["ok", "not measured"]
     assert climbing.ladder.verdict().status == "ok"
+
+
+def test_curves_have_the_limit_of_their_rung() -> None:
+    limits = (Limit("node", "ring", 450e9, "NVLink"), Limit("all", "ring", None, "not known"))
+    climbing = Climbing(Asked(Plan()), {}, limits=limits)
+    climbing.ladder = Ladder(ToyFleet([2, 2]), Plan())
+    report = climbing.report(climbing.ladder.climb())
+    assert [(one.rung, one.limit) for one in report.curves] == [("node", 450e9), ("all", None)]
