@@ -16,7 +16,7 @@ from launch.refuse import BROKEN
 if TYPE_CHECKING:
     import numpy as np
 
-    from runner.declare import Job
+    from runner.declaration import Job
     from runner.rates import Machine
     from runner.work import Work
 

@@ -14,7 +14,7 @@ import click
 from launch.refuse import BROKEN
 
 if TYPE_CHECKING:
-    from runner.declare import Job
+    from runner.declaration import Job
     from runner.signature import Parameter
     from runner.storage import Form
 

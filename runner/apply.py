@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from runner.backend.cpu import CpuBackend
-from runner.declare import Job
+from runner.declaration import Job
 from runner.ending import Ending
 from runner.execute import call
 from runner.options import Options, Run

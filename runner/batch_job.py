@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.boxes import everything, sample
 from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
-from runner.declare import Job
+from runner.declaration import Job
 from runner.ending import Ending
 from runner.errors import RunError, UserError, tell
 from runner.options import Options

@@ -21,7 +21,7 @@ import numpy as np
 from runner.backend.cpu import CpuBackend
 from runner.boxes import everything, sample
 from runner.compare import differs, unlike
-from runner.declare import Job
+from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.here import Here
 from runner.partition import Region, owner

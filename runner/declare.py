@@ -7,63 +7,18 @@ cut the array and keep the function itself callable: `edges.function(block)` in 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, overload
 
+from runner.declaration import Halo, Job, Trials
 from runner.errors import UserError
 from runner.halo import BOUNDARIES
-from runner.signature import Kind, Parameter, read_signature
-
-Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
+from runner.signature import Kind, read_signature
 
 
-Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A declared job. `function` is given a block (kind "map", "reduce") or the World (kind "job")."""
-
-    name: str
-    kind: Kind
-    function: Callable[..., Any]
-    parameters: tuple[Parameter, ...]
-    services: frozenset[str]
-    halo: Halo = 0
-    boundary: str = "reflect"
-    cval: float = 0.0
-    out: Callable[..., Any] | None = None
-    combine: Callable[[Any, Any], Any] | None = None
-    finish: Callable[..., Any] | None = None
-    reference: Callable[..., Any] | None = None
-    ulps: float = 16.0
-    check: Callable[..., None] | None = None
-    trials: Trials = ()
-
-    @property
-    def summary(self) -> str:
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
-
-    def halo_for(self, parameters: dict[str, Any]) -> Any:
-        """The halo's widths; a job may compute them from its parameters."""
-        return self.halo(**parameters) if callable(self.halo) else self.halo
-
-    def complete(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """`parameters` with the defaults added; UserError for one that is unknown or missing."""
-        known = {parameter.name: parameter.default for parameter in self.parameters}
-        unknown = [name for name in parameters if name not in known]
-        if unknown:
-            raise UserError(
-                f"job {self.name} has no such parameter",
-                got=", ".join(unknown),
-                expected=", ".join(known) or "none",
-            )
-        missing = [p.name for p in self.parameters if p.required and p.name not in parameters]
-        if missing:
-            raise UserError(f"job {self.name} needs a value for {', '.join(missing)}")
-        return {**known, **parameters}
+class DeclaredJob(Job):
+    """A job as the decorators make it: with the ways to run it."""
 
     def __call__(self, array: Any, /, **parameters: Any) -> Any:
         """Apply the job to a whole array on this process alone; returns the result."""
@@ -85,7 +40,7 @@ class Job:
 
 
 @overload
-def map_blocks(function: Callable[..., Any], /) -> Job: ...
+def map_blocks(function: Callable[..., Any], /) -> DeclaredJob: ...
 @overload
 def map_blocks(
     *,
@@ -98,7 +53,7 @@ def map_blocks(
     check: Callable[..., None] | None = None,
     trials: Trials = (),
     name: str | None = None,
-) -> Callable[[Callable[..., Any]], Job]: ...
+) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def map_blocks(
     function: Callable[..., Any] | None = None,
     *,
@@ -111,7 +66,7 @@ def map_blocks(
     check: Callable[..., None] | None = None,
     trials: Trials = (),
     name: str | None = None,
-) -> Job | Callable[[Callable[..., Any]], Job]:
+) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
     """Declare a function from a block with its halo to that block's result.
 
     The function is given the block, a C-contiguous NumPy or CuPy array; it may name `out` (the
@@ -136,7 +91,7 @@ def map_blocks(
     trials: (shape, dtype, parameters) of arrays that `meshrun selftest` verifies the job on.
     """
 
-    def declare(function: Callable[..., Any]) -> Job:
+    def declare(function: Callable[..., Any]) -> DeclaredJob:
         if boundary not in BOUNDARIES:
             raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
         declared = _declare(function, "map", name)
@@ -156,7 +111,7 @@ def map_blocks(
 
 
 @overload
-def reduce_blocks(function: Callable[..., Any], /, *, combine: Callable[[Any, Any], Any]) -> Job: ...
+def reduce_blocks(function: Callable[..., Any], /, *, combine: Callable[[Any, Any], Any]) -> DeclaredJob: ...
 @overload
 def reduce_blocks(
     *,
@@ -165,7 +120,7 @@ def reduce_blocks(
     check: Callable[..., None] | None = None,
     trials: Trials = (),
     name: str | None = None,
-) -> Callable[[Callable[..., Any]], Job]: ...
+) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def reduce_blocks(
     function: Callable[..., Any] | None = None,
     *,
@@ -174,7 +129,7 @@ def reduce_blocks(
     check: Callable[..., None] | None = None,
     trials: Trials = (),
     name: str | None = None,
-) -> Job | Callable[[Callable[..., Any]], Job]:
+) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
     """Declare a function from a block to a small partial result, combined over all blocks.
 
     The array is cut into tiles of a fixed number of elements, whatever the number of ranks, and
@@ -188,7 +143,7 @@ def reduce_blocks(
     check, trials: as in `map_blocks`.
     """
 
-    def declare(function: Callable[..., Any]) -> Job:
+    def declare(function: Callable[..., Any]) -> DeclaredJob:
         return replace(
             _declare(function, "reduce", name), combine=combine, finish=finish, check=check, trials=trials
         )
@@ -197,18 +152,18 @@ def reduce_blocks(
 
 
 @overload
-def job(function: Callable[..., Any], /) -> Job: ...
+def job(function: Callable[..., Any], /) -> DeclaredJob: ...
 @overload
 def job(
     *, reference: Callable[..., Any] | None = None, trials: Trials = (), name: str | None = None
-) -> Callable[[Callable[..., Any]], Job]: ...
+) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def job(
     function: Callable[..., Any] | None = None,
     *,
     reference: Callable[..., Any] | None = None,
     trials: Trials = (),
     name: str | None = None,
-) -> Job | Callable[[Callable[..., Any]], Job]:
+) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
     """Declare a function that does anything, given the `world` (and `input`, `output` if it names them).
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
@@ -217,12 +172,12 @@ def job(
     trials: as in `map_blocks`.
     """
 
-    def declare(function: Callable[..., Any]) -> Job:
+    def declare(function: Callable[..., Any]) -> DeclaredJob:
         return replace(_declare(function, "job", name), reference=reference, trials=trials)
 
     return declare if function is None else declare(function)
 
 
-def _declare(function: Callable[..., Any], kind: Kind, name: str | None) -> Job:
+def _declare(function: Callable[..., Any], kind: Kind, name: str | None) -> DeclaredJob:
     parameters, services = read_signature(function, kind)
-    return Job(name or function.__name__, kind, function, parameters, services)
+    return DeclaredJob(name or function.__name__, kind, function, parameters, services)

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from runner.declare import Job
+from runner.declaration import Job
 from runner.ending import Ending, Guard
 from runner.errors import UserError
 from runner.map_job import run_map

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from runner.declare import Job
+from runner.declaration import Job
 from runner.errors import MeshrunError, UserError, describe
 
 ENTRY_POINTS = "meshrun.jobs"

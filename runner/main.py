@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from runner.declare import Job
+from runner.declaration import Job
 from runner.ending import Ending
 from runner.execute import Options, execute
 from runner.launcher import BY_HAND, Started

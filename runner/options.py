@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.declare import Job
+from runner.declaration import Job
 from runner.ending import Ending
 from runner.pipeline import Progress
 from runner.storage import Form, Source

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.declare import Job
+from runner.declaration import Job
 from runner.errors import UserError
 from runner.partition import Region, Shape, bounds
 from runner.storage import HostArray, Source, open_source

@@ -22,7 +22,8 @@ import numpy as np
 
 from runner.comm import Control
 from runner.comm.simulated import run_ranks
-from runner.declare import Job, map_blocks, reduce_blocks
+from runner.declaration import Job
+from runner.declare import map_blocks, reduce_blocks
 from runner.device import visible_gpus
 from runner.ending import Ending, Guard, on_termination
 from runner.errors import MeshrunError, RunError

@@ -10,7 +10,7 @@ import numpy as np
 
 from runner.backend import Backend, poison
 from runner.comm import Array
-from runner.declare import Job
+from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.exchange import HaloPlan
 from runner.halo import BOUNDARIES, Widths, check_widths, normalize

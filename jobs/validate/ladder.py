@@ -5,7 +5,7 @@ part.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from jobs.validate.attribution.known import Known
 from jobs.validate.attribution.naming import findings, merged
 from jobs.validate.attribution.table import Table
 from jobs.validate.counters import changes
-from jobs.validate.fleet import Fleet, fleet_of
+from jobs.validate.fleet import fleet_of
+from jobs.validate.left_open import siblings_missing, unmeasured
 from jobs.validate.metered import Metered
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe import Alone, Probe, Wrong
@@ -265,33 +266,6 @@ class Ladder:
         if self.lost:
             return "unknown"
         return "warning" if self.found or raised else "ok"
-
-
-def unmeasured(name: str, what: str, lost: Collection[int]) -> str:
-    ranks = ", ".join(map(str, sorted(lost)[:8])) + (", ..." if len(lost) > 8 else "")
-    return f"{name}: {what} could not be measured with rank {ranks}"
-
-
-def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
-    """What no measurement here can judge, because there is nothing to compare with."""
-    notes = []
-    if fleet.ranks == 1:
-        notes.append("one rank: nothing to compare it with; its figures are told, not judged")
-    elif fleet.hosts == 1:
-        notes.append(
-            f"one host: what slows all its {fleet.unit}s alike cannot be seen; its network is not measured"
-        )
-    elif fleet.hosts == 2:
-        notes.append(
-            "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
-        )
-    if 1 < fleet.hosts < LEAST:
-        notes.append(f"fewer than {LEAST} hosts: uplinks of leaf switches are not judged")
-    if fleet.hosts > plan.cover:
-        notes.append(
-            f"more than {plan.cover} hosts: partners are sampled, so links between two hosts are not judged"
-        )
-    return notes
 
 
 def ordered(found: Sequence[Finding]) -> list[Finding]:

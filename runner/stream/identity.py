@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from runner.chunks import Chunks
-from runner.declare import Job
+from runner.declaration import Job
 from runner.report.record import plain
 from runner.storage import Source
 from runner.work import Work

@@ -15,7 +15,7 @@ from jobs.expression import FUNCTIONS
 from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from runner.backend import poison
-from runner.declare import Job
+from runner.declaration import Job
 from runner.halo import normalize
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

@@ -22,7 +22,7 @@ from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.comm.mpi import MpiComm
-from runner.declare import Job
+from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.execute import Options, run
 from runner.report.record import plain

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import runner
-from runner.declare import Job, job, map_blocks, reduce_blocks
+from runner.declaration import Job
+from runner.declare import job, map_blocks, reduce_blocks
 from runner.errors import UserError
 from runner.signature import RESERVED, SERVICES
 

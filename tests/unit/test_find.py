@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.declare import Job
+from runner.declaration import Job
 from runner.errors import UserError
 from runner.find import find, load_file, names
 

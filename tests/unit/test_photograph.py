@@ -24,7 +24,7 @@ from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.comm.simulated import run_ranks
-from runner.declare import Job
+from runner.declaration import Job
 from runner.execute import Options, run
 from runner.world import open_world
 

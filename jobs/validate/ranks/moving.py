@@ -63,6 +63,15 @@ def ends_of(rank: int, flows: Flows) -> Ends:
     return target, next((a for a, b in flows if b == rank), None)
 
 
+def senders_receivers(flows: Flows) -> tuple[list[int], list[int]]:
+    """Senders and receivers. ValueError where a rank would send to two, or to itself, or receive from two."""
+    senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
+    twice = any(len({*ends}) < len(ends) for ends in (senders, receivers))
+    if twice or any(a == b for a, b in zip(senders, receivers, strict=True)):
+        raise ValueError("each rank sends to one other at most, and receives from one")
+    return senders, receivers
+
+
 def message(
     buffers: Buffers, group: Collectives, ends: Ends, offset: int, count: int
 ) -> Callable[[], object]:

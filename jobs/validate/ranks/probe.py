@@ -18,8 +18,9 @@ from jobs.validate.ranks import alone as ranks_alone
 from jobs.validate.ranks import gathered
 from jobs.validate.ranks import moving as ranks_moving
 from jobs.validate.ranks.buffers import Buffers, suited
+from jobs.validate.ranks.hosts import host_names
 from jobs.validate.ranks.landing import Landings
-from jobs.validate.ranks.moving import Flows, Rings, number_of
+from jobs.validate.ranks.moving import Flows, Rings, number_of, senders_receivers
 from jobs.validate.ranks.part import CONNECTING, Part, sampled
 from jobs.validate.verdict import Unit
 
@@ -105,7 +106,7 @@ class RankProbe:
         """As Probe says. A rank that sends and receives at once does so in one operation: the times of its
         two flows are one.
         """
-        senders, receivers = ends_of(flows)
+        senders, receivers = senders_receivers(flows)
         if not senders:
             return np.empty((0, samples))
         rows = self._measure("flows", samples, tuple(zip(senders, receivers, strict=True)), nbytes)
@@ -116,7 +117,7 @@ class RankProbe:
         return barred
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        senders, receivers = ends_of(flows)
+        senders, receivers = senders_receivers(flows)
         if not senders:
             return np.empty((0, samples))
         return self._measure("copies", samples, tuple(zip(senders, receivers, strict=True)), nbytes)[senders]
@@ -272,27 +273,6 @@ class RankProbe:
             self._landings.close()
         if self._box is not None:
             self._box.close()
-
-
-def ends_of(flows: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Senders and receivers. ValueError where a rank would send to two, or to itself, or receive from two."""
-    senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
-    twice = any(len({*ends}) < len(ends) for ends in (senders, receivers))
-    if twice or any(a == b for a, b in zip(senders, receivers, strict=True)):
-        raise ValueError("each rank sends to one other at most, and receives from one")
-    return senders, receivers
-
-
-def host_names(world: runner.World) -> list[str]:
-    """Of each rank, the name of its host; hosts of one name are numbered."""
-    names = {rank.host_id: rank.host for rank in world.ranks}
-    sharing: dict[str, list[str]] = {}
-    for identity, name in names.items():
-        sharing.setdefault(name, []).append(identity)
-    for name, identities in sharing.items():
-        for number, identity in enumerate(identities, 1):
-            names[identity] = f"{name}#{number}" if len(identities) > 1 else name
-    return [names[rank.host_id] for rank in world.ranks]
 
 
 @contextmanager

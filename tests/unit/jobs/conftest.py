@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from runner.backend import poison
-from runner.declare import Job
+from runner.declaration import Job
 from runner.halo import normalize
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "constant": "constant", "wrap": "wrap"}

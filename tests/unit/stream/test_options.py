@@ -15,7 +15,7 @@ from PIL import Image
 from launch import cli
 from launch.options import STREAM, stream_options
 from runner import launcher
-from runner.declare import Job
+from runner.declaration import Job
 from runner.execute import Options
 from runner.signature import RESERVED
 from runner.storage import Form

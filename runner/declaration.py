@@ -1,0 +1,58 @@
+"""What a declaration says of a job, however it is run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.errors import UserError
+from runner.signature import Kind, Parameter
+
+Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
+Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A declared job. `function` is given a block (kind "map", "reduce") or the World (kind "job")."""
+
+    name: str
+    kind: Kind
+    function: Callable[..., Any]
+    parameters: tuple[Parameter, ...]
+    services: frozenset[str]
+    halo: Halo = 0
+    boundary: str = "reflect"
+    cval: float = 0.0
+    out: Callable[..., Any] | None = None
+    combine: Callable[[Any, Any], Any] | None = None
+    finish: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
+    ulps: float = 16.0
+    check: Callable[..., None] | None = None
+    trials: Trials = ()
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    def halo_for(self, parameters: dict[str, Any]) -> Any:
+        """The halo's widths; a job may compute them from its parameters."""
+        return self.halo(**parameters) if callable(self.halo) else self.halo
+
+    def complete(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """`parameters` with the defaults added; UserError for one that is unknown or missing."""
+        known = {parameter.name: parameter.default for parameter in self.parameters}
+        unknown = [name for name in parameters if name not in known]
+        if unknown:
+            raise UserError(
+                f"job {self.name} has no such parameter",
+                got=", ".join(unknown),
+                expected=", ".join(known) or "none",
+            )
+        missing = [p.name for p in self.parameters if p.required and p.name not in parameters]
+        if missing:
+            raise UserError(f"job {self.name} needs a value for {', '.join(missing)}")
+        return {**known, **parameters}
