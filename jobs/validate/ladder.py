@@ -23,7 +23,7 @@ from jobs.validate.probe import Alone, Probe, Wrong
 from jobs.validate.report import Change, Curve
 from jobs.validate.rungs.alone import AloneScope
 from jobs.validate.rungs.between import Between
-from jobs.validate.rungs.inside import Inside
+from jobs.validate.rungs.inside import Inside, Moved
 from jobs.validate.rungs.leaves import LEAST, leaves
 from jobs.validate.rungs.rings import Rings
 from jobs.validate.verdict import Finding, Rung, Status, Verdict
@@ -198,12 +198,10 @@ class Ladder:
                     for scope in scopes
                 ]
             case "pairs":
-                nbytes, copies, flows = (
-                    plan.pair_bytes,
-                    self.copies(),
-                    Inside(probe, fleet, plan, "flows", bad),
-                )
-                return [("copies", nbytes, one, {}) for one in copies] + [("flows", nbytes, flows, {})]
+                return [
+                    (what, plan.pair_bytes, Inside(probe, fleet, plan, what, bad), {})
+                    for what in self.moved()
+                ]
             case "host pairs":
                 return [("flows", plan.nic_bytes, Between(probe, fleet, plan, bad), {})]
             case "node":
@@ -214,14 +212,12 @@ class Ladder:
             case _:
                 return []
 
-    def copies(self) -> list[Scope]:
-        """The scope of copies, where GPUs reach each other's memory."""
-        if self.probe.unit != "GPU":
-            return []
-        if why := self.probe.no_copies():
+    def moved(self) -> tuple[Moved, ...]:
+        """What pairs of a host measure: copies where GPUs reach each other's memory."""
+        why = self.probe.no_copies()
+        if why and self.probe.unit == "GPU":
             self.not_judged.append(f"pairs: no copies from GPU to GPU: {why}")
-            return []
-        return [Inside(self.probe, self.fleet, self.plan, "copies", self.bad)]
+        return ("flows",) if why else ("copies", "flows")
 
     def on_links(self) -> Known:
         """Ranks at the ends of links that a finding names: rings that go through them are explained."""

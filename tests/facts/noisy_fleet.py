@@ -73,10 +73,10 @@ class NoisyFleet:
         )
 
     def no_copies(self) -> str:
-        return ""
+        return "CPUs have no copy engines"
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        return self.flows(flows, nbytes, samples)
+        raise NotImplementedError
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
         slowest = [

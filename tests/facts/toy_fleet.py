@@ -66,10 +66,10 @@ class ToyFleet:
         return self.noisy([nbytes * self.flow(a, b) for a, b in flows], samples)
 
     def no_copies(self) -> str:
-        return self.barred
+        return self.barred or ("" if self.unit == "GPU" else "CPUs have no copy engines")
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        assert not self.barred
+        assert not self.no_copies()
         assert all(self.places[a].host == self.places[b].host for a, b in flows)
         rate = self.copy_factor or self.flow_factor
         places = [(self.places[a], self.places[b]) for a, b in flows]
