@@ -167,7 +167,8 @@ def main() -> None:
                 runs += done
                 show(done, time.perf_counter() - begin, options.failures)
     if options.json:
-        options.json.write_text(json.dumps(record(runs, vars(options)), default=str))
+        text = json.dumps(record(runs, vars(options)), default=str, separators=(",", ":"))
+        options.json.write_text(text.replace("},{", "},\n{") + "\n")
 
 
 def record(runs: list[Run], options: dict[str, object]) -> dict[str, object]:
@@ -184,8 +185,14 @@ def record(runs: list[Run], options: dict[str, object]) -> dict[str, object]:
         "options": options,
         "plan": asdict(Plan()),
         "summary": [summary(row) for row in rows],
-        "runs": [asdict(one) for one in runs],
+        "runs": [compact(one) for one in runs],
     }
+
+
+def compact(one: Run) -> dict[str, object]:
+    """A run; what was said of it only where that was not right."""
+    whole = asdict(one)
+    return {name: value for name, value in whole.items() if name != "said" or not one.right}
 
 
 def summary(runs: list[Run]) -> dict[str, object]:
