@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_tests import LAUNCHER, library_first
+from nvbandwidth import theirs
 from side_by_side import OURS, in_turn, output_of, rows_of, scrubbed
 
 from runner.report.record import write
@@ -55,7 +56,7 @@ def main() -> None:
     taken: dict[str, list[Any]] = {OURS: [], "theirs": []}
     for number in range(options.rounds):
         for name in in_turn(list(taken), number):
-            measure = validated if name == OURS else theirs
+            measure = validated if name == OURS else by_others
             taken[name].append(measure(options, environment))
     (ours, seconds, about), others = zip(*taken[OURS], strict=True), taken["theirs"]
     rows = {
@@ -98,14 +99,12 @@ def validated(options: argparse.Namespace, environment: dict[str, str]) -> tuple
     return {name: rates[name] for name in ("pairs copies", "pairs flows", "node ring")}, seconds, about
 
 
-def theirs(options: argparse.Namespace, environment: dict[str, str]) -> Figures:
+def by_others(options: argparse.Namespace, environment: dict[str, str]) -> Figures:
     words = [str(options.nvbandwidth), "-j", "-b", str(SIZE >> 20), "-t", CASE]
     text = output_of("nvbandwidth", words, environment, LONGEST)
-    (case,) = json.loads(text[text.index("{") :])["nvbandwidth"]["testcases"]
-    rows = case["bandwidth_matrix"]
-    sums = [float(word) for row in rows[-(len(rows) // 3) :] for word in row if word != "N/A"]
-    flows = seconds_of(options, environment, "sendrecv", options.ranks)
-    ring = seconds_of(options, environment, "all_reduce", options.ranks)
+    *_, total = theirs(json.loads(text[text.index("{") :])["nvbandwidth"])[CASE]
+    sums = [rate for row in total for rate in row if rate is not None]
+    flows, ring = (seconds_of(options, environment, name) for name in ("sendrecv", "all_reduce"))
     share = 2 * (options.ranks - 1) / options.ranks
     return {
         "pairs copies": statistics.median(sums) / 2,
@@ -114,9 +113,9 @@ def theirs(options: argparse.Namespace, environment: dict[str, str]) -> Figures:
     }
 
 
-def seconds_of(options: argparse.Namespace, environment: dict[str, str], operation: str, ranks: int) -> float:
+def seconds_of(options: argparse.Namespace, environment: dict[str, str], operation: str) -> float:
     """Of one operation of nccl-tests, out of place."""
-    launcher = shlex.split(options.launcher.format(ranks=ranks))
+    launcher = shlex.split(options.launcher.format(ranks=options.ranks))
     words = [*launcher, str(options.nccl_tests / f"{operation}_perf"), "-b", str(SIZE), "-e", str(SIZE)]
     (row,) = rows_of("nccl-tests", output_of(f"{operation}_perf", words, environment, LONGEST))
     return row.microseconds[0] / 1e6

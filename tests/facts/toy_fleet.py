@@ -38,12 +38,15 @@ class ToyFleet:
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
+        self.copying = np.random.default_rng((self.seed, 1))  # of its own: copies change no other figure
         self.hosts = [f"n{host}" for host in range(len(self.gpus))]
         spots = [(host, gpu) for host, count in enumerate(self.gpus) for gpu in range(count)]
         self.places = [Place(rank, host, gpu) for rank, (host, gpu) in enumerate(spots)]
 
-    def noisy(self, seconds: Sequence[float], samples: int) -> Seconds:
-        wobble = 1 + self.noise * self.random.standard_normal((len(seconds), samples))
+    def noisy(
+        self, seconds: Sequence[float], samples: int, random: np.random.Generator | None = None
+    ) -> Seconds:
+        wobble = 1 + self.noise * (random or self.random).standard_normal((len(seconds), samples))
         return np.array(seconds)[:, None] * wobble
 
     def wrong(self) -> Sequence[Wrong]:
@@ -73,7 +76,7 @@ class ToyFleet:
         assert all(self.places[a].host == self.places[b].host for a, b in flows)
         rate = self.copy_factor or self.flow_factor
         places = [(self.places[a], self.places[b]) for a, b in flows]
-        return self.noisy([nbytes / (400e9 * rate(*ends)) for ends in places], samples)
+        return self.noisy([nbytes / (400e9 * rate(*ends)) for ends in places], samples, self.copying)
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
         hops = [list(zip(group, [*group[1:], group[0]], strict=True)) for group in groups]
