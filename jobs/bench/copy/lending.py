@@ -98,8 +98,7 @@ class Lender:
         gpu = self.seats[place.gpu].gpu.index
         if place.kind == "host":
             return self.box.allocate("pinned", nbytes, gpu)
-        # Whole pages: what shares one with other memory cannot be opened by another process by itself.
-        return replace(self.box.allocate("device", -(-nbytes // PAGE) * PAGE, gpu), nbytes=nbytes)
+        return lendable(self.box, nbytes, gpu)
 
     def _barred(self, flows: Sequence[Flow]) -> dict[int, str]:
         """Flows whose GPU does not reach the other's memory, as the ranks that move them see it."""
@@ -177,7 +176,18 @@ def _failing(failed: dict[int, str], lane: Lane, what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as reason:
-        failed[lane.number] = f"{lane.flow}: {what}: {(str(reason).splitlines() or [''])[0]}"
+        failed[lane.number] = f"{lane.flow}: {what}: {first_line(reason)}"
+
+
+def lendable(box: Box, nbytes: int, gpu: int) -> Memory:
+    """Device memory in whole pages: what shares one with other memory cannot be opened by another process by
+    itself.
+    """
+    return replace(box.allocate("device", -(-nbytes // PAGE) * PAGE, gpu), nbytes=nbytes)
+
+
+def first_line(reason: Exception) -> str:
+    return (str(reason).splitlines() or [""])[0]
 
 
 def seats_of(group: Control, box: Box, index: int) -> tuple[Seat, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import runner
+from jobs.bench.copy.lending import PAGE, first_line, lendable
 from runner import World
-
-PAGE = 2 << 20  # bytes that cudaMalloc takes at a time: what shares a page cannot be opened by itself
 
 
 class Landings:
@@ -46,7 +45,7 @@ class Landings:
             self._own = None
 
     def _allocated(self, nbytes: int) -> runner.Memory:
-        return self.box.allocate("device", -(-nbytes // PAGE) * PAGE, self.world.here.device.index)
+        return lendable(self.box, nbytes, self.world.here.device.index)
 
     def _open(self) -> None:
         assert self._own is not None
@@ -65,7 +64,3 @@ class Landings:
             except RuntimeError as reason:
                 failed = failed or f"{here} does not reach the memory of {other}: {first_line(reason)}"
         self.barred = next(filter(None, self.world.control.allgather(failed)), "")
-
-
-def first_line(reason: Exception) -> str:
-    return (str(reason).splitlines() or [""])[0]
