@@ -25,6 +25,7 @@ class Plan:
     ring_bytes: int = 256 << 20
     samples: int = 5  # of each thing in its first measurement; the median counts
     again: int = 30  # of each thing that is measured again
+    span: float = 0.0  # seconds over which that is spread at least
     enough: int = (
         400  # samples of each NIC at least: with few hosts there are few rounds, so more samples of each
     )

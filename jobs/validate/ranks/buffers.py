@@ -23,6 +23,7 @@ LARGEST = {
 USUAL = 0.75
 LONGER = 4  # a sample there is long, so fewer have to be enough
 PATIENT = 2  # for the same reason: of the times that noise may make it longer
+PASSING = 20.0  # seconds: others' work on a core comes and goes, and is no fault
 
 
 class Buffers:
@@ -101,6 +102,7 @@ def suited(world: World, plan: Plan) -> Plan:
             critical=USUAL,
             enough=max(plan.enough // LONGER, plan.samples),
             effort=max(plan.effort // PATIENT, 1),
+            span=PASSING,
         )
     return dataclasses.replace(plan, **{name: min(getattr(plan, name), size) for name, size in most.items()})
 

@@ -13,7 +13,7 @@ from jobs.validate.attribution.table import Siblings, Table, tabulate
 from jobs.validate.fleet import Fleet, Ints
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Alone, Probe, Seconds
-from jobs.validate.rungs.visits import VISITS, effort, first_look, visited
+from jobs.validate.rungs.visits import first_look, second_look
 
 MANY = 5  # hosts from which on the siblings of a GPU are those at its place on other hosts
 
@@ -32,9 +32,7 @@ class AloneScope(Scope):
 
     def again(self, suspects: Sequence[Name]) -> Table:
         """All ranks once more: each is alone with itself in any case, and the others are the siblings."""
-        count = VISITS * effort(self.noise, self.plan.again, self.plan)
-        seconds = visited(self.measured, [self.what], max(self.plan.again // VISITS, 3), count)
-        return self.table(seconds, again=True)
+        return self.table(second_look(self.measured, [self.what], self.noise, self.plan), again=True)
 
     def measured(self, what: Alone, samples: int) -> Seconds:
         return self.probe.alone(what, self.nbytes, samples)

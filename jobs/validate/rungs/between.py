@@ -17,7 +17,7 @@ from jobs.validate.fleet import Fleet, Ints
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe, Seconds
 from jobs.validate.rungs.rounds import apart, between
-from jobs.validate.rungs.visits import VISITS, effort, first_look
+from jobs.validate.rungs.visits import VISITS, effort, first_look, visits
 
 PARTNERS = 4  # of each suspect that is asked
 
@@ -28,6 +28,7 @@ class Between(Scope):
     def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: Known) -> None:
         self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
         self.random = np.random.default_rng(plan.seed)
+        self.at_once = max(fleet.hosts // 4, min(fleet.hosts // 2, 2))  # flows
         self.suspects = set(bad)  # ranks
         self.shares: Shares | None = None
         self.flows: list[Ints] = []
@@ -50,10 +51,10 @@ class Between(Scope):
         )
         asked = list(dict.fromkeys(flows))
         samples = max(self.plan.again // VISITS, 3) * effort(self.noise, self.plan.again, self.plan)
-        for _ in range(VISITS):
+        for _ in visits(VISITS, self.plan.span):
             # In another company each time: who collided by chance on the way will not again.
             mixed = [asked[number] for number in self.random.permutation(len(asked))]
-            for met in apart(mixed, self.fleet, max(1, self.fleet.hosts // 4)):
+            for met in apart(mixed, self.fleet, self.at_once):
                 table = np.array(met, np.int64)
                 self.flows.append(table)
                 self.seconds.append(self.measured(table, samples))

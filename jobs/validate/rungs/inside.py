@@ -18,7 +18,7 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe, Seconds
 from jobs.validate.rungs.alone import MANY
 from jobs.validate.rungs.rounds import apart, inside
-from jobs.validate.rungs.visits import VISITS, effort, first_look, visited
+from jobs.validate.rungs.visits import first_look, second_look
 
 Moved = Literal["copies", "flows"]  # by a copy engine, by the communication library
 
@@ -52,8 +52,7 @@ class Inside(Scope):
             if a != b
         ]
         rounds = [np.array(met, np.int64) for met in apart(flows, self.fleet, len(flows))]
-        count = VISITS * effort(self.noise, self.plan.again, self.plan)
-        seconds = visited(self.measured, rounds, max(self.plan.again // VISITS, 3), count)
+        seconds = second_look(self.measured, rounds, self.noise, self.plan)
         return tabulate(rounds, seconds, self.alike, self.plan, again=True)
 
     def measured(self, flows: Ints, samples: int) -> Seconds:

@@ -16,7 +16,7 @@ from jobs.validate.attribution.table import Siblings, Table, tabulate
 from jobs.validate.fleet import Fleet, Ints
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Probe, Seconds
-from jobs.validate.rungs.visits import VISITS, effort, first_look, visited
+from jobs.validate.rungs.visits import first_look, second_look
 
 OTHERS = 5  # siblings that are measured again with a suspect
 
@@ -52,9 +52,7 @@ class Rings(Scope):
 
     def in_turn(self, groups: Sequence[Ints]) -> list[Seconds]:
         """One ring at a time, over and over."""
-        count = VISITS * effort(self.noise, self.plan.again, self.plan)
-        samples = max(self.plan.again // VISITS, 3)
-        return visited(self.measured, [[ranks] for ranks in groups], samples, count)
+        return second_look(self.measured, [[ranks] for ranks in groups], self.noise, self.plan)
 
     def measured(self, groups: Sequence[Ints], samples: int) -> Seconds:
         """Seconds in which one byte of each GPU's data would pass a link: of n ranks, 2 (n - 1) / n pass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -18,12 +19,23 @@ Round = TypeVar("Round")
 Measure = Callable[[Round, int], Seconds]  # a round, samples
 
 
-def visited(measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int = 1) -> list[Seconds]:
+def visits(count: int, span: float) -> Iterator[int]:
+    """Numbers of visits, with a wait before each, the first one too: all take `span` seconds at least."""
+    begin = time.monotonic()
+    for number in range(count):
+        time.sleep(max(begin + span * (number + 1) / count - time.monotonic(), 0))
+        yield number
+
+
+def visited(
+    measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int = 1, span: float = 0.0
+) -> list[Seconds]:
     """Seconds of each round with the samples of all visits: a round comes once a visit.
 
-    So what disturbs a part for a while (a neighbour's work, heat) is in few of its samples.
+    So what disturbs a part for a while (a neighbour's work, heat) is in few of its samples. span: as of
+    `visits`.
     """
-    parts = [[measure(each, samples) for each in rounds] for _ in range(count)]
+    parts = [[measure(each, samples) for each in rounds] for _ in visits(count, span)]
     return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
 
 
@@ -38,6 +50,12 @@ def first_look(
         return once, noise
     again = visited(measure, rounds, samples, more)
     return [np.concatenate(both, axis=1) for both in zip(once, again, strict=True)], noise
+
+
+def second_look(measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan) -> list[Seconds]:
+    """Seconds of each round, measured again: of more visits where there is noise, over the plan's span."""
+    count = VISITS * effort(noise, plan.again, plan)
+    return visited(measure, rounds, max(plan.again // VISITS, 3), count, plan.span)
 
 
 def effort(noise: float, samples: int, plan: Plan) -> int:
