@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import click
 import runner
 from jobs.bench.asked import Asked
 from jobs.bench.settings import Settings, parse_size, size_text
+from jobs.usage import StrictCommand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -27,26 +27,20 @@ NO_DEVICE_API = (
 )
 
 
-class BadUsage(click.UsageError):
-    exit_code = BAD_USAGE
+class OwnCommand(StrictCommand):
+    """A command that nccl-tests has nothing like: one list of options."""
+
+    usage_status = BAD_USAGE
 
 
-class BenchCommand(click.Command):
-    """Mistakes in its words end with nccl-tests' exit status; options may have hyphens for underscores."""
+class OwnGroup(OwnCommand, click.Group):
+    """A group of such commands."""
 
-    bad_usage: type[BadUsage] = BadUsage
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self.context_settings["token_normalize_func"] = lambda word: word.replace("-", "_")
+class BenchCommand(StrictCommand):
+    """A command of nccl-tests: their options first, then ours."""
 
-    def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
-        with bad_usage(self.bad_usage):
-            return super().make_context(*arguments, **keywords)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with bad_usage(self.bad_usage):
-            return super().invoke(ctx)
+    usage_status = BAD_USAGE
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
@@ -62,31 +56,6 @@ class BenchCommand(click.Command):
 
 class BenchGroup(BenchCommand, click.Group):
     """A group of such commands, which says so too when none of them, or no such one, is named."""
-
-
-class OwnCommand(BenchCommand):
-    """A command that nccl-tests has nothing like: one list of options."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        click.Command.format_options(self, ctx, formatter)
-
-
-class OwnGroup(OwnCommand, click.Group):
-    """A group of such commands."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        click.Group.format_options(self, ctx, formatter)
-
-
-@contextmanager
-def bad_usage(kind: type[BadUsage]) -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as mistake:
-        raise kind(mistake.format_message(), mistake.ctx) from mistake
-    except runner.UserError as mistake:
-        mistake.exit_code = kind.exit_code
-        raise
 
 
 class Size(click.ParamType[int]):

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import runner
-from jobs.bench.options import BadUsage, OwnCommand
+from jobs.usage import StrictCommand
 from jobs.validate.asked import Asked
 from jobs.validate.budget import quick as quick_plan
 from jobs.validate.budget import seconds
@@ -20,14 +20,8 @@ from jobs.validate.verdict import EXIT
 UNKNOWN = EXIT["unknown"]  # of a check that could not be made: bad words, too
 
 
-class BadWords(BadUsage):
-    exit_code = UNKNOWN
-
-
-class ValidateCommand(OwnCommand):
-    """Mistakes in its words end with the status of a check that could not be made."""
-
-    bad_usage = BadWords
+class ValidateCommand(StrictCommand):
+    usage_status = UNKNOWN
 
 
 class Duration(click.ParamType[float]):
