@@ -247,7 +247,7 @@ class Ladder:
         if answer.table.lost:
             self.lost = True
             self.not_judged.append(unmeasured(name, what, answer.table.lost))
-        seen = float(np.exp(-np.median(answer.table.threshold))) if len(answer.table) else 1.0
+        seen = answer.table.seen
         if seen < self.plan.critical:
             self.lost = self.lost or seen < BLIND
             self.not_judged.append(

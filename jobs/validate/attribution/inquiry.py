@@ -20,6 +20,7 @@ from jobs.validate.fleet import Fleet
 from jobs.validate.plan import Plan
 
 FEW = 2  # rows: the two directions of a pair that met once
+HIDDEN = 0.95  # of what is critical: where noise hides what is slower, it is worth a longer look
 
 
 class Scope(Protocol):
@@ -27,7 +28,8 @@ class Scope(Protocol):
 
     fleet: Fleet
 
-    def first(self) -> Table: ...
+    def first(self, longer: bool = False) -> Table:
+        """Everything. longer: with many samples."""
 
     def kinds(self, table: Table) -> list[Kind]: ...
 
@@ -70,6 +72,8 @@ class Answer:
 
 def inquire(scope: Scope, plan: Plan, combine: Callable[[Table, Table], Table] = Table.then) -> Answer:
     first = scope.first()
+    if first.seen < HIDDEN * plan.critical:
+        first = scope.first(longer=True)
     table, asked = first, set[Name]()
     for turn in range(plan.passes + 1):
         search = Search(scope, table, asked, plan)

@@ -46,6 +46,11 @@ class Table:
     def __len__(self) -> int:
         return len(self.a)
 
+    @property
+    def seen(self) -> float:
+        """Share of its siblings' rate below which a part stands out from the noise; 1 of no rows."""
+        return float(np.exp(-np.median(self.threshold))) if len(self) else 1.0
+
     def then(self, later: Table) -> Table:
         """This table with what was measured again in place of the first measurement."""
         size = 1 + max(int(side.max(initial=0)) for table in (self, later) for side in (table.a, table.b))

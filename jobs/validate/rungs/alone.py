@@ -26,8 +26,8 @@ class AloneScope(Scope):
         sizes = {"memory": plan.memory_bytes, "product": plan.product_bytes}
         self.nbytes = sizes.get(what, plan.copy_bytes)
 
-    def first(self) -> Table:
-        seconds, self.noise = first_look(self.measured, [self.what], self.plan.samples, self.plan)
+    def first(self, longer: bool = False) -> Table:
+        seconds, self.noise = first_look(self.measured, [self.what], self.plan.samples, self.plan, longer)
         return self.table(seconds, again=False)
 
     def again(self, suspects: Sequence[Name]) -> Table:

@@ -36,10 +36,10 @@ class Between(Scope):
 
     # --- measuring
 
-    def first(self) -> Table:
+    def first(self, longer: bool = False) -> Table:
         rounds = list(between(self.fleet, self.plan))
         samples = max(self.plan.samples, math.ceil(self.plan.enough / len(rounds)))
-        seconds, self.noise = first_look(self.measured, rounds, samples, self.plan)
+        seconds, self.noise = first_look(self.measured, rounds, samples, self.plan, longer)
         return tabulate(rounds, seconds, self.alike, self.plan)
 
     def again(self, suspects: Sequence[Name]) -> Table:

@@ -32,9 +32,9 @@ class Inside(Scope):
         self.random = np.random.default_rng(plan.seed)
         self.asked: set[int] = set()  # hosts
 
-    def first(self) -> Table:
+    def first(self, longer: bool = False) -> Table:
         rounds = list(inside(self.fleet))
-        seconds, self.noise = first_look(self.measured, rounds, self.plan.samples, self.plan)
+        seconds, self.noise = first_look(self.measured, rounds, self.plan.samples, self.plan, longer)
         return tabulate(rounds, seconds, self.alike, self.plan)
 
     def again(self, suspects: Sequence[Name]) -> Table:

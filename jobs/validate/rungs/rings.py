@@ -34,10 +34,10 @@ class Rings(Scope):
         self.groups = {key: ranks for key, ranks in groups.items() if len(ranks) > 1}
         self.asked: list[int] = []
 
-    def first(self) -> Table:
+    def first(self, longer: bool = False) -> Table:
         keys = list(self.groups)
         together = [self.groups[key] for key in keys]
-        seconds, self.noise = first_look(self.measured, [together], self.plan.samples, self.plan)
+        seconds, self.noise = first_look(self.measured, [together], self.plan.samples, self.plan, longer)
         return tabulate([pairs_of(keys)], seconds, self.alike, self.plan)
 
     def again(self, suspects: Sequence[Name]) -> Table:

@@ -14,6 +14,7 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe import Seconds
 
 VISITS = 5  # times at which what is measured again is, with the others in between
+MANY = 48  # samples of a longer look
 
 Round = TypeVar("Round")
 Measure = Callable[[Round, int], Seconds]  # a round, samples
@@ -40,15 +41,19 @@ def visited(
 
 
 def first_look(
-    measure: Measure[Round], rounds: Sequence[Round], samples: int, plan: Plan
+    measure: Measure[Round], rounds: Sequence[Round], samples: int, plan: Plan, longer: bool = False
 ) -> tuple[list[Seconds], float]:
-    """Seconds of each round, of more visits where there is noise; and the noise, as `effort` wants it."""
+    """Seconds of each round, of more visits where there is noise; and the noise, as `effort` wants it.
+
+    longer: many samples whatever the noise, over the plan's span.
+    """
     once = visited(measure, rounds, samples)
     # Some of the rounds are enough to see how noisy they are.
     noise = spread(within(np.concatenate(once[: 1 + 200_000 // max(once[0].size, 1)])))
-    if (more := effort(noise, samples, plan) - 1) == 0:
+    count = max(effort(noise, samples, plan), math.ceil(MANY / samples) if longer else 1)
+    if count == 1:
         return once, noise
-    again = visited(measure, rounds, samples, more)
+    again = visited(measure, rounds, samples, count - 1, plan.span if longer else 0.0)
     return [np.concatenate(both, axis=1) for both in zip(once, again, strict=True)], noise
 
 
