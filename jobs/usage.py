@@ -12,31 +12,30 @@ import runner
 
 
 class StrictCommand(click.Command):
-    """usage_status: what mistakes in its words end with. Options may have hyphens for underscores."""
+    """bad_usage: as what mistakes in its words are raised. Options may have hyphens for underscores."""
 
-    usage_status: ClassVar[int]
+    bad_usage: ClassVar[type[click.UsageError]]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.context_settings["token_normalize_func"] = lambda word: word.replace("-", "_")
 
     def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
-        with ending(self.usage_status):
+        with raised_as(self.bad_usage):
             return super().make_context(*arguments, **keywords)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with ending(self.usage_status):
+        with raised_as(self.bad_usage):
             return super().invoke(ctx)
 
 
 @contextmanager
-def ending(status: int) -> Iterator[None]:
-    """Mistakes in words end with `status`, whether click finds them or the runner does."""
+def raised_as(kind: type[click.UsageError]) -> Iterator[None]:
+    """Mistakes in words have the exit status of `kind`, whether click finds them or the runner does."""
     try:
         yield
     except click.UsageError as mistake:
-        mistake.exit_code = status  # type: ignore[misc]  # a class's, says click, but asks the instance
-        raise
+        raise kind(mistake.format_message(), mistake.ctx) from mistake
     except runner.UserError as mistake:
-        mistake.exit_code = status
+        mistake.exit_code = kind.exit_code
         raise

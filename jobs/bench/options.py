@@ -27,10 +27,14 @@ NO_DEVICE_API = (
 )
 
 
+class BadUsage(click.UsageError):
+    exit_code = BAD_USAGE
+
+
 class OwnCommand(StrictCommand):
     """A command that nccl-tests has nothing like: one list of options."""
 
-    usage_status = BAD_USAGE
+    bad_usage = BadUsage
 
 
 class OwnGroup(OwnCommand, click.Group):
@@ -40,7 +44,7 @@ class OwnGroup(OwnCommand, click.Group):
 class BenchCommand(StrictCommand):
     """A command of nccl-tests: their options first, then ours."""
 
-    usage_status = BAD_USAGE
+    bad_usage = BadUsage
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]

@@ -20,8 +20,12 @@ from jobs.validate.verdict import EXIT
 UNKNOWN = EXIT["unknown"]  # of a check that could not be made: bad words, too
 
 
+class BadWords(click.UsageError):
+    exit_code = UNKNOWN
+
+
 class ValidateCommand(StrictCommand):
-    usage_status = UNKNOWN
+    bad_usage = BadWords
 
 
 class Duration(click.ParamType[float]):

@@ -48,13 +48,24 @@ def first_look(
     longer: many samples whatever the noise, over the plan's span.
     """
     once = visited(measure, rounds, samples)
-    # Some of the rounds are enough to see how noisy they are.
-    noise = spread(within(np.concatenate(once[: 1 + 200_000 // max(once[0].size, 1)])))
+    noise = noise_of(once, samples)
     count = max(effort(noise, samples, plan), math.ceil(MANY / samples) if longer else 1)
     if count == 1:
         return once, noise
     again = visited(measure, rounds, samples, count - 1, plan.span if longer else 0.0)
-    return [np.concatenate(both, axis=1) for both in zip(once, again, strict=True)], noise
+    whole = [np.concatenate(both, axis=1) for both in zip(once, again, strict=True)]
+    return whole, max(noise, noise_of(whole, samples))
+
+
+def noise_of(seconds: Sequence[Seconds], samples: int) -> float:
+    """Standard deviation of the log of one sample, as if samples had nothing in common: what those of a visit
+    have in common counts for more.
+    """
+    # Some of the rounds are enough.
+    rows = np.concatenate(seconds[: 1 + 200_000 // max(seconds[0].size, 1)])
+    of_visits = np.median(rows.reshape(len(rows), -1, samples), axis=2)
+    common = spread(within(of_visits)) * math.sqrt(samples) / MEDIAN_ERROR
+    return max(spread(within(rows)), common)
 
 
 def second_look(measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan) -> list[Seconds]:

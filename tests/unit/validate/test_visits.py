@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
+from jobs.validate.attribution import inquiry
 from jobs.validate.ladder import validate
 from jobs.validate.probe import Alone, Seconds
 from jobs.validate.ranks.buffers import USUAL
@@ -75,3 +76,27 @@ def test_a_core_that_something_else_has_for_a_while(clock: Clock, span: float, s
         fleet.clock, fleet.until = clock, clock.now + 8
         verdict = validate(fleet, replace(plan, seed=seed))
         assert verdict.status == status, verdict.line
+
+
+class Lucky(NoisyFleet):
+    """For as long as a visit lasts, some ranks get more of their cores than others; one always gets half."""
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        seconds = super().alone(what, nbytes, samples)
+        luck = np.exp(0.25 * self.random.standard_normal(len(self.places)))
+        luck[2] *= 2
+        return seconds * luck[:, None]
+
+
+def named(seeds: int) -> int:
+    """In how many fleets the slow rank is."""
+    plan = replace(PLAN, rungs=("gpu",), tolerance=-math.log(USUAL), critical=USUAL, effort=4)
+    fleets = [Lucky(seed, gpus=(4,), sigma=0.05) for seed in range(seeds)]
+    findings = [validate(fleet, replace(plan, seed=fleet.seed)).findings for fleet in fleets]
+    return sum([(one.kind, one.gpus) for one in found] == [("gpu", (2,))] for found in findings)
+
+
+def test_a_longer_look_where_noise_hides_who_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named(20) == 20
+    monkeypatch.setattr(inquiry, "HIDDEN", 0)
+    assert named(20) < 15
