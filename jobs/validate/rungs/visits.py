@@ -45,14 +45,14 @@ def first_look(
 ) -> tuple[list[Seconds], float]:
     """Seconds of each round, of more visits where there is noise; and the noise, as `effort` wants it.
 
-    longer: many samples whatever the noise, over the plan's span.
+    longer: many samples whatever the noise.
     """
     once = visited(measure, rounds, samples)
     noise = noise_of(once, samples)
     count = max(effort(noise, samples, plan), math.ceil(MANY / samples) if longer else 1)
     if count == 1:
         return once, noise
-    again = visited(measure, rounds, samples, count - 1, plan.span if longer else 0.0)
+    again = visited(measure, rounds, samples, count - 1)
     whole = [np.concatenate(both, axis=1) for both in zip(once, again, strict=True)]
     return whole, max(noise, noise_of(whole, samples))
 
