@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -873,3 +874,22 @@ def test_the_whole_ladder() -> None:
     rates = {rung.name: rung.rates for rung in verdict.rungs}
     assert all(rate > 0 for name in results for rate in rates[name].values())
     assert set(rates["gpu"]) == {"memory", "product"}
+
+
+@pytest.mark.parametrize(("asynchronous", "before"), [(True, ["queue"]), (False, [])])
+def test_what_a_launch_takes_is_not_timed(asynchronous: bool, before: list[str]) -> None:
+    done: list[str] = []
+
+    def noted(word: str) -> int:
+        done.append(word)
+        return len(done)
+
+    backend = SimpleNamespace(
+        asynchronous=asynchronous,
+        mark=partial(noted, "mark"),
+        synchronize=partial(noted, "synchronize"),
+        elapsed=lambda begin, end: 6.0 if (done[begin - 1], done[end - 1]) == ("mark", "mark") else 0.0,
+    )
+    world: Any = SimpleNamespace(backend=backend)
+    assert ranks_alone.timed(world, partial(noted, "queue"), 3) == 2.0
+    assert done == [*before, "mark", "queue", "queue", "queue", "mark", "synchronize"]
