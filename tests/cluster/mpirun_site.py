@@ -14,7 +14,7 @@ from processes import wait_for
 
 from launch import local
 
-TIMEOUT = 120  # seconds; nothing here takes half of it
+TIMEOUT = 240  # seconds; nothing here takes half of it, on a busy machine too
 EVERYONE = "n1,n2,n3"
 ROW = re.compile(r" +\d+ +\d+ +float ")
 # Ranks of all hosts share this machine's cores, and MPI does not know.

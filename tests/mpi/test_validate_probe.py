@@ -18,7 +18,7 @@ from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import Wrong
 from jobs.validate.ranks import alone as ranks_alone
-from jobs.validate.ranks import part
+from jobs.validate.ranks import buffers, part
 from jobs.validate.ranks.probe import suited
 from jobs.validate.verdict import EXIT
 from runner.world import World, open_world
@@ -30,8 +30,9 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a few runs each, not of as many as take 0.1 s."""
+    """Of a few runs each, not of as many as take 0.1 s; and no waiting for what may pass."""
     monkeypatch.setattr(part, "LONG", 0.001)
+    monkeypatch.setattr(buffers, "PASSING", 0.0)
 
 
 @pytest.fixture
