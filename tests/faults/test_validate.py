@@ -30,12 +30,16 @@ CPU = ("--quick", "--device", "cpu", "-J", "out.json")
 # The command, with what a test plants in it; run instead of it as every rank. `measure` is a rank's part of
 # one measurement; `fault` comes on the victim alone, in measurement number `nth` of operation `what`: in run
 # number `at` of it. The first opens connections, the second finds how long one takes, the third is timed.
+# Noise makes nothing longer.
 PLANTED = f"""
 import os, signal, sys, time
 sys.path.append({str(Path(local.__file__).parent.parent)!r})
 from pathlib import Path
 from jobs.bench import check
+from jobs.validate.attribution import inquiry
+from jobs.validate.ranks import buffers
 from jobs.validate.ranks import probe as ranks
+inquiry.HIDDEN = buffers.PASSING = 0.0
 notes = Path(os.environ[{MARK!r}])
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 measure, verify, calls = ranks.sampled, check.verify, 0
