@@ -100,7 +100,9 @@ SORTS = {
 
 
 def place_of(sort: Sort, part: int, setting: Setting, members: Sequence[Json]) -> Json:
-    """The part as a report names it; {} of none."""
+    """The part as a report names it; {} of none, or without a report."""
+    if not members:
+        return {}
     if sort.of == "host":
         host = list(dict.fromkeys(one["host"] for one in members))[part]
         return {"host": host, "gpus": [one["gpu"] for one in members if one["host"] == host]}
