@@ -20,7 +20,7 @@ from jobs.validate.fleet import Fleet
 from jobs.validate.plan import Plan
 
 FEW = 2  # rows: the two directions of a pair that met once
-HIDDEN = 0.95  # of what is critical: where noise hides what is slower, it is worth a longer look
+HIDDEN = 0.95  # of what is critical: where noise may hide what is slower, and none is found, a longer look
 
 
 class Scope(Protocol):
@@ -71,9 +71,13 @@ class Answer:
 
 
 def inquire(scope: Scope, plan: Plan, combine: Callable[[Table, Table], Table] = Table.then) -> Answer:
-    first = scope.first()
-    if first.seen < HIDDEN * plan.critical:
-        first = scope.first(longer=True)
+    answer = answered(scope, plan, combine, scope.first())
+    if not answer.confirmed and answer.table.seen < HIDDEN * plan.critical:
+        answer = answered(scope, plan, combine, scope.first(longer=True))
+    return answer
+
+
+def answered(scope: Scope, plan: Plan, combine: Callable[[Table, Table], Table], first: Table) -> Answer:
     table, asked = first, set[Name]()
     for turn in range(plan.passes + 1):
         search = Search(scope, table, asked, plan)

@@ -42,7 +42,7 @@ class Rings(Scope):
 
     def again(self, suspects: Sequence[Name]) -> Table:
         """Suspects and a few others, one ring at a time."""
-        self.asked += [key for _, key in suspects]
+        self.asked += [key for _, key in suspects if key not in self.asked]
         keys = [*self.asked, *self.others(self.asked)]
         seconds = self.in_turn([self.groups[key] for key in keys])
         return tabulate([pairs_of([key]) for key in keys], seconds, self.alike, self.plan, again=True)
