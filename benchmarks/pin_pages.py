@@ -31,8 +31,9 @@ import cupy
 import numpy as np
 
 from runner.report.record import write
+from runner.stream.dealt import MOST_THREADS
 
-PIECE, MIB = 64 << 20, 1 << 20
+PIECE = 64 << 20
 READ_ONLY = 8  # cudaHostRegisterReadOnly
 PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1
 POPULATE_READ, POPULATE_WRITE = 22, 23  # madvise
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    threads, nbytes = min(len(os.sched_getaffinity(0)), 16), options.gib << 30
+    threads, nbytes = min(len(os.sched_getaffinity(0)), MOST_THREADS), options.gib << 30
     room = [np.frombuffer(cupy.cuda.alloc_pinned_memory(PIECE), np.uint8, PIECE) for _ in range(threads)]
     block = np.random.default_rng(0).integers(0, 255, PIECE, np.uint8)
     rows: dict[str, list[dict[str, float | None]]] = {str(folder): [] for folder in options.dir}
