@@ -106,12 +106,13 @@ class Search:
 
     def run(self) -> None:
         while len(self.queue) < self.most and (suspect := self.next()) is not None:
-            if suspect.name not in self.asked:
-                self.ask(suspect)
-            elif (found := judged(suspect, self.cover, self.plan)) is not None:
-                self.confirm(suspect, found)
-            else:
+            found = judged(suspect, self.cover, self.plan)
+            if found is None and (suspect.name in self.asked or self.answered(suspect)):
                 self.acquit(suspect)
+            elif found is None or suspect.name not in self.asked:
+                self.ask(suspect)
+            else:
+                self.confirm(suspect, found)
 
     def next(self) -> Suspect | None:
         """Who explains the most. One pair may be slow by chance, or because one of the two is slow now and
@@ -122,6 +123,12 @@ class Search:
             flapping = self.scope.flapping(self.cover)
             suspect, self.steady = flapping or suspect, flapping is None
         return suspect
+
+    def answered(self, suspect: Suspect) -> bool:
+        """Whether all that speaks for it was measured again, for another's sake."""
+        table = self.cover.table
+        late = table.slow > 0 if suspect.kind == "flap" else self.cover.slow
+        return not (late & self.cover.open & suspect.rows & ~table.again).any()
 
     def slow(self, suspect: Suspect) -> int:
         """How many open rows are slow of those that it would explain."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,8 @@ from noisy_fleet import PLAN, NoisyFleet
 
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
+from jobs.validate.probe import Seconds
+from jobs.validate.ranks.buffers import USUAL
 from jobs.validate.rungs.visits import effort
 from jobs.validate.verdict import Verdict
 
@@ -45,6 +49,28 @@ def test_a_host_behind_a_rate_limit() -> None:
         verdict = verdict_of(fleet)
         assert [(one.kind, one.hosts) for one in verdict.findings] == [("host", (fleet.hosts[host],))]
         assert verdict.findings[0].factor == pytest.approx(limit, rel=0.15)
+
+
+class Stalling(NoisyFleet):
+    """Now and then a flow of the limited host waits for a retransmission, for as long as a visit lasts."""
+
+    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        seconds = super().flows(flows, nbytes, samples)
+        lossy = [self.limited in (self.places[a].host, self.places[b].host) for a, b in flows]
+        stalled = np.array(lossy) & (self.random.random(len(flows)) < 0.03)
+        return np.where(stalled[:, None], 4 * seconds, seconds)
+
+
+def test_a_stall_of_one_visit_asks_no_more_questions() -> None:
+    """The other visits, which the slow host explains, speak against a part of it that is slower still."""
+    plan = replace(PLAN, tolerance=-math.log(USUAL), critical=USUAL)
+    for seed in range(20):
+        fleets = [kind(seed, sigma=0.05, limited=seed % 4) for kind in (NoisyFleet, Stalling)]
+        verdicts = [validate(fleet, plan) for fleet in fleets]
+        for verdict in verdicts:
+            assert [(one.kind, one.hosts) for one in verdict.findings] == [("host", (f"n{seed % 4}",))]
+        steady, stalling = ({rung.name: rung.rounds for rung in one.rungs} for one in verdicts)
+        assert stalling["host pairs"] <= 2 * steady["host pairs"]
 
 
 def test_more_noise_means_more_samples_up_to_a_limit() -> None:
