@@ -17,7 +17,8 @@ package costs nothing.
     Progress, Watchdog                  ends a run that is stuck, and says where (`runner.watchdog`)
     clock_offsets                       every rank's clock (`runner.clock`)
     gpu_links, nics, network_rate       nominal rates of links (`runner.links`)
-    read_counters                       error counters and states of GPU and network (`runner.counters`)
+    read_counters                       error counters and states of GPU and host (`runner.counters`)
+    stolen_seconds                      what a hypervisor took of processors (`runner.counters_processors`)
     environment                         the process's variables (`runner.launcher`)
     versions                            of all that figures depend on (`runner.report.record`)
     Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from runner.comm.simulated_spec import parse_fleet as parse_fleet
     from runner.comm.simulated_spec import random_fault as random_fault
     from runner.counters import read_counters as read_counters
+    from runner.counters_processors import stolen_seconds as stolen_seconds
     from runner.declare import job as job
     from runner.declare import map_blocks as map_blocks
     from runner.declare import reduce_blocks as reduce_blocks
@@ -115,6 +117,7 @@ _HOME = {
     "nics": "runner.links",
     "network_rate": "runner.links",
     "read_counters": "runner.counters",
+    "stolen_seconds": "runner.counters_processors",
     "Control": "runner.comm",
     "Collectives": "runner.comm.collectives",
     "Call": "runner.comm.collectives",

@@ -1,4 +1,4 @@
-"""Error counters and states of what a rank uses: its GPU, and its host's network."""
+"""Error counters and states of what a rank uses: its GPU, its host's network and processors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.counters_gpu import gpu_counters
 from runner.counters_network import network_counters
+from runner.counters_processors import processor_counters
 
 CLOCK = ("clock", "seconds")
 
@@ -19,15 +20,15 @@ def read_counters(
     """Counters and states at this moment, by part and counter; what cannot be read is absent.
 
     uuid: of the rank's GPU, None on a CPU. local: the GPU's number on its host. Parts are "GPU 3",
-    "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP"; those of the network are the same for all ranks of
-    a host, as is ("clock", "seconds"), the host's monotonic clock at the reading.
+    "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP", "processors"; those of the network and the processors
+    are the same for all ranks of a host, as is ("clock", "seconds"), its monotonic clock at the reading.
 
     Counts are since the driver was loaded or the counters were reset; times are seconds, clocks MHz, power
     watts, temperatures degrees Celsius.
     """
     nvml = None if uuid is None else _nvml()
     own = {} if uuid is None or nvml is None else gpu_counters(uuid, local, nvml)
-    return {CLOCK: time.monotonic()} | own | network_counters(root, proc)
+    return {CLOCK: time.monotonic()} | own | network_counters(root, proc) | processor_counters(proc)
 
 
 @cache

@@ -161,7 +161,15 @@ TCP = {
     "TCPTimeouts": note("sends without an answer in time"),
     "InErrs": note("damaged segments received"),
 }
-KNOWN: dict[str, Known] = GPU | NVLINK | RDMA | ETHERNET | TCP
+PROCESSORS = {
+    "stolen": Known(
+        "note",
+        "seconds that the hypervisor gave processors with work to others",
+        least=1.0,
+        share=("seconds", "of all processors' time"),
+    ),
+}
+KNOWN: dict[str, Known] = GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSORS
 
 
 def changes(

@@ -50,7 +50,15 @@ LAYERS = (
     ("early",),
     ("comm.nccl",),
     ("backend.cuda_blas", "backend.cuda_box", "backend.cuda_pools"),
-    ("backend.cpu", "backend.cuda", "counters_gpu", "counters_network", "survey_gpu", "survey_network"),
+    (
+        "backend.cpu",
+        "backend.cuda",
+        "counters_gpu",
+        "counters_network",
+        "counters_processors",
+        "survey_gpu",
+        "survey_network",
+    ),
     ("backend.box", "backend.cuda_files", "backend.cuda_lanes", "backend.pools"),
     ("chunks", "window"),
     ("backend",),  # the protocols

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import runner
 from runner import counters, counters_gpu
 from runner.counters_gpu import gpu_counters
 from runner.counters_network import RDMA, network_counters
+from runner.counters_processors import processor_counters
 
 NOWHERE = Path("/nonexistent")
 CALLS: dict[object, int] = {
@@ -275,6 +277,34 @@ def test_tcp(tmp_path: Path) -> None:
 def test_tables_cut_short(tmp_path: Path, text: str) -> None:
     write(tmp_path / "net/snmp", text)
     assert network_counters(NOWHERE, tmp_path) == {}
+
+
+# The processors.
+
+STAT = """cpu  1000 20 300 4000 50 6 7 800 30 4
+cpu0 600 10 200 1500 25 3 4 500 30 4
+cpu1 400 10 100 2500 25 3 3 300 0 0
+intr 1 2 3"""
+
+
+def test_stolen_time(tmp_path: Path) -> None:
+    write(tmp_path / "stat", STAT)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    found = processor_counters(tmp_path)
+    # Guests' time is in that of user and nice already.
+    assert found == pytest.approx(
+        {("processors", "seconds"): 6183 * tick, ("processors", "stolen"): 800 * tick}
+    )
+    assert found.items() <= runner.read_counters(None, 0, NOWHERE, tmp_path).items()
+    of_cores = [runner.stolen_seconds(cores, tmp_path) for cores in ({0}, {1}, {0, 1}, {7}, set())]
+    assert of_cores == pytest.approx([500 * tick, 300 * tick, 400 * tick, 0, 0])
+
+
+@pytest.mark.parametrize("text", ["", "cpu  1 2 3", "intr 5", "\n"])
+def test_kernels_that_tell_of_no_stolen_time(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "stat", text)
+    assert processor_counters(tmp_path) == {}
+    assert runner.stolen_seconds({0}, tmp_path) == 0
 
 
 def test_this_machine() -> None:

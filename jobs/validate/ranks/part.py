@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from jobs.validate.probe import Seconds, Wrong
 BYTES, FLOAT = runner.DATATYPES["uint8"], runner.DATATYPES["float"]
 ENOUGH, OFTEN = 1 << 30, 16  # bytes that a sample on a GPU moves, where so many times do
 LONG, MOST = 0.1, 64  # seconds of a sample on CPUs, where so many times do: several turns of a scheduler
+TOO_SHORT = 0.05  # seconds of a sample: of less the kernel's count of stolen time, in 10 ms, says nothing
+LEAST = 0.1  # of a sample, where all of it was stolen as far as the kernel says
 CONNECTING = 60.0  # seconds more than usual that the ranks may take to connect, which many do slowly
 
 
@@ -55,13 +58,14 @@ def sampled(
     seed: int,
     grace: float = 0.0,
 ) -> tuple[Seconds, list[Wrong]]:
-    """(samples,) seconds, and what was wrong; collective over all ranks, whether they have a part or not.
+    """(2, samples), seconds and how many of these a hypervisor had the rank's processors; and what was wrong.
+    Collective over all ranks, whether they have a part or not.
 
     All ranks begin each sample at once. Before the first there is one that is not timed: it opens connections
     and loads kernels, and may take `grace` seconds more. The data of the first and the last one, of seeds
     `seed` and `seed + 1`, is checked.
     """
-    seconds, found = np.empty(samples), []
+    seconds, stolen, found = np.empty(samples), np.zeros(samples), []
     cuda = any(rank.device.kind == "cuda" for rank in world.ranks)
     trail.begin(label, "preparing the data")
     trail.grace = grace
@@ -73,6 +77,7 @@ def sampled(
     world.control.barrier()
     trail.grace = 0.0
     count = part.often if cuda else _long_enough(world, trail, part)
+    cores = os.sched_getaffinity(0)
     with _uncollected():
         for number in range(samples):
             checked = {0: seed, samples - 1: seed + 1}.get(number)
@@ -82,11 +87,20 @@ def sampled(
             trail.before("at the barrier")
             world.control.barrier()
             trail.enter(1)
+            before = 0.0 if cuda else runner.stolen_seconds(cores)
             seconds[number] = part.run(count)
+            if not cuda and count * seconds[number] >= TOO_SHORT:
+                stolen[number] = (runner.stolen_seconds(cores) - before) / count
             trail.done("checking the data" if checked is not None else "waiting for other ranks")
             if checked is not None and (wrong := part.check(checked)) is not None:
                 found.append(wrong)
-    return seconds, found
+    return np.stack([seconds, stolen]), found
+
+
+def kept(taken: Seconds) -> Seconds:
+    """(rows, samples) seconds of (rows, 2, samples), as `sampled` has them: without what was stolen."""
+    seconds, stolen = taken[:, 0], taken[:, 1]
+    return np.asarray(np.maximum(seconds - stolen, LEAST * seconds))
 
 
 def _long_enough(world: runner.World, trail: runner.Progress, part: Part) -> int:

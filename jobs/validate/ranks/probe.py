@@ -21,7 +21,7 @@ from jobs.validate.ranks.buffers import Buffers, suited
 from jobs.validate.ranks.hosts import host_names
 from jobs.validate.ranks.landing import Landings
 from jobs.validate.ranks.moving import Flows, Rings, number_of, senders_receivers
-from jobs.validate.ranks.part import CONNECTING, Part, sampled
+from jobs.validate.ranks.part import CONNECTING, Part, kept, sampled
 from jobs.validate.verdict import Unit
 
 __all__ = ["RankProbe", "host_names", "opened", "suited"]
@@ -100,7 +100,7 @@ class RankProbe:
                 self.ended = True
 
     def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
-        return self._measure("alone", samples, what, nbytes)
+        return kept(self._measure("alone", samples, what, nbytes))
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """As Probe says. A rank that sends and receives at once does so in one operation: the times of its
@@ -110,7 +110,7 @@ class RankProbe:
         if not senders:
             return np.empty((0, samples))
         rows = self._measure("flows", samples, tuple(zip(senders, receivers, strict=True)), nbytes)
-        return np.maximum(rows[senders], rows[receivers])
+        return kept(np.maximum(rows[senders], rows[receivers]))
 
     def no_copies(self) -> str:
         barred: str = self._ask("barred")
@@ -120,7 +120,8 @@ class RankProbe:
         senders, receivers = senders_receivers(flows)
         if not senders:
             return np.empty((0, samples))
-        return self._measure("copies", samples, tuple(zip(senders, receivers, strict=True)), nbytes)[senders]
+        rows = self._measure("copies", samples, tuple(zip(senders, receivers, strict=True)), nbytes)
+        return kept(rows[senders])
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
         """As Probe says, as far as the library goes by the order of ranks: NCCL orders hosts by it, and
@@ -133,7 +134,7 @@ class RankProbe:
         if not chosen:
             return np.empty((0, samples))
         rows = self._measure("rings", samples, chosen, nbytes)
-        return np.array([rows[list(group)].max(axis=0) for group in chosen])
+        return kept(np.array([rows[list(group)].max(axis=0) for group in chosen]))
 
     def wrong(self) -> Sequence[Wrong]:
         return [Wrong(*values) for of_rank in self._ask("wrong") for values in of_rank]
@@ -242,10 +243,10 @@ class RankProbe:
         return CONNECTING if new else 0.0
 
     def _sampled(self, label: str, samples: int, part: Part, grace: float) -> Seconds:
-        """(ranks, samples) on rank 0."""
-        seconds, wrong = sampled(self.world, self.trail, label, part, samples, 2 * self._measured, grace)
+        """(ranks, 2, samples) on rank 0, as `sampled` has them."""
+        taken, wrong = sampled(self.world, self.trail, label, part, samples, 2 * self._measured, grace)
         self._wrong += wrong
-        return gathered.rows(self.world.control, seconds)
+        return gathered.rows(self.world.control, taken)
 
     def _wrong_here(self) -> list[Any]:
         mine, self._wrong = self._wrong, []

@@ -153,6 +153,16 @@ def test_retransmits_are_told_as_a_share() -> None:
     assert found.meaning.endswith("(0.3 % of the segments sent)")
 
 
+def test_what_a_hypervisor_took_is_told_as_a_share() -> None:
+    before: Values = {("c7", "processors", "stolen"): 10, ("c7", "processors", "seconds"): 1000}
+    after: Values = {("c7", "processors", "stolen"): 15, ("c7", "processors", "seconds"): 1020}
+    (found,) = changes("gpu", before, after)
+    assert found.weight == "note"
+    assert found.meaning.endswith("(25 % of all processors' time)")
+    little: Values = {**after, ("c7", "processors", "stolen"): 10.9}
+    assert changes("gpu", before, little) == ()
+
+
 def lost_gpu() -> tuple[Values, Values]:
     names = ("SM clock", "temperature", "PCIe replays", "ECC corrected", "SM clock, most")
     before: Values = {("c7", GPU, name): 1 for name in names}
@@ -211,8 +221,8 @@ def test_every_counter_that_is_read_has_a_meaning_or_is_known_to_have_none() -> 
     links = (counters_gpu.LINK_ERRORS, counters_gpu.LINK_FIELDS)
     network = (*counters_network.RDMA.values(), counters_network.STATISTICS, *counters_network.TCP.values())
     read = {name for table in (*tables, *links, *network) for name in table}
-    read |= {"state", "physical state", "rate", "carrier_changes", "rx_crc_errors"}
-    of_load = {"temperature", "power", "power limit", "performance state", "OutSegs"}
+    read |= {"state", "physical state", "rate", "carrier_changes", "rx_crc_errors", "seconds", "stolen"}
+    of_load = {"temperature", "power", "power limit", "performance state", "OutSegs", "seconds"}
     fixed = {"SM clock, most", "memory clock, most"}
     assert read - set(KNOWN) == of_load | fixed
     assert set(KNOWN) <= read

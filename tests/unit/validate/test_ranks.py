@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe import ALONE, Place, Wrong
 from jobs.validate.ranks import alone as ranks_alone
 from jobs.validate.ranks import buffers as ranks_buffers
+from jobs.validate.ranks import part
 from jobs.validate.ranks.moving import KEPT, Rings
 from jobs.validate.ranks.probe import RankProbe, gathered, host_names, opened, suited
 from jobs.validate.verdict import EXIT
@@ -216,6 +218,38 @@ def test_a_slow_rank_is_a_slow_row(monkeypatch: pytest.MonkeyPatch) -> None:
     for found in flows, rings:
         assert (found[-1] > 0.05).all()
         assert np.median(found[:-1]) < 0.04
+
+
+def test_what_a_hypervisor_takes_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 is slow because its processors are stolen meanwhile, rank 1 for another reason."""
+    timed, mine = ranks_alone.timed, threading.local()
+
+    def stolen(cores: set[int]) -> float:
+        assert cores == os.sched_getaffinity(0)
+        return float(getattr(mine, "stolen", 7.0))
+
+    def steal(rank: int) -> None:
+        time.sleep(0.06 * (rank in (1, 2)))
+        mine.stolen = stolen(os.sched_getaffinity(0)) + 0.06 * (rank == 2)
+
+    def slowly(world: World, queue: Callable[[], object], count: int) -> float:
+        return timed(world, lambda: (steal(world.rank), queue()), count)
+
+    monkeypatch.setattr(ranks_alone, "timed", slowly)
+    monkeypatch.setattr(runner, "stolen_seconds", stolen)
+    monkeypatch.setattr(part, "TOO_SHORT", 0.05)
+
+    def prepare(world: World) -> None:
+        alter(world, KIB, lambda call: steal(world.rank))
+
+    def script(probe: RankProbe) -> Any:
+        flows = [probe.flows([flow], KIB, 3) for flow in ((0, 3), (3, 1), (2, 3), (3, 2))]
+        rings = [probe.rings([group], KIB, 3) for group in ((0, 3), (1, 0), (3, 2))]
+        return probe.alone("memory", KIB, 3), flows, rings
+
+    alone, flows, rings = on_rank_0(4, script, prepare)
+    slow = [[np.median(one) > 0.05 for one in found] for found in (alone, flows, rings)]
+    assert slow == [[False, True, False, False], [False, True, False, False], [False, True, False]]
 
 
 @pytest.mark.parametrize("nbytes", [KIB, 3 * MIB])
