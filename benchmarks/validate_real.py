@@ -178,7 +178,7 @@ def campaign(site: Site) -> list[Run]:
     options, runs = site.options, []
     skipped: dict[str, str] = {}
     facts: Json = {}
-    for number in range(options.runs):
+    for number in range(options.first, options.first + options.runs):
         for name in options.faults:
             if name in skipped:
                 continue
@@ -227,6 +227,9 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=0, help="in network namespaces of this machine")
     parser.add_argument("--per-host", type=int, default=2)
     parser.add_argument("--runs", type=int, default=10, help="of each sort")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first run: what is disturbed goes by it"
+    )
     parser.add_argument("--faults", nargs="+", choices=SORTS, default=["healthy"], metavar="SORT")
     parser.add_argument("--load", choices=disturbed.LOADS, help="of busy; default: in turn")
     parser.add_argument("--rungs", help="only these, as meshrun validate takes them")

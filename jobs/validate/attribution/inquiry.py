@@ -106,13 +106,14 @@ class Search:
 
     def run(self) -> None:
         while len(self.queue) < self.most and (suspect := self.next()) is not None:
+            asked = suspect.name in self.asked
             found = judged(suspect, self.cover, self.plan)
-            if found is None and (suspect.name in self.asked or self.answered(suspect)):
-                self.acquit(suspect)
-            elif found is None or suspect.name not in self.asked:
-                self.ask(suspect)
-            else:
+            if asked and found is not None:
                 self.confirm(suspect, found)
+            elif asked or (found is None and self.answered(suspect)):
+                self.acquit(suspect)
+            else:
+                self.ask(suspect)
 
     def next(self) -> Suspect | None:
         """Who explains the most. One pair may be slow by chance, or because one of the two is slow now and
