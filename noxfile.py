@@ -1,13 +1,22 @@
-"""Everything that must hold, each session in an environment of its own: `nox`, or `nox -s lint`."""
+"""What must hold, in three tiers; each session has an environment of its own.
+
+nox              lint and types, unit tests, faults, ranks on Open MPI: before every commit
+.ci/run          that, and `nox -s hosts mpich`: hosts and Slurm, another number of ranks, MPICH
+nox -s nightly   everything: both MPIs on 1 to 5 ranks, full products, the lowest versions; no reruns
+"""
 
 import os
+import re
+from pathlib import Path
 
 import nox
 
 nox.options.error_on_external_run = True
 nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "tests"]
 
-RANKS = ("1", "2", "3", "4", "5")
+OPEN_MPI, MPICH = "mpi", "mpich"  # our extras
+EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "-m")
 
 
 @nox.session
@@ -21,28 +30,87 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests that need no GPU, with Open MPI."""
-    session.install(".[mpi,test]")
-    session.run("pytest", "tests", *session.posargs)
-    on_ranks(
-        session, ["--allow-run-as-root", "--oversubscribe"] if os.geteuid() == 0 else ["--oversubscribe"]
-    )
+    """Unit tests, faults, and three ranks, with Open MPI."""
+    session.install(f".[{OPEN_MPI},test]")
+    unit(session)
+    session.run("pytest", "tests/faults", *session.posargs)
+    on_ranks(session, OPEN_MPI, 3)
 
 
 @nox.session
-def tests_mpich(session: nox.Session) -> None:
+def hosts(session: nox.Session) -> None:
+    """Several hosts and Slurm, five ranks, and an ordinary user, with Open MPI."""
+    session.install(f".[{OPEN_MPI},test]")
+    session.run("pytest", "tests/cluster", *session.posargs)
+    on_ranks(session, OPEN_MPI, 5)
+    unprivileged(session)
+
+
+@nox.session
+def mpich(session: nox.Session) -> None:
     """What depends on the MPI library, with MPICH."""
-    session.install(".[mpich,test]")
-    # Not the tests of the hosts and the Slurm that the others use.
-    those = [f"--ignore=tests/cluster/test_{name}.py" for name in ("hosts", "slurm_farm")]
-    session.run("pytest", "tests/faults", "tests/cluster", *those, *session.posargs)
-    on_ranks(session, [])
+    session.install(f".[{MPICH},test]")
+    words = ["tests/unit", "tests/faults", "tests/cluster"]
+    session.run("pytest", *words, "-m", "mpi_library and not nightly", *session.posargs)
+    on_ranks(session, MPICH, 4, "-m", "mpi_library and not nightly")
 
 
-def on_ranks(session: nox.Session, options: list[str]) -> None:
-    """The tests that are ranks, on several numbers of them."""
-    # The Open MPI wheel's one-sided OFI component sleeps 1 s at start.
-    environment = {"OMPI_MCA_btl": "^ofi"}
-    for ranks in RANKS:
-        words = ["mpiexec", *options, "-n", ranks, "python", "-m", "pytest", "--with-mpi", "-q", "tests/mpi"]
-        session.run(*words, *session.posargs, env=environment)
+@nox.session(venv_backend="none")
+def nightly(session: nox.Session) -> None:
+    """Everything."""
+    for name in ("lint", f"full-{OPEN_MPI}", f"full-{MPICH}", "lowest"):
+        session.notify(name)
+
+
+@nox.session
+@nox.parametrize("mpi", [OPEN_MPI, MPICH], ids=[OPEN_MPI, MPICH])
+def full(session: nox.Session, mpi: str) -> None:
+    """All tests that need no GPU, with one MPI, on 1 to 5 ranks."""
+    session.install(f".[{mpi},test]")
+    unit(session, "--hypothesis-profile=nightly", "--no-reruns", nightly=True)
+    session.run("pytest", "tests/faults", "tests/cluster", *EVERYTHING, "", *session.posargs)
+    for ranks in range(1, 6):
+        on_ranks(session, mpi, ranks, *EVERYTHING, "")
+    unprivileged(session)
+
+
+@nox.session(python="3.10")
+def lowest(session: nox.Session) -> None:
+    """The oldest Python and the lowest versions of dependencies that pyproject.toml allows."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    lowest = [re.sub(r">=([\w.]+).*", r"==\1", words) for words in project["dependencies"]]
+    session.install(f".[{OPEN_MPI},test]")
+    session.install(*lowest)
+    unit(session, nightly=False)
+    on_ranks(session, OPEN_MPI, 3)
+
+
+def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
+    """The unit tests, on two processes; those that measure time afterwards, alone."""
+    without = "" if nightly else " and not nightly"
+    command = ["pytest", "tests/unit", *words]
+    session.run(*command, "-n", "2", "--dist", "loadfile", "-m", f"not timed{without}", *session.posargs)
+    session.run(*command, "-m", f"timed{without}", *session.posargs)
+
+
+def on_ranks(session: nox.Session, mpi: str, ranks: int, *words: str) -> None:
+    """The tests that are ranks, of the installed package."""
+    options = ["-n", str(ranks)]
+    environment = {}
+    if mpi == OPEN_MPI:
+        options += ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+        environment["OMPI_MCA_btl"] = "^ofi"  # this one-sided component of the wheel sleeps 1 s at start
+    # Not `python -m pytest`: it would import the checkout.
+    command = ["mpiexec", *options, "pytest", "--with-mpi", "-q", "tests/mpi"]
+    session.run(*command, *words, *session.posargs, env=environment)
+
+
+def unprivileged(session: nox.Session) -> None:
+    """As a user who is not root: in a user namespace, where this process is."""
+    words = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
+    places = [
+        "tests/faults/test_run.py",
+        "tests/faults/test_local.py",
+        *map(str, Path("tests/unit").glob("test_storage_*.py")),
+    ]
+    session.run(*words, "pytest", *places, *session.posargs, external=True)

@@ -1,63 +1,64 @@
-"""A wall-clock guard for every test: ranks that wait for each other must not hang a whole CI job.
+"""What holds for all tests: what a hang does, which tests may run twice, how many examples Hypothesis draws.
 
-A test that takes longer than MESHRUN_TEST_SECONDS (120) ends its process at once, with the stack of
-every thread on stderr. The launcher then ends the other ranks, as it does when a rank crashes.
+A test that takes longer than `timeout` in pyproject.toml fails and shows the stack of every thread. Among
+ranks it ends its process instead, and the launcher ends the others: they wait for each other.
 
-Tests that compare times, or wait for processes, are run up to three times before they count as failed: a
-machine that others use stalls now and then for longer than the naps that make a rank slow.
+A test that fails has failed. Only one marked `rerun`, with a reason, runs a second time; each that did is
+listed by name, and more than RERUNS of them fail the run. `--no-reruns` allows none.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import signal
-from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-TESTS = Path(__file__).parent
-# Not of tests/mpi: there, all ranks run each test together.
-TIMED = ["cluster", "faults", "unit/bench", "unit/stream/test_batch.py", "unit/stream/test_flow.py",
-         "unit/test_clock.py", "unit/test_deal.py", "unit/test_docs.py", "unit/test_ending.py",
-         "unit/test_guard.py", "unit/test_heartbeat.py", "unit/test_rates.py", "unit/test_watchdog.py",
-         "unit/validate/test_ranks.py"]  # fmt: skip
-SECONDS = float(os.environ.get("MESHRUN_TEST_SECONDS", "120"))
-STDERR = pytest.StashKey[int]()
+RERUNS = 3
 
-# The guard bounds the time; hypothesis's own deadline per example would fail on a busy machine.
-settings.register_profile("meshrun", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("meshrun")
+# The timeout bounds a test; Hypothesis's own deadline for one example would fail on a busy machine.
+settings.register_profile(
+    "ci", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40, derandomize=True
+)
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=500, derandomize=False)
+settings.load_profile("ci")  # unless --hypothesis-profile names the other
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-reruns", action="store_true", help="run no test a second time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell has what runs in the background ignore it, and so would all that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # While a test runs, pytest captures file descriptor 2 into a file that would be lost.
-    config.stash[STDERR] = os.dup(2)
+    if config.getoption("--with-mpi", default=False):
+        config.option.timeout_method = "thread"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if any(item.path.is_relative_to(TESTS / place) for place in TIMED):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+        for mark in item.iter_markers("rerun"):
+            (reason,) = mark.args
+            assert reason.strip(), f"{item.nodeid}: a rerun needs a reason"
+            if not config.getoption("no_reruns"):
+                item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    watch(item)  # anew each time that it is run
+def reran(config: pytest.Config) -> list[str]:
+    """The tests that were run a second time."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return [report.nodeid for report in reporter.stats.get("rerun", [])] if reporter else []
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    watch(item)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and len(reran(session.config)) > RERUNS:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def watch(item: pytest.Item) -> None:
-    faulthandler.dump_traceback_later(SECONDS, exit=True, file=item.config.stash[STDERR])
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if names := reran(config):
+        terminalreporter.section(f"{len(names)} ran a second time; more than {RERUNS} fail the run")
+        for name in names:
+            terminalreporter.line(name)

@@ -1,4 +1,4 @@
-"""The guard in conftest.py against tests that hang."""
+"""The rules in conftest.py: what a hang does, and which tests may run a second time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
-def run_pytest(folder: Path, test: str, seconds: str) -> subprocess.CompletedProcess[str]:
-    shutil.copy(CONFTEST, folder)
-    (folder / "test_sample.py").write_text(test)
+def run_pytest(folder: Path, tests: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What becomes of tests under this project's conftest.py and settings."""
+    shutil.copy(ROOT / "tests" / "conftest.py", folder)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "test_sample.py").write_text(tests)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder)],
-        env={"MESHRUN_TEST_SECONDS": seconds},
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_sample.py", *words],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -23,18 +26,64 @@ def run_pytest(folder: Path, test: str, seconds: str) -> subprocess.CompletedPro
     )
 
 
-def test_a_hanging_test_ends_the_process_and_shows_where(tmp_path: Path) -> None:
-    test = "import threading\n\ndef test_hang():\n    threading.Event().wait()\n"
-    done = run_pytest(tmp_path, test, seconds="1")
+HANGS = """
+import threading
+
+def test_hang():
+    threading.Event().wait()
+
+def test_after():
+    pass
+"""
+
+
+def test_a_hanging_test_fails_with_its_stack_and_the_next_one_runs(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, HANGS, "--timeout=1")
     assert done.returncode == 1
-    assert "Timeout" in done.stderr
-    assert "in test_hang" in done.stderr
-    assert "1 passed" not in done.stdout
+    assert "threading.Event().wait()" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout
 
 
-def test_the_guard_is_per_test(tmp_path: Path) -> None:
-    parametrized = "@pytest.mark.parametrize('n', range(6))\ndef test_short(n):\n    time.sleep(0.5)\n"
-    test = f"import pytest, time\n\n{parametrized}"
-    done = run_pytest(tmp_path, test, seconds="2.9")
-    assert done.returncode == 0, done.stderr
-    assert "6 passed" in done.stdout
+FAILS_ONCE = """
+import pytest
+
+calls = []
+
+@pytest.mark.parametrize("name", [{names}])
+@pytest.mark.rerun("the first call is unlucky")
+def test_unlucky(name):
+    calls.append(name)
+    assert calls.count(name) == 2
+"""
+
+
+def test_a_test_with_a_reason_runs_a_second_time_and_is_named(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, FAILS_ONCE.format(names="'one'"))
+    assert done.returncode == 0, done.stdout
+    assert "1 ran a second time" in done.stdout
+    assert "\ntest_sample.py::test_unlucky[one]\n" in done.stdout
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "two"])
+def test_more_than_three_such_tests_fail_the_run(tmp_path: Path, processes: tuple[str, ...]) -> None:
+    three = run_pytest(tmp_path, FAILS_ONCE.format(names="1, 2, 3"), *processes)
+    four = run_pytest(tmp_path, FAILS_ONCE.format(names="1, 2, 3, 4"), *processes)
+    assert (three.returncode, four.returncode) == (0, 1), four.stdout
+    assert "4 ran a second time; more than 3 fail the run" in four.stdout
+
+
+def test_without_reruns_it_fails(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, FAILS_ONCE.format(names="'one'"), "--no-reruns")
+    assert done.returncode == 1
+    assert "second time" not in done.stdout
+
+
+def test_a_test_without_the_mark_runs_once(tmp_path: Path) -> None:
+    unmarked = FAILS_ONCE.format(names="'one'").replace("@pytest.mark.rerun", "# ")
+    assert run_pytest(tmp_path, unmarked).returncode == 1
+
+
+def test_a_rerun_needs_a_reason(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, FAILS_ONCE.format(names="'one'").replace("the first call is unlucky", " "))
+    assert "a rerun needs a reason" in done.stdout + done.stderr
+    assert done.returncode != 0
