@@ -7,9 +7,12 @@ import importlib.util
 import re
 import sys
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 from runner.declaration import Job
 from runner.errors import MeshrunError, UserError, describe
@@ -79,15 +82,13 @@ def load_file(path: Path) -> types.ModuleType:
     """Run a user's Python file as a module of its own, by path.
 
     Its folder goes to the end of the import path, so that it may import its neighbours and a
-    neighbour called `jobs` or `runner` cannot take our place.
+    neighbour called `jobs`, `runner` or as a module of the standard library takes nobody's place.
     """
     if not path.is_file():
         raise UserError(
             "the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs"
         )
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _append_to_path(str(path.resolve().parent))
     module_name = "meshrun_user_" + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
@@ -97,6 +98,37 @@ def load_file(path: Path) -> types.ModuleType:
     with _Importing(path):
         spec.loader.exec_module(module)
     return module
+
+
+class _StandardNames:
+    """Names of the standard library are not looked for in the folders of jobs.
+
+    The end of the import path is not enough: the library asks for modules that other systems have
+    (subprocess for msvcrt), which a neighbour of that name would then be.
+    """
+
+    folders: ClassVar[set[str]] = set()
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None or name not in sys.stdlib_module_names:
+            return None
+        places = [place for place in sys.path if place not in cls.folders]
+        spec = PathFinder.find_spec(name, places, target)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return spec
+
+
+def _append_to_path(folder: str) -> None:
+    if folder in sys.path:
+        return
+    sys.path.append(folder)
+    _StandardNames.folders.add(folder)
+    if _StandardNames not in sys.meta_path:
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), _StandardNames)
 
 
 @dataclass
