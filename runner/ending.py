@@ -26,6 +26,7 @@ from runner.verdict import Run, RunLines, remove_partial
 from runner.world import World
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the signals that end a run
 GRACE = 1.0  # seconds that a later failure waits for the first one's words to get out
 
 
@@ -211,18 +212,22 @@ def on_termination(action: Callable[[], None]) -> None:
     """Call `action` and end when a launcher or a person ends this process.
 
     A Python signal handler waits for the interpreter, which may sit in an MPI call for ever; a
-    thread that reads the signal's number from the wake-up pipe does not.
+    thread that reads the signal's number from the wake-up pipe does not. That pipe tells of every signal
+    with a Python handler: one that a job handles, such as SIGUSR1, is the job's own. Those of TERMINATING end
+    the run whatever handler a job sets for them, but one that was ignored before (nohup) stays so.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    ending = [number for number in TERMINATING if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in ending:
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
-        number = os.read(reader, 1)[0]
+        while (number := os.read(reader, 1)[0]) not in ending:
+            pass
         try:
             action()
         finally:  # the launcher that would read its words may be gone
