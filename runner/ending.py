@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from runner import lock
-from runner.errors import BadResult, MeshrunError, RunError, UserError, describe, tell
+from runner.errors import BadResult, MeshrunError, RunError, UserError, describe, is_met_by_all, tell
 from runner.launcher import announced
 from runner.verdict import Run, RunLines, remove_partial
 from runner.world import World
@@ -99,14 +99,14 @@ class Ending:
             tell(f"interrupted; {self.kept}" if self.kept else self.farewell)
         self._forget()
 
-    def fail_together(self, failure: MeshrunError, rank: int) -> int:
+    def fail_together(self, failure: BaseException, rank: int) -> int:
         """The end of a rank when every rank has met `failure`; its exit status."""
         if rank == 0:
             self.clean()
             if self.run is not None:
-                self.run.claim_failure(self._claim(failure, str(failure), rank))
+                self.run.claim_failure(self._claim(failure, describe(failure), rank))
                 self.run.forget()
-            tell(str(failure))
+            tell(describe(failure))
             self._tell_kept()
             self._trace()
         return self._status(failure)
@@ -187,8 +187,7 @@ class Guard:
         if failure is None:
             return
         alone = self.world.size == 1
-        shared = isinstance(failure, MeshrunError) and failure.everywhere
-        if shared or (alone and not self.speaks):
+        if is_met_by_all(failure) or (alone and not self.speaks):
             self.ending.clean()
             return
         where = "" if alone else str(self.world.here)

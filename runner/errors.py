@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
+
 
 class MeshrunError(Exception):
     """A failure told as one sentence, without a traceback.
@@ -71,6 +73,20 @@ class BadResult(RunError):
         return (type(self), (self.what, self.exit_code), self.__dict__)
 
 
+def met_by_all(failure: BaseException, sentence: str) -> BaseException:
+    """`failure`, marked as one that every rank raises. sentence: by which one that is not ours is told."""
+    if isinstance(failure, MeshrunError):
+        failure.everywhere = True
+    else:
+        vars(failure)[MET_BY_ALL] = sentence
+    return failure
+
+
+def is_met_by_all(failure: BaseException) -> bool:
+    """Whether every rank raises this same error at the same step, so that all can end in order."""
+    return failure.everywhere if isinstance(failure, MeshrunError) else MET_BY_ALL in vars(failure)
+
+
 def first_line(reason: Exception) -> str:
     """What a library's error says, without the lines that follow."""
     return (str(reason).strip() or type(reason).__name__).splitlines()[0]
@@ -86,6 +102,8 @@ def describe(failure: BaseException) -> str:
     """An error as a sentence; for one raised in a user's function, with its file and line."""
     if isinstance(failure, MeshrunError):
         return str(failure)
+    if (met := vars(failure).get(MET_BY_ALL)) is not None:
+        return str(met)
     if isinstance(failure, MemoryError):
         return f"out of memory: {failure or 'an allocation failed'}. Try: more ranks, or a smaller array"
     trace = failure.__traceback__
