@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,16 @@ from types import TracebackType
 from typing import Any
 
 from runner import lock
-from runner.errors import BadResult, MeshrunError, RunError, UserError, describe, is_met_by_all, tell
+from runner.errors import (
+    BadResult,
+    MeshrunError,
+    RunError,
+    UserError,
+    describe,
+    is_met_by_all,
+    tell,
+    traceback_of,
+)
 from runner.launcher import announced
 from runner.verdict import Run, RunLines, remove_partial
 from runner.world import World
@@ -108,7 +117,7 @@ class Ending:
                 self.run.forget()
             tell(describe(failure))
             self._tell_kept()
-            self._trace()
+            self._trace(failure)
         return self._status(failure)
 
     def end_now(self, failure: MeshrunError) -> None:
@@ -135,7 +144,7 @@ class Ending:
             self.claimed = run
             tell(sentence)
             self._tell_kept()
-            self._trace()
+            self._trace(failure)
         # After the claim: a rank that misses the file while it writes would else be the first to fail.
         self.clean()
         if not first:
@@ -161,9 +170,9 @@ class Ending:
         if self.kept:
             tell(self.kept)
 
-    def _trace(self) -> None:
+    def _trace(self, failure: BaseException) -> None:
         if self.debug:
-            traceback.print_exc()
+            sys.stderr.write(traceback_of(failure))
 
 
 @dataclass

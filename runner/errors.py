@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Any
 
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
+TRACE = "meshrun_trace"  # of an error that another rank has met
 
 
 class MeshrunError(Exception):
@@ -73,13 +75,21 @@ class BadResult(RunError):
         return (type(self), (self.what, self.exit_code), self.__dict__)
 
 
-def met_by_all(failure: BaseException, sentence: str) -> BaseException:
+def met_by_all(failure: BaseException, sentence: str, trace: str = "") -> BaseException:
     """`failure`, marked as one that every rank raises. sentence: by which one that is not ours is told."""
     if isinstance(failure, MeshrunError):
         failure.everywhere = True
     else:
         vars(failure)[MET_BY_ALL] = sentence
+    if trace:
+        vars(failure)[TRACE] = trace
     return failure
+
+
+def traceback_of(failure: BaseException) -> str:
+    """The traceback, on the rank that has met the failure, which another one may tell."""
+    trace: str = vars(failure).get(TRACE) or "".join(traceback.format_exception(failure))
+    return trace
 
 
 def is_met_by_all(failure: BaseException) -> bool:

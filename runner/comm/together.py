@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from runner.comm import Control
-from runner.errors import MeshrunError, RunError, describe, met_by_all
+from runner.errors import MeshrunError, RunError, describe, met_by_all, traceback_of
 
 Value = TypeVar("Value")
 
@@ -25,14 +25,18 @@ UNPICKLABLE = (
 
 @dataclass(frozen=True)
 class Failed:
-    """What one rank has met, as it goes to the others. sentence: with the place, which does not travel."""
+    """What one rank has met, as it goes to the others, and what does not travel with an error.
+
+    sentence: with the place, of an error that is not ours. trace: for --debug.
+    """
 
     failure: BaseException
-    sentence: str
+    sentence: str = ""
+    trace: str = ""
 
     def again(self) -> BaseException:
         """The error to raise on this rank."""
-        return met_by_all(self.failure, self.sentence)
+        return met_by_all(self.failure, self.sentence, self.trace)
 
 
 def once(control: Control, step: Callable[[], Value], where: str = "") -> Value:
@@ -49,7 +53,7 @@ def once(control: Control, step: Callable[[], Value], where: str = "") -> Value:
         # The value does not pickle: nothing has been sent, and the others still wait for it.
         kind = type(mine[0]).__name__
         failure = RunError("rank 0's value cannot be sent to the other ranks", got=f"{kind}: {reason}")
-        value, failed = control.broadcast((None, Failed(failure, "")))
+        value, failed = control.broadcast((None, Failed(failure)))
     if failed is not None:
         raise failed.again()
     result: Value = value
@@ -81,12 +85,14 @@ def _attempt(
     except MeshrunError as failure:
         if named:
             failure.what = f"{where} {failure.what}"
-        return None, Failed(failure, "")
+        return None, Failed(failure, trace=traceback_of(failure))
     except BaseException as failure:
         if control.size == 1 or isinstance(failure, KeyboardInterrupt):
             raise
         sentence = f"{where} {describe(failure)}".strip()
-        return None, Failed(failure if _travels(failure) else RunError(sentence), sentence)
+        return None, Failed(
+            failure if _travels(failure) else RunError(sentence), sentence, traceback_of(failure)
+        )
 
 
 def _travels(failure: BaseException) -> bool:

@@ -22,7 +22,7 @@ from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.staged import StagedComm
 from runner.device import choose_gpu
-from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all
+from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
 from runner.world import (
     Rank,
     World,
@@ -540,6 +540,7 @@ def test_a_failure_that_is_not_ours_is_raised_by_all(
         with pytest.raises(kind, match=words) as caught:
             getattr(opened, step)(fail)
         assert is_met_by_all(caught.value)
+        assert "in fail\n" in traceback_of(caught.value)
         return describe(caught.value)
 
     (told,) = set(run_ranks(3, rank_main, patience=10.0))
