@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
@@ -122,3 +124,26 @@ def describe(failure: BaseException) -> str:
     place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
     words = " ".join(str(failure).split())  # one line, whatever a library makes of it
     return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
+
+
+@dataclass
+class Importing:
+    """A UserError out of whatever a module of someone else raises while it is imported.
+
+    An exit too: a rank that left would be waited for. what: such as a file, or a plug-in with its name.
+    """
+
+    what: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
+            return
+        if isinstance(failure, (ImportError, SyntaxError)):
+            raise UserError(
+                f"{self.what} cannot be imported: {type(failure).__name__}", got=failure
+            ) from failure
+        raise UserError(f"{self.what} cannot be imported", got=describe(failure)) from failure

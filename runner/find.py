@@ -8,14 +8,12 @@ import re
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar
 
 from runner.declaration import Job
-from runner.errors import MeshrunError, UserError, describe
+from runner.errors import Importing, UserError
 
 ENTRY_POINTS = "meshrun.jobs"
 
@@ -32,11 +30,12 @@ def find(name: str) -> Job:
         return _find_in_file(Path(path), attribute)
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry.name == name:
-            try:
-                found = entry.load()
-            except (ImportError, AttributeError) as reason:
-                _refuse_shadow(entry.module.partition(".")[0])
-                raise UserError(f"job {name} ({entry.value}) cannot be imported", got=reason) from reason
+            with Importing(f"job {name} ({entry.value})"):
+                try:
+                    found = entry.load()
+                except (ImportError, AttributeError):
+                    _refuse_shadow(entry.module.partition(".")[0])
+                    raise
             if not isinstance(found, Job):
                 raise UserError(f"job {name} ({entry.value}) is no job", got=type(found).__name__)
             return found
@@ -95,7 +94,7 @@ def load_file(path: Path) -> types.ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    with _Importing(path):
+    with Importing(str(path)):
         spec.loader.exec_module(module)
     return module
 
@@ -129,23 +128,3 @@ def _append_to_path(folder: str) -> None:
     _StandardNames.folders.add(folder)
     if _StandardNames not in sys.meta_path:
         sys.meta_path.insert(sys.meta_path.index(PathFinder), _StandardNames)
-
-
-@dataclass
-class _Importing:
-    """A UserError out of whatever a user's file raises, an exit too: a rank that left would be waited for."""
-
-    path: Path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
-            return
-        if isinstance(failure, (ImportError, SyntaxError)):
-            raise UserError(
-                f"{self.path} cannot be imported: {type(failure).__name__}", got=failure
-            ) from failure
-        raise UserError(f"{self.path} cannot be imported", got=describe(failure)) from failure
