@@ -17,7 +17,7 @@ import click
 
 from launch.further import WORDS, Commands
 from launch.plan import HOST_TIMEOUT
-from launch.refuse import BROKEN, Shadowed, brief, one_line, refuse, refuse_shadows
+from launch.refuse import Shadowed, brief, one_line, refuse, refuse_shadows
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError
@@ -205,7 +205,7 @@ def jobs() -> None:
     for name in names():
         try:
             rows.append((name, find(name).summary))
-        except (MeshrunError, *BROKEN) as reason:
+        except MeshrunError as reason:
             rows.append((name, f"does not work: {brief(reason)}"))
     width = max((len(name) for name, _ in rows), default=0)
     for name, summary in rows:

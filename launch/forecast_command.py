@@ -67,13 +67,10 @@ def plan(ctx: click.Context, calibrate: bool, folder: Path, debug: bool) -> int 
 
 def plan_command(name: str) -> click.Command:
     """The command `meshrun plan NAME`; raises UserError when there is no such job, or it cannot be loaded."""
-    from runner.errors import UserError, describe
+    from runner.errors import UserError
     from runner.find import find
 
-    try:
-        job = find(name)
-    except BROKEN as reason:  # in the job's own module
-        raise UserError(f"job {name} cannot be loaded", got=describe(reason)) from reason
+    job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
     ours = plan_options({parameter.name for parameter in job.parameters})
     twice = {option.name for option in own} & {option.name for option in ours}

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launch.refuse import BROKEN, brief
-
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -59,12 +57,10 @@ def _load(name: str) -> click.Command | None:
     entry = _further_commands().get(name)
     if entry is None:
         return None
-    try:
+    from runner.errors import Importing
+
+    with Importing(f"the command {name} ({entry.value})"):
         command = entry.load()
-    except BROKEN as reason:
-        raise click.UsageError(
-            f"the command {name} ({entry.value}) cannot be loaded: {brief(reason)}"
-        ) from reason
     if not isinstance(command, click.Command):
         raise click.UsageError(f"the command {name} ({entry.value}) is no click command")
     return command

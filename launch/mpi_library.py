@@ -13,8 +13,11 @@ from launch.ask import answer
 if TYPE_CHECKING:
     from launch.mpiexec import Launcher
 
-# Not initialised: that would take a second, and inside a job wait for the other ranks.
+# Without the working directory, which -c puts first on the import path; -I would leave out PYTHONPATH too,
+# where a site's modules may have mpi4py, and -P needs Python 3.11. MPI is not initialised: that would take a
+# second, and inside a job wait for the other ranks.
 ASK = (
+    "import sys; sys.path[:] = filter(None, sys.path)\n"
     "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; name, (major, *_) = MPI.get_vendor(); print(major, name)"
 )

@@ -124,7 +124,7 @@ def start(
 
     def clean_up(run: Path, sockets: Path, seconds: float) -> list[str]:
         return hosts.sweep(
-            plan.names, [sys.executable, SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
+            plan.names, [sys.executable, "-I", SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
     return local.conduct(started, columns, token=token, debug=debug, elsewhere=clean_up)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.refuse import BROKEN
-
 if TYPE_CHECKING:
     from runner.declaration import Job
     from runner.signature import Parameter
@@ -25,13 +23,9 @@ STREAM = ("chunk_bytes", "host_memory", "device_memory", "depth", "resume", "sta
 
 def job_command(name: str) -> click.Command:
     """The command `meshrun run NAME`; raises UserError when there is no such job, or it cannot be loaded."""
-    from runner.errors import UserError, describe
     from runner.find import find
 
-    try:
-        job = find(name)
-    except BROKEN as reason:  # in the job's own module
-        raise UserError(f"job {name} cannot be loaded", got=describe(reason)) from reason
+    job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
 
     def run(input: str, output: str | None, **values: Any) -> int:

@@ -12,7 +12,7 @@ import click
 
 ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
 LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
-# What a module of someone else can raise while it is imported.
+# What a function of someone else can raise.
 BROKEN = (
     ArithmeticError,
     AttributeError,

@@ -1,6 +1,6 @@
 """Remove what a run has left on this host: its processes, its shared memory, its launcher's folder.
 
-    python sweep.py MARK FOLDER SECONDS TOKEN
+    python -I sweep.py MARK FOLDER SECONDS TOKEN
 
 For hosts that ssh reaches, after a run with that mark and token, which began so many seconds ago. A
 launcher that was killed leaves its ranks, one that ended in order still a folder.
@@ -33,5 +33,5 @@ def sweep(mark: str, folder: str, seconds: float, token: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
     sweep(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])

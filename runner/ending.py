@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,22 @@ from types import TracebackType
 from typing import Any
 
 from runner import lock
-from runner.errors import BadResult, MeshrunError, RunError, UserError, describe, tell
+from runner.errors import (
+    BadResult,
+    MeshrunError,
+    RunError,
+    UserError,
+    describe,
+    is_met_by_all,
+    tell,
+    traceback_of,
+)
 from runner.launcher import announced
 from runner.verdict import Run, RunLines, remove_partial
 from runner.world import World
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the signals that end a run
 GRACE = 1.0  # seconds that a later failure waits for the first one's words to get out
 
 
@@ -98,16 +108,16 @@ class Ending:
             tell(f"interrupted; {self.kept}" if self.kept else self.farewell)
         self._forget()
 
-    def fail_together(self, failure: MeshrunError, rank: int) -> int:
+    def fail_together(self, failure: BaseException, rank: int) -> int:
         """The end of a rank when every rank has met `failure`; its exit status."""
         if rank == 0:
             self.clean()
             if self.run is not None:
-                self.run.claim_failure(self._claim(failure, str(failure), rank))
+                self.run.claim_failure(self._claim(failure, describe(failure), rank))
                 self.run.forget()
-            tell(str(failure))
+            tell(describe(failure))
             self._tell_kept()
-            self._trace()
+            self._trace(failure)
         return self._status(failure)
 
     def end_now(self, failure: MeshrunError) -> None:
@@ -134,7 +144,7 @@ class Ending:
             self.claimed = run
             tell(sentence)
             self._tell_kept()
-            self._trace()
+            self._trace(failure)
         # After the claim: a rank that misses the file while it writes would else be the first to fail.
         self.clean()
         if not first:
@@ -160,9 +170,9 @@ class Ending:
         if self.kept:
             tell(self.kept)
 
-    def _trace(self) -> None:
+    def _trace(self, failure: BaseException) -> None:
         if self.debug:
-            traceback.print_exc()
+            sys.stderr.write(traceback_of(failure))
 
 
 @dataclass
@@ -186,8 +196,7 @@ class Guard:
         if failure is None:
             return
         alone = self.world.size == 1
-        shared = isinstance(failure, MeshrunError) and failure.everywhere
-        if shared or (alone and not self.speaks):
+        if is_met_by_all(failure) or (alone and not self.speaks):
             self.ending.clean()
             return
         where = "" if alone else str(self.world.here)
@@ -211,18 +220,22 @@ def on_termination(action: Callable[[], None]) -> None:
     """Call `action` and end when a launcher or a person ends this process.
 
     A Python signal handler waits for the interpreter, which may sit in an MPI call for ever; a
-    thread that reads the signal's number from the wake-up pipe does not.
+    thread that reads the signal's number from the wake-up pipe does not. That pipe tells of every signal
+    with a Python handler: one that a job handles, such as SIGUSR1, is the job's own. Those of TERMINATING end
+    the run whatever handler a job sets for them, but one that was ignored before (nohup) stays so.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    ending = [number for number in TERMINATING if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in ending:
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
-        number = os.read(reader, 1)[0]
+        while (number := os.read(reader, 1)[0]) not in ending:
+            pass
         try:
             action()
         finally:  # the launcher that would read its words may be gone

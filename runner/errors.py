@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
+
+MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
+TRACE = "meshrun_trace"  # of an error that another rank has met
 
 
 class MeshrunError(Exception):
@@ -71,6 +77,28 @@ class BadResult(RunError):
         return (type(self), (self.what, self.exit_code), self.__dict__)
 
 
+def met_by_all(failure: BaseException, sentence: str, trace: str = "") -> BaseException:
+    """`failure`, marked as one that every rank raises. sentence: by which one that is not ours is told."""
+    if isinstance(failure, MeshrunError):
+        failure.everywhere = True
+    else:
+        vars(failure)[MET_BY_ALL] = sentence
+    if trace:
+        vars(failure)[TRACE] = trace
+    return failure
+
+
+def traceback_of(failure: BaseException) -> str:
+    """The traceback, on the rank that has met the failure, which another one may tell."""
+    trace: str = vars(failure).get(TRACE) or "".join(traceback.format_exception(failure))
+    return trace
+
+
+def is_met_by_all(failure: BaseException) -> bool:
+    """Whether every rank raises this same error at the same step, so that all can end in order."""
+    return failure.everywhere if isinstance(failure, MeshrunError) else MET_BY_ALL in vars(failure)
+
+
 def first_line(reason: Exception) -> str:
     """What a library's error says, without the lines that follow."""
     return (str(reason).strip() or type(reason).__name__).splitlines()[0]
@@ -86,6 +114,8 @@ def describe(failure: BaseException) -> str:
     """An error as a sentence; for one raised in a user's function, with its file and line."""
     if isinstance(failure, MeshrunError):
         return str(failure)
+    if (met := vars(failure).get(MET_BY_ALL)) is not None:
+        return str(met)
     if isinstance(failure, MemoryError):
         return f"out of memory: {failure or 'an allocation failed'}. Try: more ranks, or a smaller array"
     trace = failure.__traceback__
@@ -94,3 +124,26 @@ def describe(failure: BaseException) -> str:
     place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
     words = " ".join(str(failure).split())  # one line, whatever a library makes of it
     return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
+
+
+@dataclass
+class Importing:
+    """A UserError out of whatever a module of someone else raises while it is imported.
+
+    An exit too: a rank that left would be waited for. what: such as a file, or a plug-in with its name.
+    """
+
+    what: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
+            return
+        if isinstance(failure, (ImportError, SyntaxError)):
+            raise UserError(
+                f"{self.what} cannot be imported: {type(failure).__name__}", got=failure
+            ) from failure
+        raise UserError(f"{self.what} cannot be imported", got=describe(failure)) from failure

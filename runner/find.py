@@ -7,12 +7,13 @@ import importlib.util
 import re
 import sys
 import types
-from dataclasses import dataclass
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import TracebackType
+from typing import ClassVar
 
 from runner.declaration import Job
-from runner.errors import MeshrunError, UserError, describe
+from runner.errors import Importing, UserError
 
 ENTRY_POINTS = "meshrun.jobs"
 
@@ -29,11 +30,12 @@ def find(name: str) -> Job:
         return _find_in_file(Path(path), attribute)
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry.name == name:
-            try:
-                found = entry.load()
-            except (ImportError, AttributeError) as reason:
-                _refuse_shadow(entry.module.partition(".")[0])
-                raise UserError(f"job {name} ({entry.value}) cannot be imported", got=reason) from reason
+            with Importing(f"job {name} ({entry.value})"):
+                try:
+                    found = entry.load()
+                except (ImportError, AttributeError):
+                    _refuse_shadow(entry.module.partition(".")[0])
+                    raise
             if not isinstance(found, Job):
                 raise UserError(f"job {name} ({entry.value}) is no job", got=type(found).__name__)
             return found
@@ -79,41 +81,50 @@ def load_file(path: Path) -> types.ModuleType:
     """Run a user's Python file as a module of its own, by path.
 
     Its folder goes to the end of the import path, so that it may import its neighbours and a
-    neighbour called `jobs` or `runner` cannot take our place.
+    neighbour called `jobs`, `runner` or as a module of the standard library takes nobody's place.
     """
     if not path.is_file():
         raise UserError(
             "the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs"
         )
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _append_to_path(str(path.resolve().parent))
     module_name = "meshrun_user_" + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    with _Importing(path):
+    with Importing(str(path)):
         spec.loader.exec_module(module)
     return module
 
 
-@dataclass
-class _Importing:
-    """A UserError out of whatever a user's file raises, an exit too: a rank that left would be waited for."""
+class _StandardNames:
+    """Names of the standard library are not looked for in the folders of jobs.
 
-    path: Path
+    The end of the import path is not enough: the library asks for modules that other systems have
+    (subprocess for msvcrt), which a neighbour of that name would then be.
+    """
 
-    def __enter__(self) -> None: ...
+    folders: ClassVar[set[str]] = set()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
-            return
-        if isinstance(failure, (ImportError, SyntaxError)):
-            raise UserError(
-                f"{self.path} cannot be imported: {type(failure).__name__}", got=failure
-            ) from failure
-        raise UserError(f"{self.path} cannot be imported", got=describe(failure)) from failure
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None or name not in sys.stdlib_module_names:
+            return None
+        places = [place for place in sys.path if place not in cls.folders]
+        spec = PathFinder.find_spec(name, places, target)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return spec
+
+
+def _append_to_path(folder: str) -> None:
+    if folder in sys.path:
+        return
+    sys.path.append(folder)
+    _StandardNames.folders.add(folder)
+    if _StandardNames not in sys.meta_path:
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), _StandardNames)

@@ -67,7 +67,10 @@ class Heartbeat:
         """The process, with this setting; the first thing that it tells, or why it tells nothing."""
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, "-I", "-S", PROCESS],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         except OSError as failure:  # a limit on processes, say
             return {"apart": f"no process for the heartbeat: {failure.strerror}"}

@@ -1,6 +1,6 @@
 """The process that listens for the other hosts: one for each host, beside the first rank there.
 
-    python heartbeat_process.py < one line of JSON, and an open pipe
+    python -I heartbeat_process.py < one line of JSON, and an open pipe
 
 A process of its own because a rank's threads stand still while an extension keeps Python's lock, for longer
 than a host may be silent. It talks over TCP, because MPI may be what a lost host has stopped: every host
@@ -141,5 +141,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     main()

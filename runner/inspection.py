@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from runner.backend import Backend
 from runner.comm import Control
-from runner.errors import MeshrunError, UserError
+from runner.comm.together import gather, once
+from runner.errors import UserError
 from runner.launcher import Started
 from runner.problem import Problem
 from runner.survey import Survey, survey
@@ -34,31 +35,21 @@ def inspect(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[S
     here = ranks[control.rank]
     runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
     place = (here.number, here.host, here.host_id, here.local, here.device)
-    mine: Survey | MeshrunError
-    try:
-        mine = survey(*place, control.library, cuda_runtime=runtime)
-    except MeshrunError as failure:
-        failure.what, failure.everywhere = f"[{here}] {failure.what}", True
-        mine = failure
-    found: list[Survey | MeshrunError] = control.allgather(mine)
-    for one in found:
-        if isinstance(one, MeshrunError):
-            raise one
-    return [one for one in found if isinstance(one, Survey)]
+    return gather(control, lambda: survey(*place, control.library, cuda_runtime=runtime), f"[{here}]")
 
 
 def judge(
     control: Control, surveys: Sequence[Survey], started: Started, *, oversubscribe: bool = False
 ) -> list[Problem]:
     """What is wrong with them, the same on every rank."""
-    found: list[Problem] = []
-    if control.rank == 0:
+
+    def found() -> list[Problem]:
         from runner.preflight import Expected, problems
 
         planned = Expected(started.ranks, started.hosts, started.per_host, started.network, oversubscribe)
-        found = problems(surveys, planned)
-    shared: list[Problem] = control.broadcast(found)
-    return shared
+        return problems(surveys, planned)
+
+    return once(control, found)
 
 
 def refuse(problems: Sequence[Problem]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from runner import early, launcher
 from runner.ending import GRACE, Ending, Guard, end_with_parent, on_termination
-from runner.errors import MeshrunError, RunError, UserError, tell
+from runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
 from runner.heartbeat import Heartbeat
 from runner.inspection import preflight
 from runner.launcher import BY_HAND, Started
@@ -60,8 +60,8 @@ def as_rank(
         try:
             record = body(world, ending)
             world.close()
-        except MeshrunError as failure:
-            if not failure.everywhere:
+        except BaseException as failure:
+            if not is_met_by_all(failure):
                 raise
             status = ending.fail_together(failure, world.rank)
             world.close()
@@ -84,10 +84,13 @@ def enter(
     rank = told.rank if told else 0
     try:
         world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check)
-    except MeshrunError as failure:
-        if rank and not failure.everywhere:
+    except BaseException as failure:
+        shared = is_met_by_all(failure)
+        if not (shared or isinstance(failure, MeshrunError)):
+            raise
+        if rank and not shared:
             time.sleep(GRACE)  # rank 0 has likely met the same, and its end ends this rank too
-        return ending.fail_together(failure, rank if failure.everywhere else 0)
+        return ending.fail_together(failure, rank if shared else 0)
     if ending.run is not None:
         ending.run.register(world.rank, world.here.host, os.getpid())
     ending.world = world

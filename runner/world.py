@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar
 
 from runner import launcher
 from runner.backend import Backend, Device
-from runner.comm import Array, Arrays, Control, Operation
+from runner.comm import Array, Arrays, Control, Operation, together
 from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
 from runner.device import bind, device_arrays, open_collectives, visible_gpus
-from runner.errors import MeshrunError, UserError, first_line
+from runner.errors import UserError, first_line
 from runner.timing import Phases
 
 Value = TypeVar("Value")
@@ -90,28 +90,16 @@ class World:
         return array
 
     def once(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on rank 0 only; its value, or its error, on every rank.
+        """Call `function` on rank 0 only; its value, or its error of whatever type, on every rank.
 
-        One rank looks at the file system instead of thousands, and all agree on what was seen.
+        RunError where the value does not pickle. One rank looks at the file system instead of thousands,
+        and all agree on what was seen.
         """
-        outcome: tuple[Any, MeshrunError | None] = (None, None)
-        if self.rank == 0:
-            try:
-                outcome = (function(), None)
-            except MeshrunError as failure:
-                outcome = (None, failure)
-        value, failure_of_rank_0 = self.control.broadcast(outcome)
-        if failure_of_rank_0 is not None:
-            failure_of_rank_0.everywhere = True
-            raise failure_of_rank_0
-        result: Value = value
-        return result
+        return together.once(self.control, function, f"[{self.here}]")
 
     def together(self, function: Callable[[], Value]) -> Value:
         """Call `function` on every rank; if it fails on any, the first such error is raised on all."""
-        value, failure = _attempt("", function)
-        _raise_first(self.control.allgather((failure,)))
-        return value
+        return together.together(self.control, function, f"[{self.here}]")
 
     def collectives(
         self,
@@ -156,24 +144,18 @@ def open_world(
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
     where = f"[rank {control.rank}, host {host}]"
-    surveys = control.allgather((host_id, *_attempt(where, lambda: visible_gpus(device))))
-    _raise_first(surveys)
+    surveys = together.gather(control, lambda: (host_id, visible_gpus(device)), where)
     host_ids = [survey[0] for survey in surveys]
     visible = [survey[1] for survey in surveys]
     local = host_ids[: control.rank].count(host_id)
-    backend, failure = _attempt(
-        where, lambda: bind(control, visible, local, host_ids.count(host_id), oversubscribe)
+    neighbours = host_ids.count(host_id)
+    backend = together.together(
+        control, lambda: bind(control, visible, local, neighbours, oversubscribe), where, named=True
     )
-    places = control.allgather(
-        (host, local, os.getpid(), control.shared_memory_size(), backend and backend.device, failure)
-    )
-    _raise_first(places)
-    assert backend is not None
+    places = control.allgather((host, local, os.getpid(), control.shared_memory_size(), backend.device))
     ranks = tuple(
         Rank(number, name, identity, index, pid, bound)
-        for number, (identity, (name, index, pid, _, bound, _)) in enumerate(
-            zip(host_ids, places, strict=True)
-        )
+        for number, (identity, (name, index, pid, _, bound)) in enumerate(zip(host_ids, places, strict=True))
     )
     clash = clashes(ranks)
     if clash and not oversubscribe:
@@ -245,22 +227,6 @@ def check_singleton(told: launcher.Announced, size: int) -> None:
             hint=launcher.singleton_fix(),
             everywhere=told.rank != 0,
         )
-
-
-def _attempt(where: str, step: Callable[[], Value]) -> tuple[Value | Any, MeshrunError | None]:
-    """A step that may fail on this rank alone; the others must hear of it before anyone stops."""
-    try:
-        return step(), None
-    except MeshrunError as failure:
-        failure.what = f"{where} {failure.what}".strip()
-        return None, failure
-
-
-def _raise_first(outcomes: Sequence[tuple[Any, ...]]) -> None:
-    for *_, failure in outcomes:
-        if failure is not None:
-            failure.everywhere = True
-            raise failure
 
 
 def clashes(ranks: Sequence[Rank]) -> list[tuple[Rank, Rank]]:

@@ -19,6 +19,7 @@ from typing import Any
 import cupy
 
 from runner.comm import Control
+from runner.comm.together import gather
 from runner.errors import RunError, UserError, first_line
 
 OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister
@@ -140,18 +141,8 @@ def agreed(control: Control) -> str:
 
     Raises UserError on every rank alike.
     """
-    mine: tuple[str, str, UserError | None] = ("", "", None)
-    try:
-        mine = (version(), library_path(), None)
-    except UserError as reason:
-        reason.what = f"[rank {control.rank}] {reason.what}"
-        mine = ("", "", reason)
-    found = control.allgather(mine)
-    for *_, failure in found:
-        if failure is not None:
-            failure.everywhere = True
-            raise failure
-    for rank, (other, path, _) in enumerate(found):
+    found = gather(control, lambda: (version(), library_path()), f"[rank {control.rank}]")
+    for rank, (other, path) in enumerate(found):
         if other != found[0][0]:
             raise UserError(
                 "ranks have different versions of NCCL",
@@ -160,7 +151,7 @@ def agreed(control: Control) -> str:
                 hint="the same environment on every host",
                 everywhere=True,
             )
-    return f"NCCL {mine[0]} ({mine[1]})"
+    return f"NCCL {found[control.rank][0]} ({found[control.rank][1]})"
 
 
 def failure(doing: str, reason: Exception) -> NcclFailure:

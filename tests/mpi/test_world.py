@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -81,6 +82,22 @@ def test_once(comm: MpiComm) -> None:
     with pytest.raises(RunError, match=r"^rank 0 failed\. Try: again$") as caught:
         opened.once(fail)
     assert caught.value.everywhere
+
+
+def test_an_error_of_rank_0_that_is_not_ours_is_raised_by_all(comm: MpiComm) -> None:
+    opened = open_world("cpu", control=comm)
+
+    def fail(failure: Exception) -> None:
+        raise failure
+
+    with pytest.raises(FileNotFoundError, match=r"a\.npy"):
+        opened.once(lambda: fail(FileNotFoundError(2, "No such file", "a.npy")))
+    if comm.size > 1:
+        with pytest.raises(RunError, match="ValueError: <unlocked"):
+            opened.once(lambda: fail(ValueError(threading.Lock())))
+        with pytest.raises(RunError, match="rank 0's value cannot be sent to the other ranks: got lock: "):
+            opened.once(threading.Lock)
+    assert opened.once(lambda: "and on") == "and on"
 
 
 def test_together(comm: MpiComm) -> None:

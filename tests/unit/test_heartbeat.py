@@ -93,7 +93,7 @@ class Started:
     """A process beside a rank, which is a shell; both in a group of their own."""
 
     def __init__(self, setting: dict[str, Any], before: str) -> None:
-        words = ["sh", "-c", f'{before} "$@"; exit 0', "sh", sys.executable, "-S", PROCESS]
+        words = ["sh", "-c", f'{before} "$@"; exit 0', "sh", sys.executable, "-I", "-S", PROCESS]
         pipe = subprocess.PIPE
         self.rank = subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True)
         self._stdin, self._stdout = self.rank.stdin, self.rank.stdout

@@ -22,7 +22,7 @@ from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.staged import StagedComm
 from runner.device import choose_gpu
-from runner.errors import MeshrunError, RunError, UserError
+from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
 from runner.world import (
     Rank,
     World,
@@ -507,6 +507,57 @@ def test_a_failure_of_one_is_raised_by_all(step: str) -> None:
 
     expected = f"rank {0 if step == 'once' else 1} failed. Try: again"
     assert run_ranks(3, rank_main) == [expected] * 3
+
+
+class Unpicklable(Exception):
+    """Pickles, and cannot be made again of what it pickles to."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+@pytest.mark.parametrize("step", ["once", "together"])
+@pytest.mark.parametrize(
+    ("failure", "kind", "words"),
+    [
+        (ValueError("no such gain"), ValueError, "no such gain"),
+        (FileNotFoundError(2, "No such file", "a.npy"), FileNotFoundError, "No such file: 'a.npy'"),
+        (SystemExit("I leave"), SystemExit, "I leave"),
+        (Unpicklable("cut", "paste"), RunError, "Unpicklable: cut and paste"),
+        (ValueError(threading.Lock()), RunError, "ValueError: <unlocked"),
+    ],
+)
+def test_a_failure_that_is_not_ours_is_raised_by_all(
+    step: str, failure: BaseException, kind: type[BaseException], words: str
+) -> None:
+    def rank_main(comm: SimulatedComm) -> str:
+        opened = open_world("cpu", control=comm)
+
+        def fail() -> None:
+            if step == "once" or comm.rank == 1:
+                raise failure
+
+        with pytest.raises(kind, match=words) as caught:
+            getattr(opened, step)(fail)
+        assert is_met_by_all(caught.value)
+        assert "in fail\n" in traceback_of(caught.value)
+        return describe(caught.value)
+
+    (told,) = set(run_ranks(3, rank_main, patience=10.0))
+    assert told.startswith(f"[rank {0 if step == 'once' else 1}, host ")
+    assert "test_world.py:" in told, "where it was raised, on ranks that have not raised it too"
+
+
+@pytest.mark.parametrize("step", ["once", "together"])
+def test_a_rank_alone_raises_its_own_failure(step: str) -> None:
+    failure = ValueError(threading.Lock())
+
+    def fail() -> None:
+        raise failure
+
+    with pytest.raises(ValueError, match="unlocked") as caught:
+        getattr(open_world("cpu"), step)(fail)
+    assert caught.value is failure
 
 
 def test_together_gives_each_rank_its_own_value() -> None:

@@ -442,6 +442,37 @@ def test_jobs_are_listed_with_their_summaries(
     assert lines[3] == "scale_by      Multiply."
 
 
+BROKEN_PLUGINS = {
+    "assertion": "assert False, 'no licence'",
+    "exit": "raise SystemExit(3)",
+    "own_error": "class Odd(Exception): pass\nraise Odd('very\\nodd')",
+    "half": "def broken(:",
+    "memory": "raise MemoryError",
+    "interrupt": "raise BaseException('base')",
+}
+
+
+@pytest.mark.parametrize("plugin", BROKEN_PLUGINS)
+def test_a_plug_in_that_raises_at_import_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
+    plugin: str,
+) -> None:
+    module = f"plugin_{plugin}"
+    (tmp_path / f"{module}.py").write_text(BROKEN_PLUGINS[plugin] + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry_points(monkeypatch, "meshrun.jobs", odd=f"{module}:job", statistics="jobs.statistics:statistics")
+    assert cli.main(["jobs"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"odd         does not work: job odd ({module}:job) cannot be imported")
+    assert second.startswith("statistics  Count, extremes")
+    assert f"job odd ({module}:job) cannot be imported" in refused("run", "odd", "in.npy")
+    entry_points(monkeypatch, "meshrun.commands", odd=f"{module}:odd")
+    assert f"the command odd ({module}:odd) cannot be imported" in refused("odd")
+
+
 def test_further_commands_are_loaded_when_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import launch
+from launch import hosts, mpi_library
 from launch.local import PROGRAM
+from launch.plan import Plan
 
 HOME = Path(launch.__file__).parent
 ROOMS = ("launch", "runner", "jobs")
@@ -47,6 +50,66 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("bin") / "meshrun"
     path.write_text(f"import sys\nsys.path.append({str(HOME.parent)!r})\n{SCRIPT}")
     return str(path)
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder with a file for every module that we may import, and where each leaves a mark if it is run."""
+    folder, marks = tmp_path / "planted", tmp_path / "marks"
+    for made in (folder, marks):
+        made.mkdir()
+    for name in {*sys.stdlib_module_names, "mpi4py", "numpy", "click", "rich", "runner", "jobs", "launch"}:
+        (folder / f"{name}.py").write_text(f"open({str(marks / name)!r}, 'w').close()\nraise ImportError\n")
+    np.save(folder / "in.npy", np.ones((64, 64), np.float32))
+    return folder, marks
+
+
+SAME = """\
+from runner import map_blocks
+
+@map_blocks
+def same(block):
+    return block
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["launch", "slurm", "--print", "-j", "1x2", "--", "selftest"],
+        ["-n", "2", "run", "job.py:same", "in.npy", "out.npy", "--device", "cpu", "--verify"],
+        ["run", "job.py:same", "in.npy", "out.npy", "--device", "cpu", "--chunk-bytes", "4096"],
+    ],
+)
+def test_no_file_of_the_working_directory_is_run(
+    planted: tuple[Path, Path], script: str, words: list[str]
+) -> None:
+    folder, marks = planted
+    (folder / "job.py").write_text(SAME)
+    run(script, *words, cwd=folder)
+    assert not list(marks.iterdir())
+    assert "run" not in words or (folder / "out.npy").exists()
+
+
+def test_no_file_of_the_working_directory_is_run_to_see_which_mpi_is_there(
+    planted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marks = planted
+    before = mpi_library.loaded()
+    monkeypatch.chdir(folder)
+    assert mpi_library.loaded() == before
+    (answer,) = hosts.answers(Plan(("selftest",), 1, 1, ("localhost",)), sys.executable)
+    assert answer.mpi == before
+    assert not list(marks.iterdir())
+
+
+def test_packages_that_pythonpath_names_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "mpi4py"  # where a site's modules have it
+    site.mkdir()
+    (site / "__init__.py").write_text("class rc: initialize = True\n")
+    (site / "MPI.py").write_text("def get_vendor(): return 'Site MPI', (7, 0, 1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert mpi_library.loaded() == mpi_library.Library("Site MPI", 7)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], []])

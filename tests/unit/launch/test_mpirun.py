@@ -343,8 +343,8 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
     monkeypatch.setattr(hosts, "sweep", sweep)
     assert mpirun.start(here()) == 1
     called, variables = machine.called()
-    ((python, script, mark, folder, seconds, token),) = swept
-    assert (python, Path(script).name) == (sys.executable, "sweep.py")
+    ((python, isolated, script, mark, folder, seconds, token),) = swept
+    assert (python, isolated, Path(script).name) == (sys.executable, "-I", "sweep.py")
     assert (mark, folder) == (variables[RUN_MARK], variables["PRTE_MCA_prte_tmpdir_base"])
     assert float(seconds) >= 1
     assert f"@{token}" in called
