@@ -96,10 +96,18 @@ class HaloPlan:
             inner[transfer.target] = _flip(core[transfer.source], transfer.flip)
         self.fill_whole_axes(block[self._own_rows])
 
-    def start(self, block: Array, arrays: Arrays) -> Exchange:
-        """Send what others need and expect what this block needs; `fill_own` is separate."""
+    def pack(self, block: Array) -> list[Message]:
+        """Copies of what other ranks need, for `start`, where the block's cells may change meanwhile."""
+        core = block[self.core]
+        return [(t.receiver, core[t.source].copy(order="C")) for t in self.sends]
+
+    def start(self, block: Array, arrays: Arrays, packed: list[Message] | None = None) -> Exchange:
+        """Send what others need and expect what this block needs; `fill_own` is separate.
+
+        packed: what to send. Without it, cells that are to stay as they are until `finish`.
+        """
         inner, core = block[self.inner], block[self.core]
-        outgoing: list[Message] = [(t.receiver, _packed(core[t.source])) for t in self.sends]
+        outgoing = packed or [(t.receiver, _packed(core[t.source])) for t in self.sends]
         incoming: list[Message] = []
         landings = []
         for transfer in self.receives:

@@ -19,6 +19,7 @@ from runner.chunks import Chunks, Need, Room, need
 from runner.errors import UserError
 from runner.here import Here
 from runner.partition import Partition, Region, Shape, parse_grid
+from runner.pipeline import unheard
 from runner.rates import Machine
 from runner.spans import STAGES
 from runner.stream.cut import ON_DEVICE, ON_HOST, fills_pipeline
@@ -140,7 +141,7 @@ def settle(work: Work) -> Work:
     cells = tuple(1 if cut else n for cut, n in zip(work.cut_axes, work.shape, strict=True))
     padded = tuple(n + sum(width) for n, width in zip(cells, work.widths, strict=True))
     here = Here(0, work.partition.size, "", (0,) * len(cells), cells, work.shape, None, np)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), unheard():
         result = work.call(np.zeros(padded, work.dtype), here, None)
     return work.with_result(tuple(result.shape[work.leading :]), np.dtype(result.dtype))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runner import halo
+from runner import halo, pipeline
 from runner.exchange import Exchange, HaloPlan
 from runner.partition import Region
 from runner.pipeline import Pipeline
@@ -25,7 +25,7 @@ from runner.work import Work
 
 @dataclass(frozen=True)
 class Mutation:
-    """A way to break the runner. kind: of the jobs that it breaks, "map" or "reduce"."""
+    """A way to break the runner. kind: of the jobs that it breaks, "map", "in place" or "reduce"."""
 
     name: str
     what: str
@@ -170,6 +170,29 @@ def _unfinished_kernel() -> AbstractContextManager[None]:
     return _replaced(Work, "call", call)
 
 
+def _block_used_twice() -> AbstractContextManager[None]:
+    original = Pipeline.prepare
+
+    def prepare(mine: Pipeline, block: Any) -> Work:
+        """As if the function were tried on a row before the work, in the block that is to be computed."""
+        work, region = original(mine, block), mine.plan.region
+        if region.size:
+            out = work.buffer(region.rows(0, 1).shape, mine.world.backend)
+            window = block[: 1 + sum(mine.plan.widths[0])]
+            pipeline.call_rows(mine.world, work, region, window, (0, 1), out)
+        return work
+
+    return _replaced(Pipeline, "prepare", prepare)
+
+
+def _shared_rows_changed() -> AbstractContextManager[None]:
+    def windows(block: Any, ranges: Any, halo: int) -> Iterator[tuple[tuple[int, int], Any]]:
+        """Rows that two calls need are for the second one as the first has left them."""
+        return ((rows, block[rows[0] : rows[1] + halo]) for rows in ranges)
+
+    return _replaced(pipeline, "windows", windows)
+
+
 def _dropped_tile() -> AbstractContextManager[None]:
     original = Tiles._blocks
 
@@ -205,6 +228,12 @@ MUTATIONS = (
     Mutation("dropped remainder", "rows that do not fill a slab are left out", _dropped_remainder),
     Mutation("unwritten block", "the last rank writes nothing", _unwritten_block),
     Mutation("unfinished kernel", "the last row of each result is not computed", _unfinished_kernel),
+    Mutation(
+        "block used twice", "a row is tried before the work, in its own memory", _block_used_twice, "in place"
+    ),
+    Mutation(
+        "shared rows changed", "a call changes rows that the next one needs", _shared_rows_changed, "in place"
+    ),
     Mutation("dropped tile", "a reduction leaves its last tile out", _dropped_tile, "reduce"),
     Mutation("repeated tile", "a reduction reads one tile again and again", _repeated_tile, "reduce"),
 )

@@ -3,16 +3,23 @@
 On a CPU the function is called on slabs of rows that fit a cache. On a GPU it is called on the
 whole block; among several ranks, on the block's interior while the halo travels, then on the
 rows that need it.
+
+A function may change in place what it is given. So no call is made for nothing on cells that are needed,
+and rows that two calls need, as own cells or as halo, are copied before the first of the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from runner.comm import Array
+from runner.comm import Array, Message
 from runner.errors import RunError
 from runner.here import Here
 from runner.partition import Region
@@ -53,12 +60,17 @@ class Pipeline:
         smallest = partition.shape[0] // partition.grid[0]
         self.overlap = self.overlap and cut == [0] and smallest > sum(self.work.widths[0])
         self._interior = (low, rows - high) if self.overlap else (0, rows)
+        self._halo = sum(self.plan.widths[0])
+        self._out: Array | None = None  # a device's whole result, of a job that fills one
+        self._first: list[tuple[Rows, Array]] = []  # what `prepare` has computed: one piece, or none
+        self._sends: list[Message] = []
+        self._edges: list[tuple[Rows, Array]] = []
 
     def prepare(self, block: Array) -> Work:
         """Make `block` ready for the first call, and settle the result's shape and dtype.
 
-        Where these are not declared, or where kernels are yet to be compiled, the function is
-        called on one row to see.
+        Where these are not declared, or where kernels are yet to be compiled, the first call is made:
+        of one slab, or on a device of one row. Its result is the first of `results`.
         """
         backend = self.world.backend
         if backend.asynchronous and self.world.size > 1:
@@ -67,12 +79,21 @@ class Pipeline:
         if self.overlap:
             with self.phases("prepare"):
                 self.plan.fill_own(block)
+                # Before the interior is computed, maybe in place.
+                self._sends = self.plan.pack(block)
+                self._edges = [((a, b), block[a : b + self._halo].copy()) for a, b in self._border()]
         elif any(width != (0, 0) for width in self.work.widths):
             with self.phases("exchange", self._exchanged):
                 self.plan.fill(block, self.world.arrays)
-        if backend.asynchronous or self.work.result is None:
+        self._windows = windows(block, self._slabs(*self._interior), self._halo)
+        if backend.asynchronous:
             with self.phases("prepare"):
-                self.work = self._probe(block)
+                self._begin_on_device(block)
+                self.work = self._settled()
+        elif self.work.result is None:
+            self._first = [self._timed(rows, window) for rows, window in islice(self._windows, 1)]
+            with self.phases("prepare"):
+                self.work = self._settled()
         return self.work
 
     def results(self, block: Array) -> Iterator[tuple[Region, Array]]:
@@ -86,54 +107,80 @@ class Pipeline:
         """Slab by slab, each handed out while it is in the cache."""
         if self.overlap:
             with self.phases("exchange", self._exchanged):
-                exchange = self.plan.start(block, self.world.arrays)
-        for rows in self._slabs(*self._interior):
-            yield self._timed(block, rows)
+                exchange = self.plan.start(block, self.world.arrays, self._sends)
+        yield from map(self._placed, self._first)
+        for rows, window in self._windows:
+            yield self._placed(self._timed(rows, window))
         if self.overlap:
             with self.phases("exchange"):
                 exchange.finish()
-            for rows in self._border():
-                yield self._timed(block, rows)
+            for rows, window in self._filled_edges(block):
+                yield self._placed(self._timed(rows, window))
 
-    def _timed(self, block: Array, rows: Rows) -> tuple[Region, Array]:
+    def _timed(self, rows: Rows, window: Array) -> tuple[Rows, Array]:
         with self.phases("kernel"):
-            part = self.plan.region.rows(*rows)
-            result = self._call(block, rows, self.work.buffer(part.shape, self.world.backend))
+            shape = self.plan.region.rows(*rows).shape
+            result = self._call(rows, window, self.work.buffer(shape, self.world.backend))
         self.progress(rows[1], self.plan.region.shape[0])
-        return self.work.output_region(part), result
+        return rows, result
+
+    def _begin_on_device(self, block: Array) -> None:
+        """Compute the interior's last row, on a copy. The first would leave the others' memory unaligned."""
+        region = self.plan.region
+        if region.size:
+            self._out = self.work.buffer(region.shape, self.world.backend)
+            last = self._interior[1]
+            rows = (last - 1, last)
+            window = block[last - 1 : last + self._halo].copy()
+            self._first = [(rows, self._call(rows, window, self._out))]
 
     def _on_device(self, block: Array) -> Iterator[tuple[Region, Array]]:
         """The whole block; the exchange, if it is still to be made, on a stream beside the interior's."""
         backend, region = self.world.backend, self.plan.region
         with self.phases("prepare"):
-            out = self.work.buffer(region.shape, backend) if region.size else None
             self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
         if region.size == 0:
             return
         begin = backend.mark()
-        ranges = [self._interior]
-        found = [self._call(block, self._interior, out)]
+        first, last = self._interior[0], self._interior[1] - 1
+        found = [*self._first]
+        if first < last:
+            window = block[first : last + self._halo]
+            found.append(((first, last), self._call((first, last), window, self._out)))
         if self.overlap:
             with backend.beside(begin):
                 sent = backend.mark()
-                self.plan.start(block, self.world.arrays).finish()
+                self.plan.start(block, self.world.arrays, self._sends).finish()
                 received = backend.mark()
-            ranges += self._border()
-            found += [self._call(block, rows, out) for rows in ranges[1:]]
+            for rows, window in self._filled_edges(block):
+                found.append((rows, self._call(rows, window, self._out)))
         end = backend.mark()
         backend.synchronize()
         self.phases.add("kernel", backend.elapsed(begin, end))
         if self.overlap:
             self.phases.add("exchange", backend.elapsed(sent, received), self._exchanged)
-        if out is not None:
-            yield self.work.output_region(region), out
+        if self._out is not None:
+            yield self.work.output_region(region), self._out
         else:
-            places = (self.work.output_region(region.rows(*rows)) for rows in ranges)
-            yield from zip(places, found, strict=True)
+            yield from map(self._placed, found)
 
-    def _call(self, block: Array, rows: Rows, out: Array | None) -> Array:
+    def _placed(self, piece: tuple[Rows, Array]) -> tuple[Region, Array]:
+        rows, result = piece
+        return self.work.output_region(self.plan.region.rows(*rows)), result
+
+    def _filled_edges(self, block: Array) -> Iterator[tuple[Rows, Array]]:
+        """The rows that need other ranks, with their halo, once it is in `block`."""
+        low, high = self.plan.widths[0]
+        for rows, window in self._edges:
+            if rows[0] == 0:
+                window[:low] = block[:low]
+            else:
+                window[-high:] = block[-high:]
+            yield rows, window
+
+    def _call(self, rows: Rows, window: Array, out: Array | None) -> Array:
         """The function's result for some of the block's own rows; `out` is for these, or for all of them."""
-        return call_rows(self.world, self.work, self.plan.region, block, rows, out)
+        return call_rows(self.world, self.work, self.plan.region, window, rows, out)
 
     def _slabs(self, first: int, last: int) -> Iterator[Rows]:
         return slabs(self.plan.region, self.plan.widths[0], self.work.dtype.itemsize, (first, last))
@@ -143,14 +190,10 @@ class Pipeline:
         rows = self.plan.region.shape[0]
         return [(a, b) for a, b in ((0, first), (last, rows)) if a < b]
 
-    def _probe(self, block: Array) -> Work:
-        """What one row's call returns, agreed on by all ranks that have a row."""
+    def _settled(self) -> Work:
+        """The work with its result as the first calls returned it, agreed on by all ranks that have a row."""
         found = None
-        if self.plan.region.size:
-            first = self._interior[0]
-            row = (first, first + 1)
-            out = self.work.buffer(self.plan.region.rows(*row).shape, self.world.backend)
-            result = self._call(block, row, out)
+        for _, result in self._first:
             found = tuple(result.shape[self.work.leading :]), np.dtype(result.dtype)
         if self.work.result is not None:
             return self.work
@@ -175,9 +218,12 @@ class Pipeline:
         return self.plan.received_cells * self.work.dtype.itemsize
 
 
-def call_rows(world: World, work: Work, region: Region, block: Array, rows: Rows, out: Array | None) -> Array:
-    """The function's result for own rows `rows` of `block`, which is `region` with its halo.
+def call_rows(
+    world: World, work: Work, region: Region, window: Array, rows: Rows, out: Array | None
+) -> Array:
+    """The function's result for the rows `rows` of `region`.
 
+    window: these rows with their halo, which the function may change: nobody reads them afterwards.
     out: for these rows, or for all of the region's; None for a job that returns its result.
     """
     first, last = rows
@@ -194,7 +240,7 @@ def call_rows(world: World, work: Work, region: Region, block: Array, rows: Rows
     )
     if out is not None and out.shape[0] > last - first:
         out = out[first:last]
-    result = work.call(block[first : last + sum(work.widths[0])], here, out)
+    result = work.call(window, here, out)
     if work.result is None:
         return result
     if result.shape[work.leading :] != work.result[0][work.leading :]:
@@ -211,6 +257,35 @@ def call_rows(world: World, work: Work, region: Region, block: Array, rows: Rows
             hint="return result.astype(...), or declare out=",
         )
     return result
+
+
+def windows(block: Array, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[Rows, Array]]:
+    """Ranges of `block`'s own rows, and each with its halo, for one call that may change what it gets.
+
+    ranges: one behind another. halo: rows before and after, together. A window, and a result that is a view
+    of it, is good until the next one is asked for: what both need is kept meanwhile.
+    """
+    kept: Array = None
+    for first, last in ranges:
+        if kept is not None:
+            block[first : first + halo] = kept
+        kept = block[last : last + halo].copy() if halo else None
+        yield (first, last), block[first : last + halo]
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """For a call whose result is not used: what it prints will be printed again, and is not now.
+
+    What was printed before a failure is shown.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    except BaseException:
+        sys.stdout.write(printed.getvalue())
+        raise
 
 
 def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> Iterator[Rows]:

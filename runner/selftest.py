@@ -59,6 +59,13 @@ def stencil(block: Any, *, out: Any, xp: Any) -> None:
     out[...] = sums
 
 
+@map_blocks(halo=WIDTH, out=stencil.out, reference=lambda block: _expected(2 * block))
+def in_place(block: Any, *, out: Any, xp: Any) -> None:
+    """Likewise of twice the values, by a function that doubles them in the block that it is given."""
+    block *= 2
+    stencil.function(block, out=out, xp=xp)
+
+
 @reduce_blocks(combine=lambda a, b: (a[0] + b[0], max(a[1], b[1])))
 def total(block: Any) -> tuple[float, float]:
     """Sum and largest value."""
@@ -86,6 +93,7 @@ def trials(ranks: int, device: DeviceChoice) -> Iterator[Trial]:
             yield Trial(f"stencil, {boundary}, {cut} cut", stencil, (61, 43), "float32", {}, options)
     full = Options(device=device, verify="full")
     yield Trial("fewer rows than ranks", stencil, (max(ranks - 1, 3), 7), "uint8", {}, full)
+    yield Trial("a function that works in place", in_place, (61, 43), "float32", {}, full)
     yield Trial("a reduction", total, (1031, 2053), "float32", {}, full)
     for name in names():
         job = find(name)
@@ -236,6 +244,7 @@ def caught(mutation: Mutation) -> str | None:
             cut = Options(device="cpu", verify="full", boundary=boundary, grid=grid)
             trial = {
                 "map": Trial("", stencil, (4 * 3000 + 1, 211), "float32", {}, cut),
+                "in place": Trial("", in_place, (4 * 3000 + 1, 211), "float32", {}, cut),
                 "reduce": Trial("", total, (1031, 4099), "float32", {}, full),
             }[mutation.kind]
             try:

@@ -129,9 +129,9 @@ class Sink(Protocol):
 
 @dataclass
 class MemorySource:
-    """An array that is in memory already, of NumPy or CuPy."""
+    """An array that is in memory already, of NumPy or CuPy. It is the caller's, and stays as it is."""
 
-    array: Any
+    values: Any
     path: Path = Path("array in memory")
     parallel: bool = True
     name: str | None = None
@@ -139,16 +139,24 @@ class MemorySource:
     chunks: Shape | None = None
 
     @property
+    def array(self) -> Any:
+        if not isinstance(self.values, np.ndarray):
+            return self.values.copy()  # CuPy has no read-only arrays
+        view = self.values.view()
+        view.flags.writeable = False
+        return view
+
+    @property
     def shape(self) -> Shape:
-        return tuple(self.array.shape)
+        return tuple(self.values.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.values.dtype)
         return dtype
 
     def read(self, region: Region, target: HostArray) -> None:
-        part = self.array[region.slices]
+        part = self.values[region.slices]
         target[...] = part.get() if hasattr(part, "__cuda_array_interface__") else part
 
 

@@ -21,7 +21,7 @@ from runner.backend import poison
 from runner.comm import Array
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.partition import Region, Shape
-from runner.pipeline import call_rows, slabs
+from runner.pipeline import call_rows, slabs, windows
 from runner.spans import Spans
 from runner.storage import HostArray, Sink, commit, open_sink, open_source
 from runner.storage.folder import Folder
@@ -139,11 +139,12 @@ def result_of(world: World, work: Work, block: Array) -> Array:
     rows = (0, region.shape[0])
     whole: Array = None
     ranges = slabs(region, work.widths[0], work.dtype.itemsize, rows)
-    for first, last in [rows] if backend.asynchronous and region.size else ranges:
+    parts = [rows] if backend.asynchronous and region.size else ranges
+    for (first, last), window in windows(block, parts, sum(work.widths[0])):
         if whole is None and work.result is not None:
             whole = _empty(world, work)
         out = whole[first:last] if work.fills else None
-        found = call_rows(world, work, region, block, (first, last), out)
+        found = call_rows(world, work, region, window, (first, last), out)
         if whole is None:
             work = work.with_result(found.shape[work.leading :], np.dtype(found.dtype))
             whole = _empty(world, work)

@@ -12,7 +12,7 @@ import numpy as np
 from runner.chunks import Chunks, Need, Room, need
 from runner.errors import UserError
 from runner.partition import Region, Shape
-from runner.pipeline import call_rows
+from runner.pipeline import call_rows, unheard
 from runner.storage import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.stream.memory import limits
@@ -167,7 +167,8 @@ def known_result(world: World, work: Work, source: Source) -> Work:
             padded = world.backend.empty(window.shape, work.dtype)
             window.assemble(block, padded)
             block = padded
-        result = call_rows(world, work, row, block, (0, 1), work.buffer(row.shape, world.backend))
+        with unheard():
+            result = call_rows(world, work, row, block, (0, 1), work.buffer(row.shape, world.backend))
         return tuple(result.shape[work.leading :]), np.dtype(result.dtype)
 
     return work.with_result(*world.once(probe))

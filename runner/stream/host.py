@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.backend import poison
-from runner.pipeline import call_rows, slabs
+from runner.pipeline import call_rows, slabs, windows
 from runner.storage import HostArray
 from runner.stream.ends import Ends, Task, shaped
 from runner.window import Window
@@ -64,12 +64,13 @@ class HostEngine:
             elif not window.direct:
                 window.fill(slot.block)
             rows = (0, window.region.shape[0])
-            for first, last in slabs(window.region, work.widths[0], work.dtype.itemsize, rows):
-                out = slot.result[first:last]
+            parts = slabs(window.region, work.widths[0], work.dtype.itemsize, rows)
+            for part, cells in windows(slot.block, parts, sum(work.widths[0])):
+                out = slot.result[slice(*part)]
                 if work.fills:
                     poison(out)
                 given = out if work.fills else None
-                result = call_rows(ends.world, work, window.region, slot.block, (first, last), given)
+                result = call_rows(ends.world, work, window.region, cells, part, given)
                 if result is not out:
                     out[...] = result
                 idle()
