@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"meshrun: {reason.message}", file=sys.stderr)
         return reason.exit_code
     except click.ClickException as mistake:
-        return refuse(one_line(mistake), mistake.exit_code, words, debug)
+        return refuse(one_line(mistake, () if _alone(words) else words), mistake.exit_code, words, debug)
     except (KeyboardInterrupt, click.Abort):
         print("meshrun: interrupted", file=sys.stderr)
         return 130

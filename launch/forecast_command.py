@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.cli import Jobs
-from launch.options import SIZE, JobCommand, debug_option, form_of, input_option, job_option, rates_file
+from launch.options import SIZE, JobCommand, debug_option, depth_option, input_option, job_option
 from launch.refuse import BROKEN
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ def plan_command(name: str) -> click.Command:
 def plan_options(taken: Container[str]) -> list[click.Option]:
     """taken: the job's own names. Its own --dtype leaves --input-dtype, as with `meshrun run`."""
     from runner.halo import BOUNDARIES
-    from runner.stream.options import DEPTH
 
     return [
         input_option("shape", taken, metavar="RxC", help="Of a raw INPUT, or in place of INPUT."),
@@ -115,10 +114,7 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
         click.Option(["--grid"], metavar="RxC", help="Cut the array like this, a number per axis."),
         click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="What lies beyond the array."),
         click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
-        click.Option(
-            ["--depth"], type=click.IntRange(min=1), default=DEPTH, show_default=True,
-            help="Chunks under way at once.",
-        ),
+        depth_option("Chunks under way at once."),
         click.Option(
             ["--chunk-bytes"], type=SIZE, help="Of a chunk's input.  [default: as a run's]"
         ),
@@ -148,8 +144,8 @@ def forecast(
     grid: str | None,
     boundary: str | None,
     cval: float | None,
-    depth: int,
-    chunk_bytes: int,
+    depth: int | None,
+    chunk_bytes: int | None,
     host_memory: int | None,
     device_memory: int | None,
     json: str | None,
@@ -193,6 +189,7 @@ def described(
     import numpy as np
 
     from runner.errors import UserError
+    from runner.options import form_of
     from runner.storage import open_source
 
     form = form_of(shape, dtype, None)
@@ -212,7 +209,7 @@ def described(
 
 def chosen(gpu: str | None) -> Machine:
     from runner.backend.host import host_memory
-    from runner.rates import choose, load, nominal_cpu
+    from runner.rates import choose, load, nominal_cpu, rates_file
 
     here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
     return choose(gpu, load(rates_file()), here)
@@ -237,7 +234,7 @@ def measure(folder: Path) -> int:
     from runner.backend import Backend
     from runner.calibrate import calibrate
     from runner.device import visible_gpus
-    from runner.rates import save
+    from runner.rates import rates_file, save
     from runner.report.forecast_table import render_rates
 
     def opened(index: int) -> Backend:

@@ -16,6 +16,7 @@ SUMMARIES = {
     "launch.doctor:doctor": "Show what every rank has, and what is wrong with it.",
     "launch.command:launch": "Start ranks on several hosts.",
     "launch.forecast_command:plan": "Tell what a run will take, without a GPU or MPI.",
+    "jobs.validate.command:validate": "Say whether the GPUs and wires are healthy.",
 }
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 

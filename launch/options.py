@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Container
 from pathlib import Path
@@ -14,7 +13,6 @@ import click
 if TYPE_CHECKING:
     from runner.declaration import Job
     from runner.signature import Parameter
-    from runner.storage import Form
 
 VERIFY = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
@@ -29,8 +27,9 @@ def job_command(name: str) -> click.Command:
     own = [job_option(parameter) for parameter in job.parameters]
 
     def run(input: str, output: str | None, **values: Any) -> int:
-        from runner.execute import Options
         from runner.main import main
+        from runner.options import Options, form_of
+        from runner.rates import rates_file
         from runner.stream.options import StreamOptions
 
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
@@ -160,9 +159,7 @@ def stream_options() -> list[click.Option]:
         click.Option(["--chunk-bytes"], type=SIZE, help="Send the array through in chunks of this size."),
         click.Option(["--host-memory"], type=SIZE, help="What each rank's chunks may take of the host's."),
         click.Option(["--device-memory"], type=SIZE, help="What they may take of a GPU's."),
-        click.Option(
-            ["--depth"], type=click.IntRange(min=1), default=3, show_default=True, help="Chunks under way."
-        ),
+        depth_option("Chunks under way."),
         click.Option(["--resume"], is_flag=True, help="Go on where an unfinished run of this stopped."),
         click.Option(["--static"], is_flag=True, help="Let no rank take over chunks of a slower one."),
         click.Option(
@@ -171,11 +168,13 @@ def stream_options() -> list[click.Option]:
     ]
 
 
-def rates_file() -> Path:
-    """Where this user's measured rates are: in the XDG base directory for configuration."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")  # to be ignored where it is no absolute path
-    folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".config")
-    return folder / "meshrun" / "rates.json"
+def depth_option(help: str) -> click.Option:
+    """--depth: None where it is not said."""
+    from runner.stream.options import DEPTH, DEPTH_MOST
+
+    return click.Option(
+        ["--depth"], type=click.IntRange(1, DEPTH_MOST), help=f"{help}  [default: {DEPTH}]", metavar="N"
+    )
 
 
 class Size(click.ParamType[int]):
@@ -184,34 +183,18 @@ class Size(click.ParamType[int]):
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from runner.errors import UserError
+        from runner.stream.options import parse_size
+
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-        size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
-        if size < 1:
-            self.fail(f"{value!r} is no size; expected a number of bytes such as 64M or 1.5G", param, ctx)
-        return size
+        try:
+            return parse_size(value)
+        except UserError as reason:
+            self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
 
 
 SIZE = Size()
-
-
-def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | None:
-    """What --shape, --dtype and --order say of a file; None where nothing was said."""
-    if shape is None and dtype is None and order is None:
-        return None
-    from runner.errors import UserError
-    from runner.storage import Form
-
-    lengths = None
-    if shape is not None:
-        words = shape.lower().split("x")
-        if not all(word.isdecimal() for word in words):
-            raise UserError(
-                "--shape does not parse", got=repr(shape), expected="lengths joined by x: 1000x512"
-            )
-        lengths = tuple(int(word) for word in words)
-    return Form(lengths, dtype, order)
 
 
 def device_option() -> click.Option:

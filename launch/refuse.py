@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.machinery
+import re
+import shlex
 import time
 import traceback
 from collections.abc import Sequence
@@ -11,6 +13,9 @@ from pathlib import Path
 import click
 
 ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
+RANKS = re.compile(
+    r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)"
+)  # as it is typed, and the number that may follow
 LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
 # What a function of someone else can raise.
 BROKEN = (
@@ -82,10 +87,49 @@ def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -
     return exit_status
 
 
-def one_line(mistake: click.ClickException) -> str:
-    where = mistake.ctx.command_path if isinstance(mistake, click.UsageError) and mistake.ctx else "meshrun"
+def one_line(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
+    """words: those of the command line, without its program; none where no ranks run the command."""
+    ctx = _context(mistake)
+    if typed := _ranks_first(mistake, ctx, words):
+        return typed
     said = brief(mistake.format_message()).rstrip(".")
-    return f"{said}{'' if said.endswith('?') else '.'} Try: {where} --help"
+    return f"{said}{'' if said.endswith('?') else '.'} Try: {ctx.command_path if ctx else 'meshrun'} --help"
+
+
+def _context(mistake: click.ClickException) -> click.Context | None:
+    """Of the command whose words are wrong; click leaves it out where an option's value is missing."""
+    if isinstance(mistake, click.UsageError) and mistake.ctx is not None:
+        return mistake.ctx
+    found, trace = None, _first(mistake).__traceback__
+    while trace is not None:
+        ctx = trace.tb_frame.f_locals.get("ctx")
+        found = ctx if isinstance(ctx, click.Context) else found
+        trace = trace.tb_next
+    return found
+
+
+def _first(mistake: BaseException) -> BaseException:
+    """The mistake as click found it, before a command has given it another exit status."""
+    return mistake if mistake.__cause__ is None else _first(mistake.__cause__)
+
+
+def _ranks_first(mistake: BaseException, ctx: click.Context | None, words: Sequence[str]) -> str | None:
+    """The sentence for a -n that follows the command whose ranks it counts; None for other mistakes."""
+    first = _first(mistake)
+    if not (isinstance(first, click.NoSuchOption) and first.option_name in ("-n", "--ranks")):
+        return None
+    if ctx is None or ctx.parent is None:  # it does stand before the command
+        return None
+    if any("--ranks" in option.opts for option in ctx.command.params):
+        return f"No such option {first.option_name!r}. Did you mean '--ranks'? Try: {ctx.command_path} --help"
+    found = [(at, same[1]) for at, word in enumerate(words) if (same := RANKS.fullmatch(word))]
+    if not found:
+        return None
+    at, count = found[-1]
+    rest = [*words[:at], *words[at + (1 if count else 2) :]]
+    count = count or "".join(words[at + 1 : at + 2])
+    typed = shlex.join(["meshrun", "-n", count if count.isdecimal() else "N", *rest])
+    return f"{first.option_name}, the number of ranks, goes before the command. Try: {typed}"
 
 
 def brief(text: object) -> str:

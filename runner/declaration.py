@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from runner.errors import UserError
@@ -42,15 +43,20 @@ class Job:
         """The halo's widths; a job may compute them from its parameters."""
         return self.halo(**parameters) if callable(self.halo) else self.halo
 
-    def complete(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """`parameters` with the defaults added; UserError for one that is unknown or missing."""
+    def complete(self, parameters: dict[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+        """`parameters` with the defaults added; UserError for one that is unknown or missing.
+
+        others: names that would have been known where these come from, to be suggested.
+        """
         known = {parameter.name: parameter.default for parameter in self.parameters}
         unknown = [name for name in parameters if name not in known]
         if unknown:
+            close = get_close_matches(unknown[0], [*known, *others], 1)
             raise UserError(
                 f"job {self.name} has no such parameter",
                 got=", ".join(unknown),
                 expected=", ".join(known) or "none",
+                hint=close[0] if close else None,
             )
         missing = [p.name for p in self.parameters if p.required and p.name not in parameters]
         if missing:

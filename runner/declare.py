@@ -7,14 +7,19 @@ cut the array and keep the function itself callable: `edges.function(block)` in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from runner.declaration import Halo, Job, Trials
-from runner.errors import UserError
-from runner.halo import BOUNDARIES
-from runner.signature import Kind, read_signature
+from runner.errors import MeshrunError, UserError
+from runner.halo import BOUNDARIES, Boundary
+from runner.signature import FORM, Kind, read_signature
+
+if TYPE_CHECKING:
+    from runner.report.record import Record
+    from runner.world import DeviceChoice
 
 
 class DeclaredJob(Job):
@@ -26,17 +31,89 @@ class DeclaredJob(Job):
 
         return apply(self, array, parameters)
 
-    def run(self, input: Any, output: Any = None, **parameters: Any) -> Any:
+    def run(
+        self,
+        /,
+        input: str | Path,
+        output: str | Path | None = None,
+        *,
+        device: DeviceChoice = "auto",
+        json: str | Path | None = None,
+        verify: Literal["off", "sample", "full"] | bool = "off",
+        grid: str | Sequence[int] | None = None,
+        boundary: Boundary | None = None,
+        cval: float | None = None,
+        overlap: bool | None = None,
+        oversubscribe: bool = False,
+        input_shape: str | Sequence[int] | None = None,
+        input_dtype: Any = None,
+        input_order: Literal["C", "F"] | None = None,
+        chunk_bytes: int | str | None = None,
+        host_memory: int | str | None = None,
+        device_memory: int | str | None = None,
+        depth: int | None = None,
+        resume: bool = False,
+        static: bool = False,
+        timeline: str | Path | None = None,
+        debug: bool = False,
+        **parameters: Any,
+    ) -> Record:
         """Run on a file over every rank of this program; collective. Returns the run's record.
 
-        `device`, `verify`, `grid`, `boundary`, ... are the command's options of those names.
-        """
-        from runner.execute import Options, run
+        The keywords are the options of `meshrun run`, with the same words, and the job's own parameters.
+        UserError for what the command refuses; RunError for a run that fails.
 
-        options = {
-            name: parameters.pop(name) for name in list(parameters) if name in Options.__dataclass_fields__
+        Parameters
+        ----------
+        device: where blocks are computed: auto, cpu or cuda.
+        json: a file for the record.
+        verify: prove the result: some blocks ("sample" or True), all of it ("full").
+        grid: cut the array like this, a number per axis: "2x4" or (2, 4).
+        boundary, cval: what lies beyond the array; the constant of "constant". None: as the job declares.
+        overlap: compute while data is on its way. None: what suits the device.
+        oversubscribe: let ranks share a GPU.
+        input_shape, input_dtype, input_order: of an input without a header: "1000x512" or (1000, 512); a
+            dtype or its name; "C" or "F". Also shape, dtype and order, where the job has no such parameter.
+        chunk_bytes, host_memory, device_memory: bytes, or a text such as "64M"; these and the following
+            are of a run in chunks, and make one of it.
+        depth: chunks under way. None: 3.
+        resume: go on where an unfinished run of this stopped.
+        static: let no rank take over chunks of a slower one.
+        timeline: a file to draw the run in: .html or .json.
+        debug: show the traceback of an error that ends the ranks.
+        """
+        from runner.execute import run
+        from runner.options import as_keywords, read_options
+        from runner.rates import rates_file
+
+        own = {parameter.name for parameter in self.parameters}
+        short = {name: parameters.pop(name) for name in FORM if name in parameters and name not in own}
+        form = {"shape": input_shape, "dtype": input_dtype, "order": input_order}
+        keywords = {
+            "device": device,
+            "json": json,
+            "verify": verify,
+            "grid": grid,
+            "boundary": boundary,
+            "cval": cval,
+            "overlap": overlap,
+            "oversubscribe": oversubscribe,
+            **{f"input_{name}": short.get(name) if value is None else value for name, value in form.items()},
+            "chunk_bytes": chunk_bytes,
+            "host_memory": host_memory,
+            "device_memory": device_memory,
+            "depth": depth,
+            "resume": resume,
+            "static": static,
+            "timeline": timeline,
+            "debug": debug,
         }
-        return run(self, input, output, parameters, Options(**options))
+        try:
+            self.complete(parameters, others=keywords)
+            return run(self, input, output, parameters, read_options(keywords, rates_file()))
+        except MeshrunError as failure:
+            as_keywords(failure, keywords)
+            raise
 
 
 @overload

@@ -103,7 +103,7 @@ def forecast(work: Work, machine: Machine, hosts: int = 1, options: StreamOption
     fits = 2 * part.memory.device <= limits.device if machine.gpus else part.memory.host <= limits.host
     fills = machine.gpus > 0 and fills_pipeline(work)
     if part.chunks and (options.named or fills or not fits):
-        part = _streamed(work, machine, local, Room(limits, options.depth), options)
+        part = _streamed(work, machine, local, Room(limits, options.under_way), options)
     rows = _rows(part, machine)
     of_a_chunk = [row.seconds / max(part.chunks, 1) for row in rows if row.name in STAGES]
     fill = sum(of_a_chunk) - max(of_a_chunk) if part.streamed else 0.0
@@ -197,7 +197,7 @@ def _chunk_rows(work: Work, machine: Machine, ranks: int, room: Room, options: S
         row = math.prod(n + sum(width) for n, width in across) * work.dtype.itemsize
         if options.chunk_bytes is None:
             wanted = max((ON_DEVICE if machine.gpus else ON_HOST) // row, 4 * (low + high), 1)
-            wanted = min(wanted, -(-work.shape[0] // (ranks * options.depth)))
+            wanted = min(wanted, -(-work.shape[0] // (ranks * options.under_way)))
         elif (wanted := options.chunk_bytes // row - low - high) < 1:
             raise UserError(
                 "--chunk-bytes is less than a row with the halo",

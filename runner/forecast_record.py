@@ -44,7 +44,7 @@ def record(forecasts: Sequence[Forecast], work: Work, machine: Machine, options:
         "streamed": part.streamed,
         "chunks": part.chunks,
         "chunk_rows": part.chunk_rows,
-        "depth": min(options.depth, part.chunks) if part.streamed else 1,
+        "depth": min(options.under_way, part.chunks) if part.streamed else 1,
         "memory": asdict(part.memory),
         "stages": [asdict(row) for row in last.rows],
         "fill_seconds": last.fill,

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import math
+import operator
+import re
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runner.declaration import Job
 from runner.ending import Ending
+from runner.errors import MeshrunError, UserError
+from runner.halo import BOUNDARIES
 from runner.pipeline import Progress
+from runner.signature import FORM
 from runner.storage import Form, Source
 from runner.stream.dealt import Show, unseen
-from runner.stream.options import StreamOptions
+from runner.stream.options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.timing import Phases
 from runner.world import DeviceChoice, World
 
 VERIFY = ("off", "sample", "full")
+CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
+    "verify": VERIFY,
+    "boundary": BOUNDARIES,
+    "input_order": ("C", "F"),
+}
+FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
+SIZES = ("chunk_bytes", "host_memory", "device_memory")
+FILES = ("json", "timeline")
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,139 @@ class Options:
     form: Form | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)
     rates: Path | None = None
+
+
+def read_options(keywords: Mapping[str, Any], rates: Path | None = None) -> Options:
+    """The options that keywords of the command's names say; UserError for a value that the command refuses.
+
+    keywords: every option of `meshrun run` by its name, with underscores; None where nothing is said.
+    """
+    values = {name: _checked(name, value) for name, value in keywords.items()}
+    form = form_of(*(values.pop(f"input_{name}") for name in FORM))
+    stream = StreamOptions(**{name: values.pop(name) for name in StreamOptions.__dataclass_fields__})
+    return Options(**values, form=form, stream=stream, rates=rates)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name == "verify" and isinstance(value, bool):
+        return "sample" if value else "off"
+    if name in CHOICES and value not in CHOICES[name]:
+        raise _invalid(name, f"{value!r} is not one of {', '.join(map(repr, CHOICES[name]))}")
+    if name in FLAGS and not isinstance(value, bool):
+        raise _invalid(name, f"{value!r} is neither True nor False")
+    if name in FILES:
+        return str(value)
+    if name in SIZES:
+        return _size(name, value)
+    if name == "depth":
+        return _depth(value)
+    if name == "cval":
+        return _number(name, value)
+    if name == "grid" and not isinstance(value, str):
+        return _joined(name, value)
+    if name == "input_shape" and not isinstance(value, str):
+        return _joined(name, value)
+    if name == "input_dtype" and not isinstance(value, str):
+        return _dtype(name, value)
+    return value
+
+
+def _invalid(name: str, what: str) -> UserError:
+    return UserError(f"Invalid value for {name!r}: {what}")
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _size(name: str, value: Any) -> int:
+    number = _integer(value)
+    try:
+        if isinstance(value, str):
+            return parse_size(value)
+        return check_size(0 if number is None else number, value)
+    except UserError as reason:
+        raise _invalid(name, f"{reason.what}; expected {reason.expected}") from reason
+
+
+def _depth(value: Any) -> int:
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else _integer(value)
+    if number is None:
+        raise _invalid("depth", f"{value!r} is not a valid integer")
+    if not 1 <= number <= DEPTH_MOST:
+        raise _invalid("depth", f"{number} is not in the range 1<=x<={DEPTH_MOST}")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _invalid(name, f"{value!r} is not a valid float") from None
+
+
+def _joined(name: str, value: Any) -> str:
+    """Numbers of axes as the command has them: 2x4 for (2, 4)."""
+    numbers = [_integer(one) for one in (value if isinstance(value, Sequence) else [value])]
+    if None in numbers:
+        raise _invalid(name, f"{value!r} is neither a text such as '2x4' nor numbers such as (2, 4)")
+    return "x".join(map(str, numbers))
+
+
+def _dtype(name: str, value: Any) -> str:
+    try:
+        return str(np.dtype(value))
+    except TypeError:
+        raise _invalid(name, f"{value!r} is no dtype") from None
+
+
+def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | None:
+    """What --shape, --dtype and --order say of a file; None where nothing was said."""
+    if shape is None and dtype is None and order is None:
+        return None
+    return Form(None if shape is None else parse_shape(shape), dtype, order)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The lengths that `text` such as 1000x512 means; UserError for what is none, or no array can have."""
+    words = text.lower().split("x")
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise UserError("--shape does not parse", got=repr(text), expected="lengths joined by x: 1000x512")
+    lengths = tuple(int(word) for word in words)
+    if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
+        raise UserError(
+            "--shape is more than any array has", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"
+        )
+    return lengths
+
+
+def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
+    """Say in `failure` what a program would write, where it says what a person would type.
+
+    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--resume` resume=True. names: of the options.
+    """
+
+    def keyword(found: re.Match[str]) -> str:
+        no, words, value = found.groups()
+        name = words.replace("-", "_")
+        name = name if name in names else f"input_{name}"
+        if name not in names:
+            return found[0]
+        if name in FLAGS:
+            said = name if name == "overlap" and not no else f"{name}={not no}"
+            return said + (f" {value}" if value else "")
+        return f"{name}={value if value.isdecimal() else repr(value)}" if value else name
+
+    for part in ("what", "got", "expected", "hint"):
+        text = getattr(failure, part)
+        if isinstance(text, str):
+            said = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*)\b)?", keyword, text)
+            setattr(failure, part, said)
 
 
 @dataclass

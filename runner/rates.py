@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UserError
+from runner.launcher import environment
 from runner.report.record import write
 
 SCHEMA = 1
@@ -149,6 +151,13 @@ def choose(gpu: str | None, measured: Machine | None, here: Machine) -> Machine:
     if key is None:
         raise UserError("unknown GPU", got=gpu, expected=f"{', '.join(GPUS)}, or cpu")
     return measured if measured and measured.gpus and known(measured.name) == key else nominal(key)
+
+
+def rates_file() -> Path:
+    """Where this user's measured rates are: in the XDG base directory for configuration."""
+    base = environment().get("XDG_CONFIG_HOME", "")  # to be ignored where it is no absolute path
+    folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".config")
+    return folder / "meshrun" / "rates.json"
 
 
 def save(machine: Machine, path: Path) -> None:

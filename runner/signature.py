@@ -21,6 +21,7 @@ OFFERS: dict[Kind, frozenset[str]] = {
     "job": frozenset({"world", "input", "output", "xp"}),
 }
 SERVICES = frozenset().union(*OFFERS.values())
+FORM = ("shape", "dtype", "order")  # --input-shape, ..., and these names where a job has none of its own
 RESERVED = (
     "device",
     "json",
@@ -39,9 +40,6 @@ RESERVED = (
     "resume",
     "static",
     "timeline",
-    "rates",
-    "form",
-    "stream",
     "overlap",
     "help",
     "debug",

@@ -138,7 +138,7 @@ class Batch:
                 expected=f"at least {takes:,}",
                 everywhere=True,
             )
-        return max(1, min(threads_of(self.world) + self.options.depth, room))
+        return max(1, min(threads_of(self.world) + self.options.under_way, room))
 
     def _settle(self, kept: Identity | None, work: Identity) -> set[int]:
         """Begin the output, or go on with one: the images that are finished. On rank 0."""

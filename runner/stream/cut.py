@@ -95,7 +95,7 @@ def chunks_of(
         )
     everyone = world.control.allgather(limits(world, options))
     least = Need(min(one.host for one in everyone), min(one.device for one in everyone))
-    room = Room(least, options.depth)
+    room = Room(least, options.under_way)
     chosen = 0
     for block in work.partition:
         if block.size:
@@ -107,7 +107,7 @@ def chunks_of(
         raise UserError(
             "the chunks of the unfinished run do not fit this run's memory",
             got=f"{chosen} rows that fit",
-            expected=f"{rows} rows, {options.depth} chunks under way",
+            expected=f"{rows} rows, {options.under_way} chunks under way",
             hint="--depth 1, or memory as in the first run",
             everywhere=True,
         )
@@ -133,7 +133,7 @@ def _wanted(
         return rows
     rows = max((ON_DEVICE if world.backend.asynchronous else ON_HOST) // row, 4 * (low + high), 1)
     # Enough chunks to keep every rank busy to the end.
-    rows = min(rows, -(-work.shape[0] // (world.size * options.depth)))
+    rows = min(rows, -(-work.shape[0] // (world.size * options.under_way)))
     natural = source.chunks[0] if source.chunks else 1  # a part of one takes as long as the whole
     return -(-rows // natural) * natural
 

@@ -69,7 +69,7 @@ class Streaming:
         return {
             "chunks": len(chunks),
             "rows": chunks.rows,
-            "depth": options.depth,
+            "depth": options.under_way,
             "resumed": len(finished),
             "direct": direct is not None,
             "own": [one[0] for one in deal],
@@ -120,7 +120,7 @@ class Streaming:
                 engine,
                 ends.spans,
                 todo,
-                depth=self.options.depth,
+                depth=self.options.under_way,
                 done=syncer.done,
                 left=sum(ends.chunks[number].size for number in todo) * itemsize,
                 total=sum(region.size for region in self.work.partition) * itemsize,

@@ -379,7 +379,7 @@ def test_in_a_program_an_error_everywhere_is_raised_everywhere_and_the_program_g
     status, errors = program("gone.npy")
     assert status == 0
     assert "meshrun: " not in errors
-    missing, grid = "UserError cannot read gone.npy: got nothing there", "UserError --grid does not use"
+    missing, grid = "UserError cannot read gone.npy: got nothing there", "UserError grid does not use"
     for rank in range(3):
         found = (site.notes / f"found-{rank}").read_text().splitlines()
         for line, expected in zip(found, [missing, grid, "3 ranks", missing], strict=True):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points as entry_points_of
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch import cli, local, refuse
+from launch.further import SUMMARIES
 from runner import launcher
 from runner.errors import RunError, UserError
 from runner.execute import Options
@@ -210,11 +213,65 @@ def test_a_missing_output_is_left_to_the_runner(calls: Calls) -> None:
         (["run", "edges.py:edges", "a", "b", "--sharp=1"], "--sharp"),
         (["run", "edges.py:edges", "a", "b", "--cval", ""], "--cval"),
         (["run", "edges.py:scale", "a", "b"], "--factor"),
+        (["run", "edges.py:edges", "a", "b", "--gian", "2"], "Try: meshrun run edges.py:edges --help"),
+        (
+            ["run", "edges.py:edges", "a", "b", "--gain"],
+            "an argument. Try: meshrun run edges.py:edges --help",
+        ),
+        (["run", "edges.py:edges", "a", "--no-sharp=1"], "a value. Try: meshrun run edges.py:edges --help"),
+        (["doctor", "--json"], "an argument. Try: meshrun doctor --help"),
+        (["-n"], "an argument. Try: meshrun --help"),
         (["selftest", "--device", "gpu"], "'gpu'"),
     ],
 )
 def test_a_mistake_is_one_sentence(refused: Callable[..., str], words: list[str], named: str) -> None:
     assert named in refused(*words)
+
+
+@pytest.mark.usefixtures("job_file", "calls")
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("run -n 2 edges.py:edges a b", "meshrun -n 2 run edges.py:edges a b"),
+        ("run -n2 edges.py:edges a b", "meshrun -n 2 run edges.py:edges a b"),
+        ("run --ranks=2 edges.py:edges a b", "meshrun -n 2 run edges.py:edges a b"),
+        ("run edges.py:edges a b --gain 2 --ranks 4", "meshrun -n 4 run edges.py:edges a b --gain 2"),
+        ("run edges.py:edges a b -n", "meshrun -n N run edges.py:edges a b"),
+        ("doctor -n 2", "meshrun -n 2 doctor"),
+    ],
+)
+def test_n_behind_the_command_is_told_its_place(refused: Callable[..., str], typed: str, meant: str) -> None:
+    sentence = refused(*typed.split())
+    assert sentence.endswith(f", the number of ranks, goes before the command. Try: {meant}")
+
+
+@pytest.mark.usefixtures("job_file")
+def test_n_of_what_no_ranks_run_is_no_option(refused: Callable[..., str]) -> None:
+    assert refused("jobs", "-n", "2") == "meshrun: No such option '-n'. Try: meshrun jobs --help"
+    sentence = refused("plan", "edges.py:edges", "a", "-n", "2")
+    assert sentence == (
+        "meshrun: No such option '-n'. Did you mean '--ranks'? Try: meshrun plan edges.py:edges --help"
+    )
+    assert "goes before" not in refused("run", "edges.py:edges", "a", "b", "-nothing")
+
+
+def test_the_help_has_a_sentence_for_every_command_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = {
+        entry.name: entry
+        for entry in entry_points_of(group="meshrun.commands")
+        if entry.value.startswith(("launch.", "jobs."))
+    }
+    assert {"bench", "doctor", "launch", "plan", "validate"} <= set(ours)
+    assert cli.main(["--help"]) == 0
+    rows = dict(
+        line.split(maxsplit=1) for line in capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    )
+    assert {*ours, "run", "jobs", "selftest"} <= set(rows)
+    for name, sentence in rows.items():
+        if name in ours or name in cli.command.commands:
+            assert re.fullmatch(r"[A-Z][a-z]+ [^.]*\.", sentence), f"{name}  {sentence}"
+    # What is said of a command is said of one that there is.
+    assert set(SUMMARIES) == {entry.value for entry in ours.values()}
 
 
 @pytest.mark.parametrize(

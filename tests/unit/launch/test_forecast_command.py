@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch import cli, forecast_command
+from launch import cli
 from runner import calibrate, device, launcher
-from runner.rates import load, nominal, nominal_cpu, save
+from runner.rates import load, nominal, nominal_cpu, rates_file, save
 
 JOBS = """
 import runner
@@ -89,7 +89,7 @@ def test_memory_that_is_short_streams(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_measured_rates_are_used_for_their_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    save(replace(nominal("h200"), date="2025-01-31", host="n1"), forecast_command.rates_file())
+    save(replace(nominal("h200"), date="2025-01-31", host="n1"), rates_file())
     assert "rates measured on n1, 2025-01-31" in planned(capsys, "laplacian", "in.npy", "--ranks", "2")
     other = planned(capsys, "laplacian", "in.npy", "--ranks", "2", "--gpu", "a100")
     assert "(A100; nominal rates)" in other
@@ -115,10 +115,10 @@ def test_calibration_is_printed_and_kept(
 
 
 def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    assert forecast_command.rates_file() == place / "config" / "meshrun" / "rates.json"
+    assert rates_file() == place / "config" / "meshrun" / "rates.json"
     monkeypatch.setenv("HOME", str(place))
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
-    assert forecast_command.rates_file() == place / ".config" / "meshrun" / "rates.json"
+    assert rates_file() == place / ".config" / "meshrun" / "rates.json"
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,10 @@ def test_the_command_has_an_option_for_each_field_and_no_job_takes_its_name() ->
     assert fields <= set(RESERVED)
 
 
-def test_the_commands_depth_is_the_streams() -> None:
+def test_the_help_tells_how_many_chunks_are_under_way_unless_said() -> None:
     (depth,) = (option for option in stream_options() if option.name == "depth")
-    assert depth.default == StreamOptions().depth
+    assert str(depth.help).endswith("[default: 3]")
+    assert StreamOptions().under_way == 3
 
 
 @pytest.mark.parametrize(
@@ -152,8 +153,21 @@ def test_what_is_no_size_is_refused(refused: Callable[..., str], option: str, te
     assert f"{text!r} is no size; expected a number of bytes such as 64M or 1.5G" in sentence
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
-def test_a_depth_is_a_whole_number_from_1(refused: Callable[..., str], text: str) -> None:
+@pytest.mark.parametrize("option", ["--chunk-bytes", "--host-memory", "--device-memory"])
+@pytest.mark.parametrize("text", ["8388608T", "99999999999999999999", "9" * 400 + "G"])
+def test_a_size_beyond_any_file_is_refused(refused: Callable[..., str], option: str, text: str) -> None:
+    sentence = refused(option, text)
+    assert option in sentence
+    assert "is more than any file or memory has; expected at most 9223372036854775807 bytes" in sentence
+
+
+def test_the_default_depth_said_aloud_is_an_option_of_a_stream(ran: Ran) -> None:
+    _, options = ran("--depth", "3")
+    assert options.stream.named == "--depth"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1025", "999999999999999999999"])
+def test_a_depth_is_a_whole_number_from_1_to_1024(refused: Callable[..., str], text: str) -> None:
     assert "--depth" in refused("--depth", text)
 
 
@@ -175,7 +189,7 @@ def test_the_form_of_a_file_is_said_by_options(ran: Ran, words: list[str], form:
     assert ran(*words)[1].form == form
 
 
-@pytest.mark.parametrize("text", ["", "10x", "x", "axb", "-1x2", "1.5x2", "10 6", "10,6"])
+@pytest.mark.parametrize("text", ["", "10x", "x", "axb", "-1x2", "1.5x2", "10 6", "10,6", "٣x3", "³"])
 def test_a_shape_that_does_not_parse_is_refused(refused: Callable[..., str], text: str) -> None:
     assert refused("--shape", text) == (
         f"meshrun: --shape does not parse: got {text!r}, expected lengths joined by x: 1000x512\n"

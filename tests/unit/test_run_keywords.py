@@ -1,0 +1,213 @@
+"""`job.run(...)` takes what `meshrun run` takes: the same options, words and checks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+import runner
+from launch.options import runner_options
+from runner.declare import DeclaredJob
+from runner.errors import UserError
+
+# Options of `meshrun run` that a program does not have, and why.
+NOT_FROM_PYTHON: dict[str, str] = {}
+# -n is no option of `run`: a program's ranks are those that its launcher started.
+
+
+@runner.map_blocks
+def double(block: Any, *, out: Any, gain: float = 2.0) -> None:
+    out[...] = gain * block
+
+
+@runner.map_blocks
+def cast(block: Any, *, dtype: str = "int16", shape: int = 0) -> Any:
+    """With parameters that have the short names of a file's options."""
+    return block.astype(dtype)
+
+
+@runner.reduce_blocks(combine=lambda a, b: a + b)
+def total(block: Any) -> float:
+    return float(block.sum())
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    np.save("in.npy", np.arange(6000, dtype=np.int32).reshape(1000, 6))
+    np.arange(60, dtype=">i2").tofile("in.raw")
+    return tmp_path
+
+
+def keywords() -> dict[str, inspect.Parameter]:
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(DeclaredJob.run).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def test_every_option_of_the_command_is_a_keyword_and_every_keyword_an_option() -> None:
+    options = {str(option.name) for option in runner_options()}
+    assert {*keywords()} == options - {*NOT_FROM_PYTHON}
+    assert {*NOT_FROM_PYTHON} <= options
+
+
+def test_the_short_names_of_options_are_taken_too() -> None:
+    """Those that a job's own parameter may have: --dtype beside --input-dtype."""
+    short = {
+        word.removeprefix("--").replace("-", "_")
+        for option in runner_options()
+        for word in [*option.opts, *option.secondary_opts]
+    }
+    assert short - {*keywords()} == {"shape", "dtype", "order", "no_overlap"}  # overlap=False
+
+
+@pytest.mark.parametrize("option", runner_options(), ids=lambda option: str(option.name))
+def test_what_is_not_said_is_the_same_in_both(option: click.Option) -> None:
+    unsaid = click.Command("run", params=[option]).make_context("run", []).params[str(option.name)]
+    assert keywords()[str(option.name)].default == unsaid
+
+
+def test_every_keyword_has_a_type_and_is_documented() -> None:
+    documented = inspect.getdoc(DeclaredJob.run) or ""
+    for name, parameter in keywords().items():
+        assert parameter.annotation is not inspect.Parameter.empty
+        assert name in documented
+
+
+@pytest.mark.parametrize(
+    ("said", "rows"),
+    [
+        ({"chunk_bytes": 4096}, 170),
+        ({"chunk_bytes": "4K"}, 170),
+        ({"chunk_bytes": np.int64(4096)}, 170),
+        ({"host_memory": "1M", "chunk_bytes": 240}, 10),
+        ({"device_memory": 1 << 20}, 334),
+        ({"depth": 3}, 334),
+        ({"depth": 1}, 1000),
+        ({"static": True}, 334),
+        ({"resume": True}, 334),
+    ],
+)
+def test_a_run_can_be_streamed(said: dict[str, Any], rows: int) -> None:
+    record = double.run("in.npy", "out.npy", device="cpu", **said)
+    assert record["stream"]["rows"] == rows
+    np.testing.assert_array_equal(np.load("out.npy"), 2 * np.load("in.npy"))
+
+
+def test_a_timeline_can_be_drawn(place: Path) -> None:
+    double.run("in.npy", "out.npy", timeline=place / "run.json", json=place / "record.json")
+    assert json.loads((place / "run.json").read_text())
+    assert json.loads((place / "record.json").read_text())["stream"]["chunks"] == 3
+
+
+def test_an_unfinished_run_can_be_resumed() -> None:
+    def broken(block: Any, *, out: Any, gain: float = 2.0) -> None:
+        calls.append(1)
+        if len(calls) == 7:
+            raise ValueError("enough")
+        out[...] = gain * block
+
+    calls: list[int] = []
+    job = runner.map_blocks(broken)
+    with pytest.raises(ValueError, match="enough"):
+        job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1)
+    with pytest.raises(UserError) as refused:
+        job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1)
+    assert "unfinished. Try: the same command with resume=True, or to begin anew: rm -r " in str(
+        refused.value
+    )
+    record = job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1, resume=True)
+    assert record["stream"]["chunks"] == 10
+    assert 0 < record["stream"]["resumed"] < 10
+    np.testing.assert_array_equal(np.load("out.npy"), 2 * np.load("in.npy"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"input_shape": "10x6", "input_dtype": ">i2"},
+        {"input_shape": (10, 6), "input_dtype": np.dtype(">i2")},
+        {"shape": [10, 6], "dtype": ">i2", "order": "C"},
+    ],
+)
+def test_a_file_without_a_header_can_be_read(said: dict[str, Any]) -> None:
+    double.run("in.raw", "out.npy", **said)
+    np.testing.assert_array_equal(np.load("out.npy"), 2 * np.arange(60).reshape(10, 6))
+
+
+def test_a_jobs_own_parameter_comes_before_the_short_name_of_an_option() -> None:
+    record = cast.run("in.raw", "out.npy", dtype="float64", shape=5, input_dtype=">i2", input_shape=60)
+    assert record["parameters"] == {"dtype": "float64", "shape": 5}
+    assert np.load("out.npy").dtype == np.float64
+    with pytest.raises(UserError, match="got no input_shape and no input_dtype"):
+        cast.run("in.raw", "out.npy", dtype="float64", shape=5)
+
+
+def test_a_grid_may_be_numbers(place: Path) -> None:
+    assert double.run("in.npy", "out.npy", grid=(2, 3), chunk_bytes=120)["grid"] == [2, 3]
+    assert double.run("in.npy", "out.npy", grid="1x1")["grid"] == [1, 1]
+
+
+@pytest.mark.parametrize(("said", "mode"), [(True, "sample"), ("full", "full"), (False, None), ("off", None)])
+def test_a_result_can_be_proven(said: Any, mode: str | None) -> None:
+    proof = double.run("in.npy", "out.npy", verify=said)["verify"]
+    assert (proof and proof["mode"]) == mode
+
+
+def test_measured_rates_are_found_as_the_command_finds_them(place: Path) -> None:
+    (place / "config" / "meshrun").mkdir(parents=True)
+    (place / "config" / "meshrun" / "rates.json").write_text("no rates")
+    assert double.run("in.npy", "out.npy", device="cpu")["plan"] is None
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"device": "gpu"}, "Invalid value for 'device': 'gpu' is not one of 'auto', 'cpu', 'cuda'"),
+        ({"verify": "some"}, "Invalid value for 'verify': 'some' is not one of 'off', 'sample', 'full'"),
+        ({"boundary": "edge"}, "Invalid value for 'boundary': 'edge' is not one of 'reflect', 'mirror', "),
+        ({"input_order": "A"}, "Invalid value for 'input_order': 'A' is not one of 'C', 'F'"),
+        ({"cval": "much"}, "Invalid value for 'cval': 'much' is not a valid float"),
+        ({"chunk_bytes": 0}, "Invalid value for 'chunk_bytes': 0 is no size; expected a number of bytes"),
+        ({"chunk_bytes": -4096}, "Invalid value for 'chunk_bytes': -4096 is no size"),
+        ({"host_memory": "64 M"}, "Invalid value for 'host_memory': '64 M' is no size"),
+        ({"device_memory": 1.5e9}, "Invalid value for 'device_memory': 1500000000.0 is no size"),
+        ({"chunk_bytes": True}, "Invalid value for 'chunk_bytes': True is no size"),
+        ({"chunk_bytes": 1 << 63}, "is more than any file or memory has; expected at most 9223372036854"),
+        ({"depth": 0}, "Invalid value for 'depth': 0 is not in the range 1<=x<=1024"),
+        ({"depth": 2.5}, "Invalid value for 'depth': 2.5 is not a valid integer"),
+        ({"resume": "yes"}, "Invalid value for 'resume': 'yes' is neither True nor False"),
+        ({"grid": "two"}, "grid does not parse: got 'two', expected numbers joined by x"),
+        ({"grid": (2, "x")}, "Invalid value for 'grid': (2, 'x') is neither a text such as '2x4' nor"),
+        ({"grid": (2, 2)}, "grid does not use every rank exactly once: got 2x2 on 1 rank(s), expected blocks "
+         "that multiply to 1. Try: grid='0x0'"),
+        ({"input_shape": "10x"}, "shape does not parse: got '10x'"),
+        ({"input_dtype": object()}, "is no dtype"),
+        ({"chunk_bytes": 8}, "chunk_bytes is less than a row with the halo: got 8 bytes, expected at least"),
+        ({"chunk_bytes": "1M", "overlap": False}, "overlap says nothing to a run in chunks"),
+        ({"timeline": "run.txt"}, "unknown timeline format: run.txt"),
+        ({"chunk_byte": 4096}, "no such parameter: got chunk_byte, expected gain. Try: chunk_bytes"),
+        ({"gian": 3}, "job double has no such parameter: got gian, expected gain. Try: gain"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_said_in_a_programs_words(place: Path, said: dict[str, Any], sentence: str) -> None:
+    before = sorted(place.iterdir())
+    with pytest.raises(UserError) as refused:
+        double.run("in.npy", "out.npy", **{"device": "cpu", **said})
+    assert sentence in str(refused.value)
+    assert "--" not in str(refused.value)
+    assert sorted(place.iterdir()) == before
+
+
+def test_a_stream_of_a_reduction_is_refused() -> None:
+    with pytest.raises(UserError, match="depth says nothing to job total"):
+        total.run("in.npy", depth=3)
