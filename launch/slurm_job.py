@@ -204,7 +204,7 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
         return [program("srun"), *words[1:]], here
 
     try:
-        return local.conduct(started, token=token, debug=debug, account=task_end)
+        return local.conduct(started, token=token, debug=debug, account=task_end, ran=plan.words)
     finally:
         _remove_notes(slurm_job() or "")
 
