@@ -142,7 +142,7 @@ def unopened(ending: runner.Ending, asked: Asked, door: Any) -> None:
 
 
 def note(ending: runner.Ending, report: Report) -> bool:
-    """Keep the report for the process that started the ranks; whether that has it, to say why the run ended."""
+    """Keep the report for the process that started the ranks; whether that has it, and says why it ended."""
     return ending.run is not None and ending.run.keep_answer(told_json.text(report))
 
 
