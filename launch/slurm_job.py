@@ -133,7 +133,7 @@ class Follower:
         return Followed(run, told, before, shown=not self.array, requeue=self.requeue)
 
     def verdict(self, debug: bool, ran: Sequence[str] = ()) -> int:
-        """The exit status of the whole, told: the first task's that is not 0. ran: as `local.judge` takes it."""
+        """The exit status of the whole, told: the first task's that is not 0. ran: as of `local.judge`."""
         from runner.errors import tell
 
         if self.interrupted:

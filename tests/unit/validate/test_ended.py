@@ -15,6 +15,8 @@ from jobs.validate.told import json as told_json
 from launch import mpiexec
 from launch.cli import main
 from launch.local import judge
+from launch.slurm_ask import State
+from launch.slurm_job import Follower
 from launch.watch import Outcome
 from runner.errors import UserError
 from runner.verdict import RunDirectory
@@ -148,3 +150,13 @@ def test_a_failure_that_a_rank_has_told(
     run.claim_failure({"exit_code": status, "sentence": "no good. Try: another", "rank": 0})
     assert judge(run, Outcome(1, None, "", ""), ran=("validate",)) == {1: 2}.get(status, status)
     assert capsys.readouterr().out == f"{word}: no good\n"
+
+
+@pytest.mark.parametrize(("interrupted", "status"), [(None, 3), (signal.SIGTERM, 143)])
+def test_a_batch_job_that_never_began_is_unknown(
+    interrupted: signal.Signals | None, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = State("17", "CANCELLED")
+    job = Follower("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
+    assert job.verdict(debug=False, ran=("validate",)) == status
+    assert capsys.readouterr().out.startswith("UNKNOWN: ")
