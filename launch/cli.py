@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.further import WORDS, Commands
+from launch.further import WORDS, Commands, command_in, conclude
 from launch.plan import HOST_TIMEOUT
 from launch.refuse import Shadowed, brief, one_line, refuse, refuse_shadows
 
@@ -247,15 +247,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"meshrun: {reason.message}", file=sys.stderr)
         return reason.exit_code
     except click.ClickException as mistake:
-        return refuse(one_line(mistake, () if _alone(words) else words), mistake.exit_code, words, debug)
+        return _ended(words, mistake.exit_code, one_line(mistake, () if _alone(words) else words), debug)
     except (KeyboardInterrupt, click.Abort):
         print("meshrun: interrupted", file=sys.stderr)
-        return 130
+        return conclude(command_in(words), 130, "interrupted")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at its end
         return 0
     except _meshrun_error() as failure:
-        return refuse(str(failure), failure.exit_code, words, debug)
+        return _ended(words, failure.exit_code, str(failure), debug)
+
+
+def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:
+    """Tell a mistake or a failure, and give the answer of a command that has one; the exit status."""
+    from runner.launcher import announced
+
+    status, told = refuse(sentence, status, words, debug), announced()
+    if words[0] == "--run-dir" or (told is not None and told.rank):
+        return status  # whoever started the ranks answers, or rank 0 does
+    return conclude(command_in(words), status, sentence)
 
 
 def _meshrun_error() -> type[MeshrunError]:

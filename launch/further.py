@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -46,6 +47,40 @@ class Commands(click.Group):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(sorted(rows))
+
+
+def conclude(
+    ran: Sequence[str],
+    status: int,
+    why: str,
+    *,
+    kept: int | None = None,
+    answer: str | None = None,
+    files: bool = True,
+) -> int:
+    """Have the command of a run that has ended without its answer give it; the exit status.
+
+    That is for a command with a method `conclude(words, status, why, kept, answer, files)`. ran: its name and
+    its words. why: as it was told. kept: the status of ranks that end and say nothing; None where no rank was
+    started. answer: what rank 0 has kept of it. files: the command may write those that its words name.
+    """
+    entry = _further_commands().get(ran[0]) if ran else None
+    try:
+        give = getattr(entry.load(), "conclude", None) if entry else None
+    except BROKEN:  # told when it was asked for
+        return status
+    return status if give is None else int(give(ran[1:], status, why, kept, answer, files))
+
+
+def command_in(words: Sequence[str]) -> Sequence[str]:
+    """Of the words of a `meshrun`, the command that ranks run and what follows it; () where there is none."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        joined = "=" in rest[0] or (rest[0].startswith("-n") and rest[0] != "-n")
+        del rest[: 1 if joined else 2]  # all options before the command that a person types take a value
+    if rest and rest[0] == "launch":
+        return rest[rest.index("--") + 1 :] if "--" in rest else ()
+    return rest
 
 
 def _further_commands() -> dict[str, EntryPoint]:

@@ -60,7 +60,7 @@ def start(plan: Plan, pods: Pods, *, debug: bool = False) -> int:
             if not run.claim_failure(failure):  # of which this may be the cause
                 tell(followed.fault)
         (run.path / "partial").unlink(missing_ok=True)  # a file in the cluster, not here
-        return local.judge(run, followed.outcome(), debug)
+        return local.judge(run, followed.outcome(), debug, ran=plan.words, files=False)
     except KeyboardInterrupt:  # the second signal
         tell(f"not waiting for the pods of {job} to end")
         return 128 + (followed.interrupted or signal.SIGINT)

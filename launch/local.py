@@ -70,7 +70,7 @@ def start(
         environment = launcher.environment(ranks, os.environ, sockets)
         return [*launcher.command(ranks), *program, *ours, *words], {**environment, RUN_MARK: str(run)}
 
-    return conduct(started, columns, debug=debug)
+    return conduct(started, columns, debug=debug, ran=words)
 
 
 def shown(plan: Plan) -> str:
@@ -118,13 +118,14 @@ def conduct(
     debug: bool = False,
     elsewhere: Callable[[Path, Path, float], list[str]] | None = None,
     account: Account | None = None,
+    ran: Sequence[str] = (),
 ) -> int:
     """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
 
     started: its words and environment, given the run's directory and a private folder with a short path.
     token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
     elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
-    not answer. account: as `judge` takes it.
+    not answer. account, ran: as `judge` takes them.
     """
     from runner.verdict import RunDirectory, RunLines
 
@@ -140,7 +141,7 @@ def conduct(
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = elsewhere(run.path, sockets, time.monotonic() - begun) if elsewhere else []
-        status = judge(run, outcome, debug, lost, account)
+        status = judge(run, outcome, debug, lost, account, ran)
         in_order = status == outcome.status == 0
         return status
     finally:
@@ -158,24 +159,32 @@ def judge(
     debug: bool = False,
     lost: Sequence[str] = (),
     account: Account | None = None,
+    ran: Sequence[str] = (),
+    files: bool = True,
 ) -> int:
     """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run.
 
     lost: hosts that did not answer afterwards. account: of a launcher whose words are shown: which rank
-    ended first by them, and what to try.
+    ended first by them, and what to try. ran: the command that the ranks ran and its words; where it ends
+    with an answer, it gets that from here if rank 0 has not given it. files: its files belong here.
     """
+    from launch.further import conclude
     from runner.errors import tell
 
-    status = _judge(run, outcome, debug, lost, account)
-    words = run.words()
+    status, why = _judge(run, outcome, debug, lost, account)
+    words, answer = run.words(), run.answer()
     if status and words not in outcome.said:
         tell(words)
+    if status and answer != "":
+        files = files and (answer is not None or not run.begun())  # else rank 0 has written them
+        return conclude(ran, status, why, kept=run.status(), answer=answer, files=files)
     return status
 
 
 def _judge(
     run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], account: Account | None
-) -> int:
+) -> tuple[int, str]:
+    """The exit status, and why it is not 0."""
     from runner.errors import tell
 
     failure, record = run.failure(), run.record()
@@ -183,8 +192,9 @@ def _judge(
         sys.stderr.write(outcome.noise)
     run.remove_partial()  # nothing, where the output has got its final name
     if outcome.interrupted:
-        tell(f"interrupted by {outcome.interrupted.name}: every rank has ended")
-        return 128 + outcome.interrupted
+        why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
+        tell(why)
+        return 128 + outcome.interrupted, why
     killed = _killed(run, outcome)
     if lost:
         tell(_silent(lost))
@@ -194,14 +204,16 @@ def _judge(
             tell(failure["sentence"])
         if killed and killed.sure and killed.rank != failure["rank"]:
             tell(killed.sentence)
-        return int(failure["exit_code"])
+        return int(failure["exit_code"]), failure["sentence"]
     if record is not None and (killed or outcome.status == 0):
         if killed:
             tell(f"warning: the run was complete when this happened: {killed.sentence}")
-        return 0
+        return 0, ""
+    why = _silent(lost) if lost else ""
     if killed or not lost:
-        tell(killed.sentence if killed else _unexplained(outcome, record is not None, debug, account))
-    return run.status()
+        why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, account)
+        tell(why)
+    return run.status(), why
 
 
 def _silent(hosts: Sequence[str]) -> str:

@@ -127,7 +127,7 @@ def start(
             plan.names, [sys.executable, "-I", SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
-    return local.conduct(started, columns, token=token, debug=debug, elsewhere=clean_up)
+    return local.conduct(started, columns, token=token, debug=debug, elsewhere=clean_up, ran=plan.words)
 
 
 def shown(plan: Plan) -> str:

@@ -7,11 +7,13 @@ import secrets
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch import local, slurm, slurm_ask
 from launch.ask import answer
+from launch.further import conclude
 from launch.mpiexec import RUN_MARK
 from launch.mpirun import wanted
 from launch.plan import Plan
@@ -130,17 +132,18 @@ class Follower:
         before = State(state.id, "", output=state.output)
         return Followed(run, told, before, shown=not self.array, requeue=self.requeue)
 
-    def verdict(self, debug: bool) -> int:
-        """The exit status of the whole, told: the first task's that is not 0."""
+    def verdict(self, debug: bool, ran: Sequence[str] = ()) -> int:
+        """The exit status of the whole, told: the first task's that is not 0. ran: as of `local.judge`."""
         from runner.errors import tell
 
         if self.interrupted:
             for one in self.runs.values():
                 one.run.remove_partial()
-            tell(f"interrupted by {self.interrupted.name}: job {self.id} is gone")
+            why = f"interrupted by {self.interrupted.name}: job {self.id} is gone"
+            tell(why)
             for words in {one.run.words() for one in self.runs.values()} - {""}:
                 tell(words)
-            return 128 + self.interrupted
+            return conclude(ran, 128 + self.interrupted, why, files=False)
         statuses = []
         for name, one in sorted(self.runs.items(), key=lambda item: (len(item[0]), item[0])):
             failure = one.failure()
@@ -152,12 +155,13 @@ class Follower:
                 one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
             said = one.said.decode(errors="replace") if one.shown else ""
             outcome = Outcome(0 if failure is None else 1, None, "", said)
-            statuses.append(local.judge(one.run, outcome, debug))
+            statuses.append(local.judge(one.run, outcome, debug, ran=ran))
             if self.array:
                 tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
         if self.waiting is not None:
-            statuses.append(1)
-            tell(f"job {self.waiting.id}: {self.waiting.state} before it began")
+            why = f"job {self.waiting.id}: {self.waiting.state} before it began"
+            tell(why)
+            statuses.append(conclude(ran, 1, why))
         return next(filter(None, statuses), 0)
 
 
@@ -183,11 +187,12 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
             _remove_notes(follower.id, f"{follower.id}_*")  # of another cluster's job
             if follower.follow():
                 _remove_notes(follower.id, f"{follower.id}_*")
-                return follower.verdict(debug)
+                return follower.verdict(debug, plan.words)
         assert follower.interrupted
         left = "the job stays" if follower.interrupted == signal.SIGHUP else "not waited for its end"
-        tell(f"interrupted by {follower.interrupted.name}, {left}: squeue --job {follower.id}")
-        return 128 + follower.interrupted
+        why = f"interrupted by {follower.interrupted.name}, {left}"
+        tell(f"{why}: squeue --job {follower.id}")
+        return conclude(plan.words, 128 + follower.interrupted, why, files=False)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -204,7 +209,7 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
         return [program("srun"), *words[1:]], here
 
     try:
-        return local.conduct(started, token=token, debug=debug, account=task_end)
+        return local.conduct(started, token=token, debug=debug, account=task_end, ran=plan.words)
     finally:
         _remove_notes(slurm_job() or "")
 

@@ -46,7 +46,8 @@ class Ending:
     run: of whoever started the ranks and waits for the verdict; None when nobody does.
     usage_status: the exit status of a UserError; failure_status: of what has none of its own. farewell: what
     an interrupted run says. world: set once it is open. keep: saves what is worth it before this process
-    ends; OSError is its own affair. kept: what a run that fails from now on leaves behind, and how to go on;
+    ends, once; OSError is its own affair. failed: by then, the exit status and the sentence of this rank's
+    failure. kept: what a run that fails from now on leaves behind, and how to go on;
     None: nothing. release: lets go of the output, where this process holds it.
     """
 
@@ -58,6 +59,7 @@ class Ending:
     farewell: str = "interrupted; nothing was written"
     world: World | None = None
     claimed: Run | None = field(default=None, init=False)  # by this rank, for now
+    failed: tuple[int, str] | None = field(default=None, init=False)
     keep: Callable[[], None] | None = None
     kept: str | None = None
     release: Callable[[], None] | None = None
@@ -75,9 +77,10 @@ class Ending:
             self.run.keep_words(words or "")
 
     def clean(self) -> None:
-        if self.keep is not None:
+        keep, self.keep = self.keep, None
+        if keep is not None:
             with contextlib.suppress(OSError):
-                self.keep()
+                keep()
         if self.partial is not None:
             remove_partial(self.partial)
         self.let_go()
@@ -111,6 +114,7 @@ class Ending:
     def fail_together(self, failure: BaseException, rank: int) -> int:
         """The end of a rank when every rank has met `failure`; its exit status."""
         if rank == 0:
+            self.failed = self._status(failure), describe(failure)
             self.clean()
             if self.run is not None:
                 self.run.claim_failure(self._claim(failure, describe(failure), rank))
@@ -138,6 +142,7 @@ class Ending:
         """Tell this rank's failure unless another rank's came first; the exit status to abort with."""
         status = self._status(failure)
         sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
+        self.failed = status, sentence
         run = self._place()
         first = run is None or run.claim_failure(self._claim(failure, sentence, rank))
         if first:
@@ -197,6 +202,7 @@ class Guard:
             return
         alone = self.world.size == 1
         if is_met_by_all(failure) or (alone and not self.speaks):
+            self.ending.failed = self.ending._status(failure), describe(failure)
             self.ending.clean()
             return
         where = "" if alone else str(self.world.here)

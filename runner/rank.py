@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from runner import early, launcher
@@ -30,13 +31,14 @@ def as_rank(
     usage_status: int = UserError.exit_code,
     failure_status: int = RunError.exit_code,
     farewell: str = Ending.farewell,
+    keep: Callable[[Ending], None] | None = None,
 ) -> int:
     """Run `body(world, ending)` as one rank; the exit status. Tells every error itself; collective.
 
     body: returns the completion record, plain values that JSON can hold. started: what whoever
     started the ranks said. check: instead of the usual preflight. usage_status: the exit status of a
     UserError. failure_status: of any other failure that has none of its own, and of a run whose ranks are
-    killed. farewell: what an interrupted run says.
+    killed. farewell: what an interrupted run says. keep: on rank 0, `Ending.keep` until `body` sets another.
     """
     ending = Ending(
         run_at(started.run) if started.run else None,
@@ -47,6 +49,8 @@ def as_rank(
     )
     on_termination(ending.interrupted)
     told = launcher.announced()
+    if keep is not None and (told is None or told.rank == 0):
+        ending.keep = partial(keep, ending)
     if told is not None:
         end_with_parent()
         if told.size != 1:

@@ -44,6 +44,11 @@ class Run(Protocol):
     def keep_status(self, status: int) -> None:
         """The exit status of a run whose ranks end and say nothing, instead of 1."""
 
+    def keep_answer(self, answer: str) -> bool:
+        """What a command that ends with an answer has found so far, for whoever has to give it in rank 0's
+        place; "": it is given. False: it is too long for the way there.
+        """
+
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         """Record `failure` if it is the first on this host; False when another came before."""
 
@@ -82,6 +87,10 @@ class RunDirectory:
 
     def register(self, rank: int, host: str, pid: int) -> None:
         write(self.path / f"pid-{pid}@{host}", json.dumps({"rank": rank, "host": host}))
+
+    def begun(self) -> bool:
+        """Whether a rank has registered."""
+        return any(self.path.glob("pid-*"))
 
     def rank_of(self, pid: int, host: str | None = None) -> dict[str, Any] | None:
         """The rank and host of a process; None where there is none, or several hosts have such a process.
@@ -127,6 +136,15 @@ class RunDirectory:
         note = self.path / "status"
         return int(note.read_text()) if note.exists() else 1
 
+    def keep_answer(self, answer: str) -> bool:
+        write(self.path / "answer", answer)
+        return True
+
+    def answer(self) -> str | None:
+        """The last one kept; None where there was none."""
+        note = self.path / "answer"
+        return note.read_text() if note.exists() else None
+
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         return claim(self.path / "failure.json", failure)
 
@@ -161,6 +179,8 @@ class RunDirectory:
             self.keep_words(told)
         elif kind == "status":
             self.keep_status(told)
+        elif kind == "answered":
+            self.keep_answer("")
         elif kind == "failure":
             self.claim_failure(told)
         elif kind == "record":
@@ -190,6 +210,11 @@ class RunLines:
 
     def keep_status(self, status: int) -> None:
         self._say("status", status)
+
+    def keep_answer(self, answer: str) -> bool:
+        if not answer:  # all of it is no single write any more
+            self._say("answered", True)
+        return not answer
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         first = self._claim(failure)

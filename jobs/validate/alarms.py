@@ -62,9 +62,9 @@ def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
 
 
 def unjudged(verdict: Verdict, why: str) -> Verdict:
-    """The verdict where something that was asked for could not be judged."""
+    """The verdict where something that was asked for could not be judged, the first of what was not."""
     status: Status = max(verdict.status, "unknown", key=SEVERITY.index)
-    return replace(verdict, status=status, not_judged=(*verdict.not_judged, why))
+    return replace(verdict, status=status, not_judged=(why, *verdict.not_judged))
 
 
 def drift_status(one: Drift, plan: Plan) -> Literal["critical", "warning"]:

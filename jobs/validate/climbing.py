@@ -16,6 +16,7 @@ from jobs.validate.alarms import beside, unjudged
 from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.budget import Deadline, fitted
+from jobs.validate.ended import NOTHING, cut_short
 from jobs.validate.figures import Figures, figures, matrices
 from jobs.validate.fleet import fleet_of
 from jobs.validate.ladder import Ladder, always
@@ -71,11 +72,9 @@ class Climbing:
     def cut_short(self, ended: str, guilty: bool) -> Report:
         """What was found before the run ended. guilty: `ended` names who is to blame for it."""
         if self.ladder is None:
-            verdict = Verdict("unknown", (), (), (ended,))
-        else:
-            self.ladder.cut_short(ended, guilty)
-            verdict = self.ladder.verdict()
-        return self.report(verdict, ended if guilty else "")
+            return cut_short(self.report(NOTHING), ended, guilty)
+        self.ladder.cut_short(ended, guilty)
+        return self.report(self.ladder.verdict(), ended if guilty else "")
 
 
 def measured(climbing: Climbing, probe: Probe, told: Told, round_told: Callable[[str], None]) -> Report:

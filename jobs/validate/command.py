@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jobs.validate.outputs import Outputs
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.verdict import EXIT
 
+FILES = ("json", "html", "junit", "prometheus")
 UNKNOWN = EXIT["unknown"]  # of a check that could not be made: bad words, too
 
 
@@ -26,6 +28,23 @@ class BadWords(click.UsageError):
 
 class ValidateCommand(StrictCommand):
     bad_usage = BadWords
+
+    def conclude(
+        self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
+    ) -> int:
+        """Give the verdict of a run that has ended without one; as `launch.further.conclude` asks for it."""
+        from jobs.validate.ended import conclude
+
+        try:
+            typed = self.make_context("validate", list(words)).params
+        except (click.ClickException, click.exceptions.Exit):
+            typed = {"nagios": "--nagios" in words}
+        named = Outputs(**{name: typed.get(name) for name in FILES}) if files else Outputs()
+        if kept is None:
+            status = max(status, UNKNOWN)
+        elif status == 1:  # of the runner, where no rank has failed first: a launcher's, a host's
+            status = kept
+        return conclude(words, status, why, answer, named, typed["nagios"])
 
 
 class Duration(click.ParamType[float]):
@@ -117,7 +136,7 @@ def validate(
 
     Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, which a missing value is at least.
     """
-    files = {name: words.pop(name) for name in ("json", "html", "junit", "prometheus")}
+    files = {name: words.pop(name) for name in FILES}
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
     typed = (*(() if door.ranks is None else ("-n", str(door.ranks))), *door.words)
     asked = Asked(plan, outputs=Outputs(**files), words=typed, **words)
@@ -127,7 +146,7 @@ def validate(
         if door.ranks not in (None, 1):
             raise click.UsageError("--simulate needs no ranks: without -n")
         return rehearse(asked, door)
-    from jobs.validate.run import run
+    from jobs.validate.run import run, unopened
 
     return runner.as_rank(
         lambda world, ending: run(world, ending, asked, door),
@@ -138,4 +157,5 @@ def validate(
         usage_status=UNKNOWN,
         failure_status=EXIT["critical"],
         farewell="interrupted",
+        keep=lambda ending: unopened(ending, asked, door),
     )

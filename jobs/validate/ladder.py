@@ -135,7 +135,7 @@ class Ladder:
             self.ended = ended
         else:
             self.lost = True
-            self.not_judged.append(ended)
+            self.not_judged.insert(0, ended)
 
     def rung(self, name: RungName) -> bool:
         """Measure one rung; True: broken."""

@@ -16,14 +16,14 @@ from jobs.validate import outputs
 from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.climbing import Climbing, Told, measured
+from jobs.validate.ended import FROM_OUTSIDE, say, sentence, write
 from jobs.validate.fallen import fallen, stay
 from jobs.validate.limits import gather, limits
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Probe
 from jobs.validate.ranks import probe as ranks
 from jobs.validate.report import Member, Report
-from jobs.validate.told import nagios as told_nagios
-from jobs.validate.told import screen as told_screen
+from jobs.validate.told import json as told_json
 from jobs.validate.told.words import headline
 from jobs.validate.verdict import EXIT, Status
 from runner import World
@@ -34,9 +34,12 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     asked = world.control.broadcast(asked)
     world.once(lambda: outputs.check(asked.outputs))
     climbing = Climbing(asked, environment(world))
+    if world.rank == 0:
+        ending.keep = lambda: leave(ending, climbing, door, world)
+        note(ending, climbing.cut_short("the run ended before anything was measured", guilty=False))
     verdict: tuple[Status, str] | None = None
     with (
-        watching(world, ending, asked, climbing) as trail,
+        watching(world, ending, asked) as trail,
         ranks.opened(world, trail, counters(world)) as probe,
     ):
         climbing.plan = ranks.suited(world, asked.plan)
@@ -52,14 +55,15 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
             finally:
                 ending.keep = None
         else:
-            ending.keep = lambda: outputs.write(ended(climbing, fallen(world)), asked.outputs)
             with probe.lead():
                 climbing.members = members_of(world, probe)
                 climbing.limits = limits(facts, probe.places)
                 refuse(asked, climbing.members)
-                report = measured(climbing, probe, noting(climbing, progress(door)), runner.tell)
+                report = measured(climbing, probe, noting(ending, climbing, progress(door)), runner.tell)
             ending.keep = None
             tell(report, asked, door)
+            if ending.run is not None:
+                ending.run.keep_answer("")
             verdict = report.verdict.status, headline(report)
     status, line = world.control.broadcast(verdict)
     if status != "ok":
@@ -117,26 +121,39 @@ def counters(world: World) -> ranks.Read:
     return lambda: runner.read_counters(device.uuid if device.kind == "cuda" else None, local)
 
 
-def ended(climbing: Climbing, dead: Sequence[str]) -> Report:
-    """What is known when this process is told to end."""
-    if dead:
-        return climbing.cut_short(f"died: {'; '.join(dead)}", guilty=True)
-    return climbing.cut_short("ended from outside before all was measured", guilty=False)
+def leave(ending: runner.Ending, climbing: Climbing, door: Any, world: World | None = None) -> None:
+    """Tell and write what is known when rank 0 ends before its time. The process that started it tells it."""
+    if ending.failed:
+        status, why = ending.failed
+        report = climbing.cut_short(sentence(why), guilty=status == EXIT["critical"])
+    else:
+        report = climbing.cut_short(FROM_OUTSIDE, guilty=False)
+    if not note(ending, report) and world and not ending.failed and (dead := fallen(world)):
+        report = climbing.cut_short(f"died: {'; '.join(dead)}", guilty=True)
+    write(report, climbing.asked.outputs)
+    if ending.run is None:
+        clear(door)
+        say(report, climbing.asked.nagios, door.colour)
+
+
+def unopened(ending: runner.Ending, asked: Asked, door: Any) -> None:
+    """The same before ranks know each other."""
+    leave(ending, Climbing(asked, {}), door)
+
+
+def note(ending: runner.Ending, report: Report) -> bool:
+    """Keep the report for the process that started the ranks; whether that has it, and says why it ended."""
+    return ending.run is not None and ending.run.keep_answer(told_json.text(report))
 
 
 @contextmanager
-def watching(
-    world: World, ending: runner.Ending, asked: Asked, climbing: Climbing
-) -> Iterator[runner.Progress]:
+def watching(world: World, ending: runner.Ending, asked: Asked) -> Iterator[runner.Progress]:
     """Where this rank is, watched: a rank that hangs ends the run and is named, in the report too."""
     if not asked.timeout:
         yield runner.Progress()
         return
 
     def report(text: str) -> None:
-        if world.rank == 0:
-            stuck = "; ".join(line.strip() for line in text.splitlines())
-            ending.keep = lambda: outputs.write(climbing.cut_short(stuck, guilty=True), asked.outputs)
         ending.fail_alone(runner.RunError(text), "", world.rank)
 
     names = [str(rank) for rank in world.ranks]
@@ -151,14 +168,16 @@ def watching(
         dog.stop()
 
 
-def noting(climbing: Climbing, told: Told) -> Told:
+def noting(ending: runner.Ending, climbing: Climbing, told: Told) -> Told:
     """Before each rung the reports are written: a launcher may kill rank 0 for another rank's death."""
 
-    def note(rung: RungName) -> None:
-        outputs.write(climbing.so_far(rung), climbing.asked.outputs, last=False)
+    def noted(rung: RungName) -> None:
+        report = climbing.so_far(rung)
+        note(ending, report)
+        outputs.write(report, climbing.asked.outputs, last=False)
         told(rung)
 
-    return note
+    return noted
 
 
 def progress(door: Any) -> Told:
@@ -173,11 +192,12 @@ def progress(door: Any) -> Told:
 
 
 def tell(report: Report, asked: Asked, door: Any) -> None:
+    clear(door)
+    outputs.write(report, asked.outputs)
+    say(report, asked.nagios, door.colour)
+
+
+def clear(door: Any) -> None:
+    """Remove the line of `progress`."""
     if door.columns:
         sys.stderr.write(CLEAR)
-    outputs.write(report, asked.outputs)
-    if asked.nagios:
-        sys.stdout.write(told_nagios.text(report))
-    else:
-        sys.stdout.write(told_screen.text(report, colour=door.colour))
-    sys.stdout.flush()

@@ -121,12 +121,17 @@ class Site:
             command,
             cwd=self.work,
             env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
-            stdout=subprocess.DEVNULL,
+            stdout=(self.notes / "stdout").open("w"),
             stderr=subprocess.PIPE,
             text=True,
         )
         self.started.append(process)
         return process
+
+    @property
+    def answer(self) -> str:
+        """What the command has said on standard output."""
+        return (self.notes / "stdout").read_text()
 
     def inside(self, process: subprocess.Popen[str], rank: int = VICTIM) -> float:
         """Wait until the rank is in the measurement; the time."""
@@ -180,19 +185,25 @@ def test_a_rank_that_dies_is_named(site: Site, what: str, nth: int, rung: str) -
     errors = site.end(process)
     assert time.monotonic() - begun < PROMISE
     assert process.returncode == 2, errors
-    if mpiexec.find().vendor == "MPICH":  # its launcher kills the others at once, and may name one of them
-        assert re.search(rf"rank [012], host {HOST}\] killed by signal 9", errors)
-        assert site.report["status"] == "unknown"
-        assert f"the run ended while {rung} was measured" in site.report["not_judged"]
-        assert rungs(site.report)[rung] == "not measured"
-        return
-    assert f"rank {VICTIM}, host {HOST}" in errors
+    # MPICH's launcher kills the others at once, and may name one of them.
+    victim = "[012]" if mpiexec.find().vendor == "MPICH" else VICTIM
+    ended = rf"\[rank {victim}, host {HOST}\] killed by signal 9 \(SIGKILL\)"
+    assert re.search(ended, errors)
     report = site.report
     assert report["status"] == "critical"
-    assert report["ended"] == f"died: rank {VICTIM}, host {HOST}, CPU"
-    assert f"died: rank {VICTIM}, host {HOST}, CPU" in report["line"]
+    assert re.match(ended, report["ended"])
+    assert report["line"].startswith(f"CRITICAL: {report['ended']}")
+    assert site.answer.startswith(f"{report['line']}\n3 ranks on 1 host")
     assert rungs(report)[rung] == "not measured"
     assert [one["rank"] for one in report["members"]] == [0, 1, 2]
+
+
+def test_a_monitor_is_told_of_a_rank_that_dies(site: Site) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    process = site.begin(*CPU, "--nagios", "--rungs", "gpu,all", what="product", nth=1, fault=kill)
+    site.end(process)
+    assert process.returncode == 2
+    assert re.fullmatch(rf"MESHRUN CRITICAL - .*rank \d, host {HOST}.* \| findings=0;.*\n", site.answer)
 
 
 FROZEN = "os.kill(os.getpid(), signal.SIGSTOP)"
@@ -212,6 +223,7 @@ def test_a_rank_that_hangs_is_named(site: Site, fault: str, at: int) -> None:
     assert f"no progress for {ALLOWED} s" in report["ended"]
     assert f"rank {VICTIM}, host {HOST}, CPU" in report["ended"]
     assert "stuck" in report["line"]
+    assert site.answer.startswith(f"{report['line']}\n3 ranks on 1 host")
     assert rungs(report)["pairs"] != "not measured"
     assert rungs(report)["node"] == "not measured"
 
@@ -224,6 +236,8 @@ def test_rank_0_hangs(site: Site) -> None:
     assert time.monotonic() - begun < PROMISE
     assert process.returncode == 2, errors
     assert "rank 0 does not answer: frozen or gone" in errors
+    assert re.match("CRITICAL: .*rank 0 does not answer: frozen or gone", site.answer)
+    assert site.report["line"] == site.answer.partition("\n")[0]
 
 
 def test_a_rank_that_raises_is_named(site: Site) -> None:
@@ -231,6 +245,8 @@ def test_a_rank_that_raises_is_named(site: Site) -> None:
     errors = site.end(process)
     assert process.returncode == 2, errors
     assert f"[rank {VICTIM}, host {HOST}, CPU] ValueError: planted" in errors
+    assert site.answer.startswith(f"CRITICAL: [rank {VICTIM}, host {HOST}, CPU] ValueError: planted")
+    assert site.report["line"] == site.answer.partition("\n")[0]
 
 
 def test_wrong_data_is_named(site: Site) -> None:
@@ -273,7 +289,10 @@ def test_an_interrupted_run_is_unknown(site: Site, number: signal.Signals, timeo
     report = site.report
     assert report["status"] in ("unknown", "critical")  # a busy machine may have shown a slow part before
     assert report["ended"] == ""
-    assert "ended from outside before all was measured" in report["not_judged"]
+    assert f"interrupted by {number.name}: every rank has ended" in report["not_judged"]
+    assert site.answer.startswith(f"{report['line']}\n3 ranks on 1 host")
+    if report["status"] == "unknown":
+        assert report["line"] == f"UNKNOWN: interrupted by {number.name}: every rank has ended"
     assert rungs(report)["all"] == "not measured"
 
 
@@ -291,6 +310,7 @@ def test_bad_words_are_unknown(site: Site, words: list[str], says: str) -> None:
     status, errors = site.run("-n", "2", "validate", "--device", "cpu", *words)
     assert status == 3, errors
     assert says in errors
+    assert re.match(rf"UNKNOWN: .*{re.escape(says)}", site.answer)
     assert list(site.work.iterdir()) == []
 
 

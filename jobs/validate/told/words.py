@@ -81,6 +81,8 @@ def on_cpu(one: Member) -> bool:
 
 def fleet(report: Report) -> str:
     """How many ranks on how many hosts, and of what."""
+    if not report.members:
+        return "no rank"
     hosts = len({one.host for one in report.members})
     text = f"{counted(len(report.members), 'rank')} on {counted(hosts, 'host')}"
     kinds = Counter(one.device for one in report.members if one.device).most_common()

@@ -1,0 +1,82 @@
+"""The verdict of a validation that has ended without one: told, and written down, by whoever is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import runner
+from jobs.validate import outputs
+from jobs.validate.alarms import unjudged, with_alarms
+from jobs.validate.outputs import Outputs
+from jobs.validate.plan import RUNGS
+from jobs.validate.report import Report
+from jobs.validate.told import json as told_json
+from jobs.validate.told import nagios as told_nagios
+from jobs.validate.told import screen as told_screen
+from jobs.validate.told.words import headline
+from jobs.validate.verdict import EXIT, Alarm, Rung, Verdict
+
+NOTHING = Verdict("ok", (), tuple(Rung(name, "not measured", "the run ended before") for name in RUNGS), ())
+FROM_OUTSIDE = "ended from outside before all was measured"
+
+
+def conclude(
+    words: Sequence[str], status: int, why: str, answer: str | None, files: Outputs, nagios: bool
+) -> int:
+    """Tell and write what was known when the run ended; the exit status.
+
+    status: EXIT["critical"] where a rank has failed, 128 and more of an interrupted run; others: unknown.
+    answer: rank 0's report, as JSON.
+    """
+    critical = status == EXIT["critical"]
+    report = told_json.read(json.loads(answer)) if answer else nothing(words)
+    report = cut_short(report, sentence(why), critical)
+    write(report, files)
+    say(report, nagios, colour=sys.stdout.isatty())
+    return status if critical or status >= 128 else EXIT["unknown"]
+
+
+def nothing(words: Sequence[str]) -> Report:
+    """A report of no measurement."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Report(NOTHING, (), now, 0.0, shlex.join(("meshrun", "validate", *words)))
+
+
+def cut_short(report: Report, why: str, critical: bool) -> Report:
+    """The report of a run that ended because of `why`, unless the report says why it did."""
+    if critical and not report.ended:
+        alarm = Alarm("critical", why)
+        return replace(report, ended=why, verdict=with_alarms(report.verdict, [alarm]))
+    if not critical and why not in report.verdict.not_judged:
+        return replace(report, verdict=unjudged(report.verdict, why))
+    return report
+
+
+def sentence(failure: str) -> str:
+    """What a failure tells on one line, without what to try."""
+    return "; ".join(line.strip() for line in failure.partition(". Try: ")[0].splitlines())
+
+
+def write(report: Report, files: Outputs) -> None:
+    """What can be written is; of what cannot, the verdict on the screen is what is left."""
+    with contextlib.suppress(OSError, runner.MeshrunError):
+        outputs.check(files)
+        outputs.write(report, files)
+
+
+def say(report: Report, nagios: bool, colour: bool) -> None:
+    """On standard output: a line for a monitor, or the report; its first line where nothing was measured."""
+    if nagios:
+        text = told_nagios.text(report)
+    elif report.members:
+        text = told_screen.text(report, colour=colour)
+    else:
+        text = f"{headline(report)}\n"
+    sys.stdout.write(text)
+    sys.stdout.flush()

