@@ -29,6 +29,7 @@ def typed(*words: str, environment: Mapping[str, str] | None = None) -> subproce
     with (
         patch.dict(os.environ, environment or {}),
         patch.object(sys, "path", sys.path.copy()),  # a job's file adds its folder
+        patch.object(sys, "dont_write_bytecode", True),  # of that file, beside it
         patch.object(runner.rank, "on_termination", lambda action: None),  # its signals are pytest's
         redirect_stdout(out),
         redirect_stderr(errors),
