@@ -1,6 +1,7 @@
 """Every mistake a user can make gets one sentence and the right exit status, and leaves nothing behind.
 
-Each case is the installed command in a process of its own, as a user runs it: one rank, no MPI.
+Each case is the command on its words in this process, one rank, no MPI; some are the installed command in a
+process of its own, as a user runs it.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from typed import LAUNCHERS, typed
 
 from jobs.laplacian import laplacian
 from launch.local import PROGRAM
-from runner.launcher import RANK_ONLY, VARIABLES
 
 DEADLOCK = 60  # seconds; nothing here takes a twentieth of it
 SHAPE = (6, 8, 3)
-LAUNCHERS = tuple(name for _, *names in (*VARIABLES, *RANK_ONLY) for name in names)
 
 JOBS = """
 from typing import Literal
@@ -85,30 +86,48 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command on words, in a folder like `made`; nothing may be new there afterwards unless it says 0."""
-    for name in LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
+def work(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like `made`, where this process works from now on."""
     folder = tmp_path / "work"
     shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    return folder
 
-    def command(words: list[str], **popen: object) -> subprocess.CompletedProcess[str]:
-        before = content(folder)
-        ended = subprocess.run(
-            [*PROGRAM, *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=DEADLOCK,
-            check=False,
-            **popen,
-        )
-        assert ("Traceback" in ended.stderr) == ("--debug" in words)
-        if ended.returncode:
-            assert content(folder) == before
-        return ended
+
+@pytest.fixture
+def run(work: Path) -> Run:
+    """The command on words, in this process; nothing may be new in `work` afterwards unless it says 0."""
+
+    def command(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        return leaving_nothing(work, words, lambda: typed(*words, environment=environment))
 
     return command
+
+
+@pytest.fixture
+def run_apart(work: Path) -> Run:
+    """Likewise in a process of its own."""
+
+    def command(words: list[str], **popen: object) -> subprocess.CompletedProcess[str]:
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": DEADLOCK, **popen}
+        return leaving_nothing(
+            work, words, lambda: subprocess.run([*PROGRAM, *words], check=False, **options)
+        )
+
+    return command
+
+
+def leaving_nothing(
+    folder: Path, words: list[str], command: Callable[[], subprocess.CompletedProcess[str]]
+) -> subprocess.CompletedProcess[str]:
+    before = content(folder)
+    ended = command()
+    assert ("Traceback" in ended.stderr) == ("--debug" in words)
+    if ended.returncode:
+        assert content(folder) == before
+    return ended
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -214,7 +233,6 @@ def test_a_mistake_gets_one_sentence(run: Run, case: tuple[str, ...]) -> None:
     ("error", "says"),
     [
         ("SystemExit(0)", ["SystemExit: 0", f"{OURS}:"]),
-        ("KeyboardInterrupt", ["KeyboardInterrupt", f"{OURS}:"]),
         ("LookupError('of two\\nlines')", ["LookupError: of two lines", f"{OURS}:"]),
         ("MemoryError", ["out of memory"]),
     ],
@@ -223,6 +241,13 @@ def test_whatever_a_function_raises_is_a_failure(run: Run, error: str, says: lis
     ended = run(["run", f"{OURS}:fails", "in.npy", "out.npy", "--error", error])
     assert (ended.returncode, ended.stdout) == (1, "")
     one_sentence(ended.stderr, *says, "Try: ")
+
+
+@pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
+def test_an_end_that_a_function_asks_for_is_a_failure(run_apart: Run, error: str) -> None:
+    ended = run_apart(["run", f"{OURS}:fails", "in.npy", "out.npy", "--error", f"{error}(0)"])
+    assert (ended.returncode, ended.stdout) == (1, "")
+    one_sentence(ended.stderr, f"{error}: 0", f"{OURS}:", "Try: ")
 
 
 BENCH = "bench all_reduce -b 64 -e 64 -n 2 --device cpu"
@@ -329,6 +354,24 @@ def test_a_mistake_in_what_to_measure(run: Run, case: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("run laplacian gone.npy out.npy", 2),
+        ("run broken.py in.npy out.npy", 2),
+        (f"{WORK} --gain 3", 2),
+        ("bench all_reduce -b foo", BAD_USAGE),
+        (f"bench broadcast {HOST_ONLY} -r 1", BAD_USAGE),
+    ],
+)
+def test_the_installed_command_says_the_same(run: Run, run_apart: Run, words: str, status: int) -> None:
+    """Of each kind of mistake one, each noticed at another place on the way to a run."""
+    ended = run_apart(words.split())
+    assert (ended.returncode, ended.stdout) == (status, "")
+    one_sentence(ended.stderr)
+    assert ended.stderr == run(words.split()).stderr
+
+
+@pytest.mark.parametrize(
     ("name", "value", "says"),
     [
         ("NCCL_TESTS_SPLIT", "nope", "the split does not parse: got 'nope'"),
@@ -338,24 +381,23 @@ def test_a_mistake_in_what_to_measure(run: Run, case: tuple[str, ...]) -> None:
     ],
 )
 def test_a_mistake_in_the_environment(run: Run, name: str, value: str, says: str) -> None:
-    ended = run(
-        ["bench", "alltoallv", "-b", "64", "-e", "64", "--device", "cpu"], env={**os.environ, name: value}
-    )
+    words = ["bench", "alltoallv", "-b", "64", "-e", "64", "--device", "cpu"]
+    ended = run(words, **{name: value})
     assert (ended.returncode, ended.stdout) == (BAD_USAGE, "")
     one_sentence(ended.stderr, says)
 
 
 @pytest.mark.parametrize("option", ["-J closed/out.json", "--plot closed/out.svg", "--json-lines closed/out"])
-def test_a_measurement_that_may_not_be_kept(run: Run, tmp_path: Path, option: str) -> None:
-    (tmp_path / "work" / "closed").mkdir(mode=0o555)
-    ended = run([*BENCH.split(), *option.split()], preexec_fn=powerless)
+def test_a_measurement_that_may_not_be_kept(run_apart: Run, work: Path, option: str) -> None:
+    (work / "closed").mkdir(mode=0o555)
+    ended = run_apart([*BENCH.split(), *option.split()], preexec_fn=powerless)
     assert (ended.returncode, ended.stdout) == (BAD_USAGE, "")
     one_sentence(ended.stderr, f"cannot write {option.split()[1]}", "got Permission denied")
 
 
-def test_measuring_gpus_where_there_are_none(run: Run) -> None:
+def test_measuring_gpus_where_there_are_none(run_apart: Run) -> None:
     words = ["bench", "all_reduce", "-b", "64", "-e", "64", "--device", "cuda"]
-    ended = run(words, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    ended = run_apart(words, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert (ended.returncode, ended.stdout) == (BAD_USAGE, "")
     one_sentence(ended.stderr, "[rank 0, host ", "cuda")
 
@@ -382,30 +424,29 @@ def powerless() -> None:
             raise OSError(ctypes.get_errno(), "prctl")
 
 
-def test_a_file_that_may_not_be_read(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read(run_apart: Run, work: Path) -> None:
     for name in ("in.npy", "in.png"):
-        (tmp_path / "work" / name).chmod(0o000)
+        (work / name).chmod(0o000)
     for name in ("in.npy", "in.png"):
-        ended = run(["run", "laplacian", name, "out.npy"], preexec_fn=powerless)
+        ended = run_apart(["run", "laplacian", name, "out.npy"], preexec_fn=powerless)
         assert ended.returncode == 2
         one_sentence(ended.stderr, f"cannot read {name}", "got Permission denied")
 
 
-def test_a_folder_that_may_not_be_written_to(run: Run, tmp_path: Path) -> None:
-    closed = tmp_path / "work" / "closed"
-    closed.mkdir(mode=0o555)
-    ended = run(["run", "laplacian", "in.npy", "closed/out.npy"], preexec_fn=powerless)
+def test_a_folder_that_may_not_be_written_to(run_apart: Run, work: Path) -> None:
+    (work / "closed").mkdir(mode=0o555)
+    ended = run_apart(["run", "laplacian", "in.npy", "closed/out.npy"], preexec_fn=powerless)
     assert ended.returncode == 2
     one_sentence(
         ended.stderr, "the output's folder cannot be written to", "got closed", "Try: another folder"
     )
-    ended = run([*WORK.split(), "--json", "closed/record.json"], preexec_fn=powerless)
+    ended = run_apart([*WORK.split(), "--json", "closed/record.json"], preexec_fn=powerless)
     assert ended.returncode == 2
     one_sentence(ended.stderr, "the record's folder cannot be written to", "got closed")
 
 
-def test_cuda_where_there_is_none_names_the_extra_or_the_driver(run: Run) -> None:
-    ended = run([*WORK.split(), "--device", "cuda"], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+def test_cuda_where_there_is_none_names_the_extra_or_the_driver(run_apart: Run) -> None:
+    ended = run_apart([*WORK.split(), "--device", "cuda"], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert ended.returncode == 2
     # Which of the two depends on whether CuPy is installed here.
     no_cupy = "CuPy cannot be imported.*Try: pip install 'meshrun\\[cuda12\\]'.*'meshrun\\[cuda13\\]'"
@@ -420,10 +461,10 @@ def test_the_traceback_is_there_for_those_who_ask(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["in.npy", "in.png"])
-def test_a_file_may_be_filtered_into_itself(run: Run, tmp_path: Path, name: str) -> None:
+def test_a_file_may_be_filtered_into_itself(run: Run, work: Path, name: str) -> None:
     """Read in parts while it is written: the new content is beside it until the end."""
-    path = tmp_path / "work" / name
-    before = np.load(tmp_path / "work" / "in.npy")
+    path = work / name
+    before = np.load(work / "in.npy")
     ended = run(["run", "laplacian", name, name, "--verify", "full"])
     assert (ended.returncode, ended.stdout) == (0, "")
     after = np.load(path) if path.suffix == ".npy" else np.asarray(Image.open(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from typed import typed
 
 from launch import cli
 from launch.options import STREAM, stream_options
@@ -252,13 +252,7 @@ def test_the_help_of_a_job_shows_which_names_are_left(capsys: pytest.CaptureFixt
 
 
 def command(*words: str, job: str = "jobs.py:scale") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "launch", "run", job, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return typed("run", job, *words)
 
 
 def test_a_picture_goes_through_whole_and_says_so() -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from typed import typed
 
 from jobs.bench.command import bench
-from launch.local import PROGRAM
-from runner.launcher import RANK_ONLY, VARIABLES
 
-DEADLOCK = 60  # seconds
-LAUNCHERS = tuple(name for _, *names in (*VARIABLES, *RANK_ONLY) for name in names)
 SMALL = ("-s", "64K", "--copies", "2", "--device", "cpu")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -24,15 +20,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        whole = [*PROGRAM, "bench", "copy", *words]
-        return subprocess.run(
-            whole, capture_output=True, text=True, timeout=DEADLOCK, check=False, env={**os.environ}
-        )
+        return typed("bench", "copy", *words)
 
     return command
 

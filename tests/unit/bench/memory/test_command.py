@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typed import typed
 
+from jobs.bench import check
 from jobs.bench.memory.command import LESSONS
-from launch.local import PROGRAM
-from runner.launcher import RANK_ONLY, VARIABLES
-
-DEADLOCK = 60  # seconds; nothing here takes a tenth of it
-LAUNCHERS = tuple(name for _, *names in (*VARIABLES, *RANK_ONLY) for name in names)
+from jobs.bench.memory.run import Asked
+from jobs.bench.memory.run import run as run_lesson
+from jobs.bench.run import WrongResults
+from runner import Ending, UserError, World
+from runner.backend.cpu import CpuBackend
+from runner.world import lone_world
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -23,15 +27,10 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`meshrun bench memory` on words and a CPU, in an empty folder, its output piped."""
-    for name in LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
-    def command(*words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*PROGRAM, *before, "bench", "memory", *words],
-            capture_output=True, text=True, timeout=DEADLOCK, check=False, env=dict(os.environ),
-        )  # fmt: skip
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return typed("bench", "memory", *words)
 
     return command
 
@@ -108,25 +107,19 @@ def test_bad_words_end_with_nccl_tests_status(run: Run, words: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("name", ["transfer", "coalescing"])
-def test_one_rank_lessons_refuse_several(run: Run, name: str) -> None:
-    ended = run(name, "--device", "cpu", before=("-n", "2"))
-    assert ended.returncode == 6
-    assert f"bench memory {name} looks at one GPU" in ended.stderr
-    assert f"meshrun bench memory {name}" in ended.stderr
+def test_one_rank_lessons_refuse_several(on_ranks: Callable[..., list[Any]], name: str) -> None:
+    def body(world: World) -> None:
+        run_lesson(world, Ending(), Asked(name, 1, True, (64, 64), {}), SimpleNamespace(columns=0))
+
+    with pytest.raises(UserError, match=f"bench memory {name} looks at one GPU") as refused:
+        on_ranks(2, body)
+    assert refused.value.everywhere
+    assert str(refused.value).endswith(f"Try: meshrun bench memory {name}")
 
 
 def test_wrong_data_fail_after_all_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from types import SimpleNamespace
-
-    from jobs.bench import check
-    from jobs.bench.memory.run import Asked
-    from jobs.bench.memory.run import run as run_lesson
-    from jobs.bench.run import WrongResults
-    from runner.backend.cpu import CpuBackend
-    from runner.world import lone_world
-
     monkeypatch.setattr(check, "verify", lambda *arguments: check.Found(3, 1, 0, 1, 0, 1))
     asked = Asked("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
     door = SimpleNamespace(columns=0)
