@@ -200,6 +200,7 @@ class MpiJob:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if role == "Launcher" else subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
+            bufsize=0,  # so that what has been read of a log is no more than its lines
         )
 
     def _set_up(self) -> None:
