@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import slurm_farm
 from hosts import Hosts, problem
 from mpirun_site import Site
+from processes import wait_for
+from slurm_farm import Slurm
 
 REASONS = pytest.StashKey[set[str]]()
 Refuse = Callable[[str | None], None]
@@ -35,7 +38,7 @@ def refuse(pytestconfig: pytest.Config) -> Refuse:
 
 @pytest.fixture(scope="session")
 def hosts(refuse: Refuse) -> Iterator[Hosts]:
-    """Hosts n1, n2 and n3; every test finds them as if they had just been switched on."""
+    """Hosts n1, n2 and n3, once a session; every test finds them as if they had just been switched on."""
     refuse(problem())
     # A short path: sockets are made below it.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder, Hosts(Path(folder) / "hosts") as made:
@@ -44,7 +47,7 @@ def hosts(refuse: Refuse) -> Iterator[Hosts]:
 
 @pytest.fixture(autouse=True)
 def renewed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Switch the hosts off and on after a test that had them, whatever it did to them."""
+    """After a test that had the hosts, whatever it did to them."""
     had = request.getfixturevalue("hosts") if "hosts" in request.fixturenames else None
     yield
     if had:
@@ -67,3 +70,41 @@ def site(hosts: Hosts, tmp_path: Path) -> Iterator[Site]:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def slurm_here(refuse: Refuse) -> None:
+    """A machine that can have one."""
+    refuse(slurm_farm.problem())
+
+
+@pytest.fixture(scope="session")
+def slurm_farm_up(slurm_here: None) -> Iterator[Slurm]:
+    with slurm_farm.temporary() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def slow_slurm_farm_up(slurm_here: None) -> Iterator[Slurm]:
+    with slurm_farm.temporary(slurmd_timeout=300) as made:
+        yield made
+
+
+@pytest.fixture
+def slurm(slurm_farm_up: Slurm) -> Iterator[Slurm]:
+    """A cluster of nodes c1 and c2, once a session; without jobs, and with both nodes, after every test."""
+    yield slurm_farm_up
+    cleared(slurm_farm_up)
+
+
+@pytest.fixture
+def slow_slurm(slow_slurm_farm_up: Slurm) -> Iterator[Slurm]:
+    """Another, which misses a node as late as most: the ranks do long before."""
+    yield slow_slurm_farm_up
+    cleared(slow_slurm_farm_up)
+
+
+def cleared(slurm: Slurm) -> None:
+    slurm.run(["scancel", "--user=root"])
+    slurm.start_node(*slurm.missing)
+    wait_for(lambda: not slurm.jobs())

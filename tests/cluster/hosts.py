@@ -73,6 +73,8 @@ class Hosts:
     _holders: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False, repr=False)
     _undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
     _switch: int = field(default=0, init=False, repr=False)  # a process in the bridge's network namespace
+    _changed: set[str] = field(default_factory=set, init=False, repr=False)  # hosts that were treated roughly
+    _fresh: dict[str, list[list[str]]] = field(default_factory=dict, init=False, repr=False)  # their files
 
     def __enter__(self) -> Hosts:
         self.up()
@@ -137,16 +139,19 @@ class Hosts:
 
     def rate(self, host: str, limit: str | None) -> None:
         """Limit a host's link, each direction by itself, to "100mbit" or so; None lifts it."""
+        self._changed.add(host)
         kind = f"tbf rate {limit} burst 128kb latency 50ms" if limit else "noqueue"
         tc(self._switch, f"qdisc replace dev {self._port(host)} root {kind}")
         tc(self._init(host), f"qdisc replace dev eth0 root {kind}")
 
     def link(self, host: str, up: bool) -> None:
         """Pull a host's cable, or plug it in: eth0 loses its carrier, and nothing else."""
+        self._changed.add(host)
         ip(self._switch, f"link set {self._port(host)} {'up' if up else 'down'}")
 
     def freeze(self, host: str) -> None:
         """Stop every process of a host; its kernel still takes connections, as that of a hung host does."""
+        self._changed.add(host)
         told: set[int] = set()
 
         def stopped() -> bool:
@@ -170,6 +175,7 @@ class Hosts:
     def power_off(self, host: str) -> None:
         """Kill every process of a host at once. Its kernel still closes their connections, so that the
         other hosts notice: for a host that goes without a word, pull the cable first."""
+        self._changed.add(host)
         self._stop([host])
 
     def start(self, host: str) -> None:
@@ -179,9 +185,13 @@ class Hosts:
             self._start([host])
 
     def renew(self) -> None:
-        """Switch every host off and on again, whatever state it was in: all is as after `up`."""
-        self._stop(self.names)
-        self._start(self.names)
+        """Switch off and on again whatever host is not as it was after `up`; how a host is takes 1 ms to see.
+
+        That is one whose network or power was changed here, and one that has processes or files left.
+        """
+        old = [host for host in self.names if host in self._changed or not self._is_untouched(host)]
+        self._stop(old)
+        self._start(old)
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes that each host that is on has sent and received since it was started."""
@@ -223,6 +233,15 @@ class Hosts:
             started = functools.partial(serves_ssh, self._holders[host])
             wait_for(started, f"{host} to start", self._holders[host], self.folder / f"{host}.log")
         self._plug_in(hosts)
+        self._changed -= {*hosts}
+        self._fresh.update({host: self._own_files(host) for host in hosts})
+
+    def _is_untouched(self, host: str) -> bool:
+        return self._is_on(host) and not self.processes(host) and self._own_files(host) == self._fresh[host]
+
+    def _own_files(self, host: str) -> list[list[str]]:
+        """Of all places that are a host's own; of /etc what was changed there."""
+        return [self.files(host, place) for place in ("/dev/shm", self.temporary, "/run")]
 
     def _boot(self, host: str) -> subprocess.Popen[bytes]:
         sshd = shutil.which("sshd", path=PATH) or "sshd"  # it insists on its full path

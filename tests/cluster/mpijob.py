@@ -15,7 +15,7 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,22 @@ from typing import Any
 from hosts import Hosts
 from namespaces import call
 
+import launch
+
 ROOT = Path(__file__).parents[2]
 DOMAIN = "{name}.{namespace}.svc"
 RETRY = "-o ConnectionAttempts=10"
 PRINTF = re.compile(r"printf '%s\\n' ((?:'[^']*' )+)> (\S+)")
 
 # User, ssh settings and keys of a pod; a secret's files are root's, and all may read them. Arguments: folder
-# of the keys, the user's name, number and home, what stays of /tmp, a folder that the user could not enter.
+# of the keys, the user's name, number and home.
 SET_UP = """
 set -eu
-keys=$1 name=$2 number=$3 home=$4 kept=$5 closed=$6
+keys=$1 name=$2 number=$3 home=$4
 sed -i "/^[^:]*:[^:]*:$number:/d" /etc/passwd
 echo "$name:x:$number:$number::$home:/bin/sh" >>/etc/passwd
 echo "$name:*:20000:0:99999:7:::" >>/etc/shadow
-mount -t tmpfs -o mode=755 tmpfs /home
+{apart}
 mkdir "$home" "$home/.ssh"
 cp "$keys/id_rsa" "$keys/id_rsa.pub" "$home/.ssh"
 cp "$keys/id_rsa.pub" "$home/.ssh/authorized_keys"
@@ -44,13 +46,7 @@ chmod 644 "$home/.ssh"/*
 cp "$keys/.sshd_config" "$home"
 cp "$keys/meshrun.conf" /etc/ssh/ssh_config
 if [ -e "$keys/hostfile" ]; then mkdir -p /etc/mpi; cp "$keys/hostfile" /etc/mpi; fi
-if [ "$closed" ]; then
-  mkdir -m 755 /run/opened /run/opened.work
-  mount -t overlay -o "lowerdir=$closed,upperdir=/run/opened,workdir=/run/opened.work" overlay "$closed"
-fi
-if [ "$kept" ]; then mount --bind "$kept" /mnt; fi
-mount -t tmpfs -o mode=1777 tmpfs /tmp
-if [ "$kept" ]; then mkdir -p "$kept"; mount --move /mnt "$kept"; fi
+{hidden}
 """
 
 
@@ -63,10 +59,35 @@ def image(containerfile: str) -> tuple[dict[str, str], dict[str, str]]:
     return files, dict(word.split("=", 1) for word in words)
 
 
-def closed(folder: Path) -> str:
-    """The folder on the way to another one that only its owner may enter; empty where there is none."""
-    barred = [each for each in (*folder.parents, folder) if not each.stat().st_mode & stat.S_IXOTH]
-    return str(barred[-1]) if barred else ""
+def needed() -> list[Path]:
+    """The outermost folders of this Python, its environment and this project, wherever each lies."""
+    places = {Path(sys.prefix), Path(sys.base_prefix), Path(launch.__path__[0]).parent}
+    places |= {place.resolve() for place in places}
+    return [place for place in sorted(places) if not places & {*place.parents}]
+
+
+def opened(folders: Sequence[Path]) -> list[str]:
+    """Shell commands after which any user can get to these folders, on this host alone."""
+    ways = sorted({each for folder in folders for each in (folder, *folder.parents)})
+    barred = [each for each in ways if not each.stat().st_mode & stat.S_IXOTH]
+    lines = []
+    for number, top in enumerate(each for each in barred if not {*barred} & {*each.parents}):
+        upper, work, place = f"/run/opened{number}", f"/run/opened{number}.work", shlex.quote(str(top))
+        lines.append(f"mkdir {upper} {work}")
+        options = f"lowerdir={place},upperdir={upper},workdir={work}"
+        lines.append(f"mount -t overlay -o {options} overlay {place}")
+    return [*lines, *(f"chmod 755 {shlex.quote(str(each))}" for each in barred)]
+
+
+def hidden(place: str, mode: str, folders: Sequence[Path]) -> list[str]:
+    """Shell commands that make a folder empty on this host, but for these folders where they lie below it."""
+    kept = [folder for folder in folders if Path(place) in folder.parents]
+    before, after = [], []
+    for number, folder in enumerate(kept):
+        aside, name = f"/run{place}{number}", shlex.quote(str(folder))
+        before += [f"mkdir {aside}", f"mount --rbind {name} {aside}"]
+        after += [f"mkdir -p {name}", f"mount --move {aside} {name}"]
+    return [*before, f"mount -t tmpfs -o mode={mode} tmpfs {place}", *after]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -179,6 +200,7 @@ class MpiJob:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if role == "Launcher" else subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
+            bufsize=0,  # so that what has been read of a log is no more than its lines
         )
 
     def _set_up(self) -> None:
@@ -189,12 +211,16 @@ class MpiJob:
         for name, text in image(CONTAINERFILE)[0].items():
             (keys / name).write_text(text)
         user = self._container("Worker")["securityContext"]["runAsUser"]
-        kept = sys.prefix if sys.prefix.startswith("/tmp/") else ""
-        words = [str(keys), self._home.name, str(user), str(self._home), kept, closed(Path(sys.base_prefix))]
+        words = [str(keys), self._home.name, str(user), str(self._home)]
+        folders = needed()
+        set_up = SET_UP.format(
+            apart="\n".join([*opened(folders), *hidden("/home", "755", folders)]),
+            hidden="\n".join(hidden("/tmp", "1777", folders)),
+        )
         for host in (*self.workers, self.launcher):
             if host == self.launcher:  # only there
                 (keys / "hostfile").write_text(self.hostfile())
-            done = self.hosts.run(host, ["sh", "-c", SET_UP, "set_up", *words])
+            done = self.hosts.run(host, ["sh", "-c", set_up, "set_up", *words])
             assert done.returncode == 0, done.stderr
 
     def _shm(self) -> str:

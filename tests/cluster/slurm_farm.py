@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -188,6 +188,11 @@ class Slurm:
         for name in names:
             self._wait(name, functools.partial(self._is_ready, name))
 
+    @property
+    def missing(self) -> list[str]:
+        """Nodes that were killed."""
+        return [node for node in self.nodes if node not in self._daemons]
+
     def jobs(self) -> list[Job]:
         """The queue, by job number."""
         done = self.run(["squeue", "--noheader", "--sort=i", "--format=%A|%T|%N|%r|%j"])
@@ -256,6 +261,16 @@ class Slurm:
                 name, what = (ended[0], "ended") if ended else (daemon, f"not ready in {PATIENCE} s")
                 raise SlurmError("\n".join([f"{name}: {what}", *self.log(name).splitlines()[-10:]]))
             time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def temporary(slurmd_timeout: int = Slurm.slurmd_timeout) -> Iterator[Slurm]:
+    """A cluster in a folder of its own with a short path."""
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder,
+        Slurm(Path(folder, "s"), slurmd_timeout=slurmd_timeout) as made,
+    ):
+        yield made
 
 
 def free_ports(count: int) -> list[int]:

@@ -34,6 +34,7 @@ import socket, sys
 with socket.create_connection((sys.argv[1], 5000)) as connection:
     connection.sendall(bytes({SIZE}))
 """
+pytestmark = pytest.mark.nightly
 KINDS = ("net", "uts", "ipc", "pid", "mnt")
 IDENTITY = 'hostname; cat /proc/sys/kernel/random/boot_id; for k in "$@"; do readlink /proc/self/ns/$k; done'
 
@@ -280,6 +281,19 @@ def test_hosts_are_renewed_whatever_was_done_to_them(hosts: Hosts) -> None:
     assert all(answers(hosts, host) for host in hosts.names)
     assert not set(before) & {boot_id(hosts, host) for host in hosts.names}
     assert "tbf" not in out(hosts.run("n3", ["tc", "qdisc", "show", "dev", "eth0"]))
+
+
+def test_a_host_that_is_as_it_was_goes_on(hosts: Hosts) -> None:
+    before = [boot_id(hosts, host) for host in hosts.names]
+    out(hosts.run("n1", ["ssh", "n2", "touch /dev/shm/a; rm /dev/shm/a"]))
+    hosts.renew()
+    assert [boot_id(hosts, host) for host in hosts.names] == before
+    out(hosts.run("n1", ["ssh", "n2", "echo here >/etc/meshrun-test"]))
+    out(hosts.run("n3", ["sh", "-c", "sleep 61 >/dev/null 2>&1 &"]))
+    hosts.renew()
+    now = [boot_id(hosts, host) for host in hosts.names]
+    assert [was == now for was, now in zip(before, now, strict=True)] == [True, False, False]
+    assert hosts.run("n2", ["ls", "/etc/meshrun-test"]).returncode != 0
 
 
 def test_other_hosts_of_the_same_names_and_addresses_are_apart(hosts: Hosts, folder: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def wait(block, *, seconds: float = 0.0, dies: int = -1):
 WAIT = ("run", "job.py:wait", "in.npy", "out.npy", "--device", "cpu")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def way(refuse: Callable[[str | None], None]) -> str:
     """srun's --mpi for the MPI of this Python."""
     library = mpi_library.loaded()
@@ -54,38 +54,24 @@ def way(refuse: Callable[[str | None], None]) -> str:
     return slurm_mpi.TAKES[library.vendor][0]
 
 
-@pytest.fixture(scope="module")
-def cluster(way: str) -> Iterator[Slurm]:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder, Slurm(Path(folder, "s")) as slurm:
-        yield slurm
+@pytest.fixture
+def slurm(slurm: Slurm, way: str) -> Slurm:
+    """With a job and its input in an otherwise empty folder."""
+    return with_job(slurm)
 
 
 @pytest.fixture
-def slurm(cluster: Slurm) -> Iterator[Slurm]:
-    """The cluster of all tests, with a job and its input in an otherwise empty folder; no job after."""
-    with_job(cluster)
-    yield cluster
-    cluster.run(["scancel", "--user=root"])
-    wait_for(lambda: not cluster.jobs())
+def slow_slurm(slow_slurm: Slurm, way: str) -> Slurm:
+    return with_job(slow_slurm)
 
 
-@pytest.fixture
-def slow_slurm(way: str) -> Iterator[Slurm]:
-    """One that misses a node as late as most: the ranks do long before."""
-    with (
-        tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder,
-        Slurm(Path(folder, "s"), slurmd_timeout=300) as slurm,
-    ):
-        with_job(slurm)
-        yield slurm
-
-
-def with_job(cluster: Slurm) -> None:
+def with_job(cluster: Slurm) -> Slurm:
     work = cluster.folder / "work"
     for path in work.iterdir():
         path.unlink()
     (work / "job.py").write_text(JOB)
     np.save(work / "in.npy", np.arange(64 * 48, dtype=np.float32).reshape(64, 48))
+    return cluster
 
 
 def launch(*words: str) -> list[str]:
@@ -138,7 +124,7 @@ def test_the_edge_filter_on_two_hosts(slurm: Slurm, way: str) -> None:
     assert np.load(slurm.folder / "work" / "out.npy").shape == (64, 48)
     mpi, submitted, *_ = own_lines(done.stderr)
     assert mpi.startswith(f"meshrun: mpi: {way}, for ")
-    assert submitted.endswith("its output goes to meshrun-1.out")
+    assert re.search(r"its output goes to meshrun-\d+\.out$", submitted)
 
 
 def test_bandwidth_between_two_hosts(slurm: Slurm) -> None:
@@ -321,7 +307,6 @@ def test_a_killed_node_that_slurm_misses_is_named(slurm: Slurm) -> None:
     with running(slurm, *words) as command:
         slurm.kill_node("c1")
         output, errors = command.communicate(timeout=DEADLOCK)
-    slurm.start_node("c1")
     assert command.returncode == 1, errors
     assert "ended as NODE_FAIL" in errors
     assert "c1 failed" in errors, output + errors

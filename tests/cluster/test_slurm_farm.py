@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import slurm_farm
 from processes import wait_for
 from slurm_farm import Slurm, SlurmError
 
+pytestmark = pytest.mark.nightly
 FOUR_TASKS = ("srun", "--label", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4")
 SHOW_GPUS = ("sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}")
 ALL, NONE = ["0,1,2,3"] * 4, ["unset"] * 4
@@ -32,26 +33,14 @@ with Slurm(Path(sys.argv[1]), nodes=("c1",)) as slurm:
 
 
 @pytest.fixture(scope="module")
-def machine(refuse: Callable[[str | None], None]) -> None:
-    refuse(slurm_farm.problem())
-
-
-@pytest.fixture(scope="module")
-def cluster(machine: None) -> Iterator[Slurm]:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder, Slurm(Path(folder, "s")) as slurm:
-        yield slurm
+def slurm_farm_up(slurm_here: None) -> Iterator[Slurm]:
+    """One that nothing else has used."""
+    with slurm_farm.temporary() as made:
+        yield made
 
 
 @pytest.fixture
-def slurm(cluster: Slurm) -> Iterator[Slurm]:
-    """The cluster of all tests, with no job in it afterwards."""
-    yield cluster
-    cluster.run(["scancel", "--user=root"])
-    wait_for(lambda: not cluster.jobs())
-
-
-@pytest.fixture
-def folder(machine: None) -> Iterator[Path]:
+def folder(slurm_here: None) -> Iterator[Path]:
     """Where a test puts a cluster of its own: does not exist yet."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as parent:
         yield Path(parent, "own")

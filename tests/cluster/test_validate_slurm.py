@@ -7,7 +7,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,19 +104,14 @@ def configured(extra: str) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def machine(refuse: Callable[[str | None], None]) -> None:
-    refuse(slurm_farm.problem())
-
-
-@pytest.fixture(scope="module")
-def cluster(machine: None) -> Iterator[Cluster]:
+def cluster(slurm_here: None) -> Iterator[Cluster]:
     """With the script as HealthCheckProgram."""
     with configured(HEALTH_CHECK) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def with_prolog(machine: None) -> Iterator[Cluster]:
+def with_prolog(slurm_here: None) -> Iterator[Cluster]:
     """Of its own: checks every second leave Slurm no time to ping a node that failed a job."""
     with configured(PROLOG) as made:
         yield made

@@ -358,6 +358,12 @@ def test_the_cores_of_an_allocation_are_shared_out(there: str, ranks: int, each:
     assert cores({"SLURM_CPUS_ON_NODE": there}, ranks) == each
 
 
+@pytest.fixture(autouse=True)
+def open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever MPI this environment has: another refuses --mpi pmix."""
+    monkeypatch.setattr("launch.mpi_library.loaded", lambda: OPEN_MPI)
+
+
 def invoke(*words: str, **environment: str | None) -> Result:
     clean = {name: None for name in os.environ if name.startswith("SLURM_")}
     return CliRunner().invoke(command, words, env={**clean, **environment}, standalone_mode=False)
