@@ -64,10 +64,11 @@ def conclude(
     its words. why: as it was told. kept: the status of ranks that end and say nothing; None where no rank was
     started. answer: what rank 0 has kept of it. files: the command may write those that its words name.
     """
-    entry = _further_commands().get(ran[0]) if ran else None
+    from runner.errors import MeshrunError
+
     try:
-        give = getattr(entry.load(), "conclude", None) if entry else None
-    except BROKEN:  # told when it was asked for
+        give = getattr(_load(ran[0]), "conclude", None) if ran else None
+    except (MeshrunError, click.UsageError):  # told when it was asked for
         return status
     return status if give is None else int(give(ran[1:], status, why, kept, answer, files))
 
