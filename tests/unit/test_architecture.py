@@ -15,7 +15,6 @@ import runner
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("runner", "jobs", "launch")
-LINES = 300
 
 # Inside runner/, from the top down: a module may import those in lower lines, and its own package.
 LAYERS = (
@@ -204,12 +203,6 @@ def the_environment_is_read_in_few_places(source: Source) -> Iterator[str]:
     yield from (f"{i.line}: {i.name}" for i in source.imports if i.name in names)
 
 
-def modules_are_short(source: Source) -> Iterator[str]:
-    count = len(source.text.splitlines())
-    if count > LINES:
-        yield f"{count} lines, more than {LINES}"
-
-
 def exceptions_are_named(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ExceptHandler):
@@ -274,7 +267,6 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("jobs/a.py", "from os import environ"),
         ("runner/execute.py", "import sys\nsys.argv[1]"),
     ],
-    modules_are_short: [("runner/a.py", "x = 1\n" * 301)],
     exceptions_are_named: [
         ("jobs/a.py", "try:\n    f()\nexcept:\n    pass"),
         ("jobs/a.py", "try:\n    f()\nexcept (OSError, Exception):\n    pass"),
