@@ -24,8 +24,8 @@ from runner.compare import differs, unlike
 from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.here import Here
-from runner.partition import Region, owner
-from runner.reduce import Tiles, reduce_array
+from runner.partition import Region, Shape, owner
+from runner.reduce import Tiles, reduce_array, to_host
 from runner.storage import HostArray, Sink, Source, read_back, reopen
 from runner.work import Work
 from runner.world import World, lone_world
@@ -165,9 +165,12 @@ def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
 
 
 def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostArray | float]:
-    """The expected result for a padded block, and how far off a float may be."""
-    assert work.result is not None
-    dtype = work.result[1]
+    """The expected result for a padded block, and how far off it may be. RunError for what no result can be.
+
+    The block is the function's, which may change it.
+    """
+    shape, dtype = work.output_region(box).shape, work.known[1]
+    largest = _largest(block) if dtype.kind in "fc" else 0.0
     if work.job.reference is None:
         here = Here(0, 1, "", box.start, box.shape, work.shape, None, np)
         expected = work.call(block, here, work.buffer(box.shape, CpuBackend()))
@@ -176,15 +179,35 @@ def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostAr
         wide = block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
         expected = work.job.reference(wide, **work.parameters)
         expected, tolerance = expected if isinstance(expected, tuple) else (expected, None)
+    wanted = _of_shape(expected, shape, work.job.name)
     if dtype.kind in "iub":
-        return np.asarray(expected), 0.0 if tolerance is None else tolerance
+        return wanted, 0.0 if tolerance is None else tolerance
     if tolerance is None:
         # The largest magnitude that took part, a sum's rounding error being relative to its terms.
-        with np.errstate(invalid="ignore"):
-            terms = [np.abs(part[np.isfinite(part)]) for part in (block, np.asarray(expected))]
-        largest = max((float(part.max()) for part in terms if part.size), default=0.0)
-        tolerance = work.job.ulps * float(np.finfo(dtype).eps) * largest
-    return np.asarray(expected), tolerance
+        tolerance = work.job.ulps * float(np.finfo(dtype).eps) * max(largest, _largest(wanted))
+    return wanted, tolerance
+
+
+def _largest(array: HostArray) -> float:
+    """The largest magnitude of the finite cells."""
+    finite = array[np.isfinite(array)]
+    if not finite.size:
+        return 0.0
+    if finite.dtype.kind == "c":
+        return float(np.abs(finite).max())
+    return max(float(finite.max()), -float(finite.min()))  # the magnitude of the least integer is none
+
+
+def _of_shape(expected: Any, shape: Shape, name: str) -> HostArray:
+    array = np.asarray(expected)
+    if array.dtype.kind not in "biufc":
+        raise RunError(f"job {name}: its reference returned no numbers", got=type(expected).__name__)
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise RunError(
+            f"job {name}: its reference returned a wrong shape", got=array.shape, expected=shape
+        ) from None
 
 
 def verify_result(
@@ -204,8 +227,10 @@ def verify_result(
             )
         else:
             raise UserError(f"--verify: job {job.name} has no reference to compare with")
-        expected, absolute = expected if isinstance(expected, tuple) and job.reference else (expected, {})
-        place = unlike(result, expected, absolute)
+        absolute: dict[str, float] = {}
+        if job.reference and isinstance(expected, tuple):
+            expected, absolute = expected
+        place = unlike(to_host(result), to_host(expected), absolute)
         if place is not None:
             raise RunError(
                 f"verification failed: the result{place[0]} is wrong", got=place[1], expected=place[2]

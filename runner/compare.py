@@ -10,33 +10,79 @@ import numpy as np
 from runner.storage import HostArray
 
 RELATIVE = 1e-9  # between two orders of summation in float64
+NOTHING = "nothing"  # what is said in place of a value that is not there
+EXACT, NUMBERS = "biu", "biufc"  # kinds of dtypes
 
 
 def differs(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
-    """Which cells of `got` are wrong: those not within `tolerance` of `expected`, in float64.
+    """Which cells of `got` are wrong: those not within `tolerance` of `expected`. Of one shape, numbers.
 
-    Beyond the tolerance, the last rounding into the result's dtype is allowed for: integers are
-    rounded half to even and saturate, NaN as an integer is 0; a float may be one unit in the last
-    place off, and infinite where its dtype ends. NaN equals NaN. An infinite tolerance allows all.
+    Integers are compared with integers exactly, after those expected are brought into the result's range.
+    With floats they are compared as float64, rounded half to even and saturated; NaN as an integer is 0.
+    A float may besides be one unit in the last place off, and infinite where its dtype ends. NaN equals
+    NaN, an infinity itself alone; of complex numbers that are not finite, each part by itself. An infinite
+    tolerance allows all, one that is NaN nothing.
     """
+    if got.dtype.kind == "b":
+        bad = got != expected
+    elif got.dtype.kind == "f" and expected.dtype.kind != "c":
+        bad = _floats_differ(got, expected, tolerance)
+    elif got.dtype.kind in "fc":
+        bad = _complex_differ(got, expected, tolerance)
+    elif expected.dtype.kind in EXACT:
+        bad = _integers_differ(got, expected, tolerance)
+    else:
+        bad = _rounded_differ(got, expected.real, tolerance) | (expected.imag != 0)
+    return np.asarray(bad & ~np.isposinf(tolerance))
+
+
+def _integers_differ(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
+    limits = np.iinfo(got.dtype)
+    own = np.iinfo(np.uint8 if expected.dtype.kind == "b" else expected.dtype)
+    wanted = expected.astype(np.uint8) if expected.dtype.kind == "b" else expected
+    wanted = np.clip(wanted, max(own.min, limits.min), min(own.max, limits.max)).astype(got.dtype)
+    if not np.any(tolerance):
+        return np.asarray(got != wanted)
+    # The distance of two integers of one dtype fits the unsigned one of their size, modulo which it is.
+    larger, smaller = np.maximum(got, wanted), np.minimum(got, wanted)
+    distance = larger.astype(np.uint64) - smaller.astype(np.uint64)
+    return np.asarray(~(distance <= np.floor(tolerance)))
+
+
+def _rounded_differ(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
+    limits = np.iinfo(got.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        anything = np.isinf(tolerance)
-        if got.dtype.kind == "b":
-            return np.asarray(got != expected) & ~anything
-        if got.dtype.kind in "iu":
-            limits = np.iinfo(got.dtype)
-            edges = (np.rint(expected - tolerance), np.rint(expected + tolerance))
-            low, high = (np.clip(np.nan_to_num(edge), limits.min, limits.max) for edge in edges)
-            return np.asarray((got < low) | (got > high)) & ~anything
-        last = np.finfo(got.dtype)
-        allowed = tolerance + last.eps * (np.abs(expected) + tolerance) + last.smallest_subnormal
-        rounded = expected.astype(got.dtype)
-        close = np.abs(got.astype(expected.dtype) - expected) <= allowed
+        edges = (np.rint(expected - tolerance), np.rint(expected + tolerance))
+        low, high = (np.clip(np.nan_to_num(edge), limits.min, limits.max) for edge in edges)
+        return np.asarray((got < low) | (got > high) | np.isnan(tolerance))
+
+
+def _floats_differ(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
+    last = np.finfo(got.dtype)
+    wanted = expected.astype(np.result_type(got.dtype, expected.dtype, np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        allowed = tolerance + last.eps * (np.abs(wanted) + tolerance) + last.smallest_subnormal
+        rounded = wanted.astype(got.dtype)
+        close = (np.abs(got - wanted) <= allowed) & np.isfinite(wanted)
         same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
         # What the tolerance reaches is rounded into the dtype too, and may be infinite there.
-        ends = ((expected - allowed).astype(got.dtype), (expected + allowed).astype(got.dtype))
-        beyond = np.isinf(got) & ((got == ends[0]) | (got == ends[1]))
-        return np.asarray(~(close | same | beyond | anything))
+        ends = ((wanted - allowed).astype(got.dtype), (wanted + allowed).astype(got.dtype))
+        beyond = np.isinf(got) & ((got == ends[0]) | (got == ends[1])) & np.isfinite(wanted)
+        return np.asarray(~(close | same | beyond))
+
+
+def _complex_differ(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
+    last = np.finfo(got.dtype)
+    wanted = expected.astype(np.result_type(got.dtype, expected.dtype, np.complex128))
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = np.abs(wanted)
+        allowed = tolerance + last.eps * (size + tolerance) + last.smallest_subnormal
+        close = (np.abs(got - wanted) <= allowed) & np.isfinite(wanted)
+        # Rounding is relative to the number, not to its smaller part.
+        reach = np.where(np.isfinite(size), allowed, tolerance)
+        parts = (_floats_differ(g, w, reach) for g, w in ((got.real, wanted.real), (got.imag, wanted.imag)))
+        finite = np.isfinite(got) & np.isfinite(wanted.astype(got.dtype))
+        return np.asarray(np.where(finite, ~close, np.logical_or(*parts)))
 
 
 def unlike(
@@ -44,22 +90,67 @@ def unlike(
 ) -> tuple[str, Any, Any] | None:
     """Where two results differ: a path into them, got, expected; None where they agree.
 
-    Floats may differ by RELATIVE, and by `absolute` for the names that it has.
+    They have the same names, lengths and shapes. Floats may differ by RELATIVE, integers and truth values
+    not at all; an integer equals the float that is expected when it is the nearest one. Numbers may
+    differ by `absolute` for the names that it has. What is no number is equal or differs.
     """
-    if result is None or expected is None:
-        return None if result is expected else (place, result, expected)
-    if isinstance(expected, dict):
-        steps = [
-            (f"[{key!r}]", result.get(key), value, absolute.get(key, 0.0)) for key, value in expected.items()
-        ]
-    elif isinstance(expected, (list, tuple)):
-        if len(result) != len(expected):
-            return place, result, expected
+    if isinstance(result, Mapping) and isinstance(expected, Mapping):
+        for name in (*expected, *result):
+            if name not in result or name not in expected:
+                return f"{place}[{name!r}]", result.get(name, NOTHING), expected.get(name, NOTHING)
+        steps = [(f"[{n!r}]", result[n], value, absolute.get(n, allowed)) for n, value in expected.items()]
+    elif isinstance(result, np.ndarray) and isinstance(expected, np.ndarray):
+        return _arrays_unlike(result, expected, place, allowed)
+    elif _is_sequence(result) and _is_sequence(expected) and len(result) == len(expected):
         pairs = enumerate(zip(result, expected, strict=True))
         steps = [(f"[{i}]", got, wanted, allowed) for i, (got, wanted) in pairs]
-    elif np.allclose(result, expected, rtol=RELATIVE, atol=allowed, equal_nan=True):
-        return None
     else:
-        return place, result, expected
+        return None if _agree(result, expected, allowed) else (place, result, expected)
     found = (unlike(got, wanted, {}, place + step, atol) for step, got, wanted, atol in steps)
     return next(filter(None, found), None)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _arrays_unlike(
+    result: HostArray, expected: HostArray, place: str, allowed: float
+) -> tuple[str, Any, Any] | None:
+    if result.shape != expected.shape:
+        return place, result, expected
+    bad = _cells_differ(result, expected, allowed)
+    if not bad.any():
+        return None
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{place}{list(first)}" if first else place, result[first], expected[first]
+
+
+def _agree(result: Any, expected: Any, allowed: float) -> bool:
+    """Of two values that are neither mappings nor both of as many values."""
+    if isinstance(result, (bool, int)) and isinstance(expected, (bool, int)):  # of any size
+        return result == expected or bool(abs(result - expected) <= allowed)
+    if _is_number(result) and _is_number(expected):
+        return not _cells_differ(np.asarray(result), np.asarray(expected), allowed).any()
+    if _is_number(result) or _is_number(expected) or _is_sequence(result) or _is_sequence(expected):
+        return False
+    same = result == expected
+    return bool(same) if isinstance(same, (bool, np.bool_)) else False
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, (bool, int, float, complex, np.bool_, np.number))
+    return number or (isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in NUMBERS)
+
+
+def _cells_differ(result: HostArray, expected: HostArray, allowed: float) -> HostArray:
+    kinds = result.dtype.kind, expected.dtype.kind
+    if not set(kinds) <= set(NUMBERS):
+        return np.asarray(result != expected)
+    if kinds[0] == "b":  # a truth value is 0 or 1 beside what is none
+        result = result if kinds[1] == "b" else result.astype(np.uint8)
+    if kinds[0] in EXACT:
+        return differs(result, expected, allowed)
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(expected)
+        return differs(result, expected, allowed + RELATIVE * np.where(np.isfinite(size), size, 0.0))

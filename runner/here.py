@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
+from runner import philox
 from runner.comm import Array
+from runner.errors import UserError
 from runner.partition import Shape
+
+UNIFORM, RADIUS, ANGLE = range(3)  # streams of a seed
 
 
 @dataclass(frozen=True)
@@ -35,34 +38,36 @@ class Here:
     def uniform(self, seed: int = 0) -> Array:
         """One float64 in [0, 1) for each own cell, from the cell's place in the whole array.
 
-        The same number whatever rank or device holds the cell: the SplitMix64 generator
-        (Steele, Lea and Flood, OOPSLA 2014) at position `index` of the stream `seed`.
+        The same bits whatever rank or device holds the cell. The whole array has what NumPy makes of
+        `Generator(Philox(key=seed)).random(shape)`. Numbers of two seeds are independent.
+        seed: 0 to 2^64 - 1; UserError for another.
         """
-        with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the generator
-            start = _mix(np.array([seed % 2**64], np.uint64))
-            state = self._index() * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int(start[0]))
-            bits = _mix(state)
-        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return self._fractions(seed, UNIFORM)
 
     def normal(self, seed: int = 0) -> Array:
         """One float64 of the standard normal distribution for each own cell (Box and Muller, 1958).
 
-        As `uniform`, up to the last bits of the device's own log and cos.
+        As `uniform`, but for the last bits of the device's own logarithm and cosine; independent of what
+        that makes of any seed. No number is beyond 8.6.
         """
-        radius = self.xp.sqrt(-2.0 * self.xp.log1p(-self.uniform(2 * seed)))
-        return radius * self.xp.cos(2.0 * math.pi * self.uniform(2 * seed + 1))
+        xp, radius = self.xp, self._fractions(seed, RADIUS)
+        xp.negative(radius, out=radius)
+        xp.log1p(radius, out=radius)  # of more than -1
+        radius *= -2.0
+        xp.sqrt(radius, out=radius)
+        angle = self._fractions(seed, ANGLE)
+        angle *= 2.0 * math.pi
+        xp.cos(angle, out=angle)
+        radius *= angle
+        return radius
 
-    def _index(self) -> Array:
-        """Position of each own cell in the whole array, in C order."""
-        index = self.xp.zeros((1,) * len(self.shape), np.uint64)
-        for axis, (first, count) in enumerate(zip(self.offset, self.block, strict=True)):
-            stride = math.prod(self.shape[axis + 1 :])
-            along = self.xp.arange(first, first + count, dtype=np.uint64) * np.uint64(stride)
-            index = index + along.reshape((1,) * axis + (-1,) + (1,) * (len(self.shape) - axis - 1))
-        return index
-
-
-def _mix(state: Array) -> Array:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    def _fractions(self, seed: int, stream: int) -> Array:
+        try:
+            whole = operator.index(seed)
+        except TypeError:
+            whole = -1
+        if not 0 <= whole < 2**64:
+            raise UserError(
+                "a seed of random numbers is a whole number of 64 bits", got=seed, expected="0 to 2^64 - 1"
+            )
+        return philox.fractions(self.xp, (whole, stream), self.offset, self.block, self.shape)

@@ -227,17 +227,8 @@ def call_rows(
     out: for these rows, or for all of the region's; None for a job that returns its result.
     """
     first, last = rows
-    part = region.rows(first, last)
-    here = Here(
-        world.rank,
-        world.size,
-        world.here.host,
-        part.start,
-        part.shape,
-        work.shape,
-        world.backend.stream,
-        world.backend.xp,
-    )
+    part, ranks, backend = region.rows(first, last), (world.rank, world.size, world.here.host), world.backend
+    here = Here(*ranks, part.start, part.shape, work.shape, backend.stream, backend.xp)
     if out is not None and out.shape[0] > last - first:
         out = out[first:last]
     result = work.call(window, here, out)

@@ -13,6 +13,7 @@ import runner
 from runner.execute import Options, run
 from runner.find import find
 from runner.halo import BOUNDARIES
+from runner.stream.options import StreamOptions
 
 KERNEL = np.arange(1.0, 21.0).reshape(4, 5)
 
@@ -74,14 +75,58 @@ def test_a_cupy_array_stays_on_its_device_and_the_stream_is_given_back() -> None
     np.testing.assert_array_equal(result.get(), correlate(array))
 
 
-def test_random_numbers_are_the_same_on_both_devices() -> None:
+@pytest.mark.parametrize(
+    ("offset", "block", "shape"),
+    [
+        ((3, 0), (50, 40), (100, 40)),
+        ((3, 1, 2), (50, 40, 3), (100, 47, 7)),
+        ((5,), (9_000_001,), (9_000_009,)),  # several pieces
+        ((0, 3), (3000, 2500), (3000, 2600)),
+        ((2**31 - 1, 2**30 - 5), (1, 5), (2**31, 2**30)),
+        ((0, 0), (0, 40), (100, 40)),
+    ],
+)
+def test_random_numbers_are_the_same_on_both_devices(offset: Any, block: Any, shape: Any) -> None:
     import cupy
 
     def here(xp: Any) -> runner.Here:
-        return runner.Here(0, 1, "", (3, 0), (50, 40), (100, 40), None, xp)
+        return runner.Here(0, 1, "", offset, block, shape, None, xp)
 
     np.testing.assert_array_equal(here(cupy).uniform(7).get(), here(np).uniform(7))
-    np.testing.assert_allclose(here(cupy).normal(7).get(), here(np).normal(7), rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_max_ulp(here(cupy).normal(7).get(), here(np).normal(7), maxulp=8)
+
+
+@runner.map_blocks(halo=((2, 1), (1, 1)))
+def doubled_sums(block: Any) -> Any:
+    """Of three neighbours, after the block was changed in place."""
+    block *= 2
+    return block[:-3, 1:-1] + 3 * block[2:-1, :-2] + 5 * block[3:, 2:]
+
+
+@runner.map_blocks
+def doubled(block: Any) -> Any:
+    block *= 2
+    return block
+
+
+@pytest.mark.parametrize("stream", [StreamOptions(), StreamOptions(chunk_bytes=100_000)])
+def test_a_function_may_change_its_block_in_place(tmp_path: Path, stream: StreamOptions) -> None:
+    array = np.random.default_rng(7).integers(-99, 99, (301, 77))
+    padded = np.pad(array, ((2, 1), (1, 1)), mode="symmetric")
+    sums = padded[:-3, 1:-1] + 3 * padded[2:-1, :-2] + 5 * padded[3:, 2:]
+    np.save(tmp_path / "in.npy", array)
+    for job, wanted in ((doubled, 2 * array), (doubled_sums, 2 * sums)):
+        options = Options(device="cuda", verify="full", stream=stream)
+        run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, options)
+        np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), wanted)
+
+
+def test_a_cupy_array_that_a_job_is_applied_to_stays_as_it_was() -> None:
+    import cupy
+
+    array = cupy.arange(12).reshape(4, 3)
+    np.testing.assert_array_equal(doubled(array).get(), 2 * np.arange(12).reshape(4, 3))
+    np.testing.assert_array_equal(array.get(), np.arange(12).reshape(4, 3))
 
 
 def test_statistics_agree_between_devices(tmp_path: Path) -> None:

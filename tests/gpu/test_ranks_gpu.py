@@ -59,6 +59,26 @@ def test_blocks_on_gpus_give_what_scipy_gives(
         np.testing.assert_array_equal(np.load(folder / "out.npy"), wanted)
 
 
+@runner.map_blocks(halo=((2, 1), (1, 1)))
+def doubled_sums(block: Any) -> Any:
+    """Of three neighbours, after the block was changed in place."""
+    block *= 2
+    return block[:-3, 1:-1] + 3 * block[2:-1, :-2] + 5 * block[3:, 2:]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_function_may_change_its_block_while_the_halo_travels(
+    world: World, folder: Path, overlap: bool
+) -> None:
+    array = np.random.default_rng(7).integers(-99, 99, (4096, 4099))
+    padded = np.pad(array, ((2, 1), (1, 1)), mode="symmetric")
+    wanted = 2 * (padded[:-3, 1:-1] + 3 * padded[2:-1, :-2] + 5 * padded[3:, 2:])
+    world.once(lambda: np.save(folder / "in.npy", array))
+    options = Options(overlap=overlap, verify="sample")
+    run(doubled_sums, folder / "in.npy", folder / "out.npy", {}, options, world=world)
+    np.testing.assert_array_equal(np.load(folder / "out.npy"), wanted)
+
+
 def test_every_rank_has_a_gpu_of_its_own(world: World) -> None:
     assert len({rank.device.uuid for rank in world.ranks}) == world.size
 

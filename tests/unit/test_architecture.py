@@ -59,7 +59,7 @@ LAYERS = (
         "survey_network",
     ),
     ("backend.box", "backend.cuda_files", "backend.cuda_lanes", "backend.pools"),
-    ("chunks", "window"),
+    ("chunks", "philox", "window"),
     ("backend",),  # the protocols
     ("comm",),
     ("boxes", "halo", "signature"),
