@@ -67,6 +67,7 @@ LAYERS = (
     ("partition", "watch_progress"),
     ("journal", "launcher", "links", "verdict", "watch_channel", "watch_report"),
     ("lock",),
+    ("files",),
     ("errors", "spans", "sysfs"),
 )
 
