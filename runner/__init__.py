@@ -21,6 +21,8 @@ package costs nothing.
     stolen_seconds                      what a hypervisor took of processors (`runner.counters_processors`)
     environment                         the process's variables (`runner.launcher`)
     versions                            of all that figures depend on (`runner.report.record`)
+    write_file, check_writable, is_stream
+                                        a small file, whole at every moment (`runner.files`)
     Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
                                         collectives on raw memory (`runner.comm.collectives`)
     SimulatedFleet, FleetSpec, Fault, parse_fleet, random_fault
@@ -70,6 +72,9 @@ if TYPE_CHECKING:
     from runner.errors import RunError as RunError
     from runner.errors import UserError as UserError
     from runner.errors import tell as tell
+    from runner.files import check_writable as check_writable
+    from runner.files import is_stream as is_stream
+    from runner.files import write_file as write_file
     from runner.here import Here as Here
     from runner.launcher import environment as environment
     from runner.links import gpu_links as gpu_links
@@ -92,6 +97,9 @@ _HOME = {
     "Here": "runner.here",
     "Tiles": "runner.reduce",
     "versions": "runner.report.record",
+    "write_file": "runner.files",
+    "check_writable": "runner.files",
+    "is_stream": "runner.files",
     "kernel": "runner.backend.cuda",
     "Box": "runner.backend.box",
     "Gpu": "runner.backend.box",

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner import files
 from runner.errors import RunError
 from runner.launcher import slurm_job
-from runner.verdict import lost_note, write
+from runner.verdict import lost_note
 from runner.watch_channel import addresses
 from runner.watch_report import ranges
 from runner.world import Rank, World
@@ -110,7 +111,7 @@ def leave_note(folder: Path, sentence: str) -> None:
     """Write to a file what a Slurm job's output may not get any more; elsewhere nothing."""
     if job := slurm_job():
         with contextlib.suppress(OSError):
-            write(folder / lost_note(job), f"meshrun: {sentence}\n")
+            files.write_file(folder / lost_note(job), f"meshrun: {sentence}\n")
 
 
 def lost_hosts(ranks: Sequence[Rank], lost: Sequence[int], seconds: float) -> RunError:

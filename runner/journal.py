@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner import files
 from runner.errors import MeshrunError, RunError, UserError
 
-IDENTITY, TEMPORARY = "identity.json", "identity.json.tmp"
+IDENTITY, TEMPORARY = "identity.json", ".partial"  # the latter ends the name of one that is being written
 LOG, FAILED = ".log", ".failed"  # a log, and one whose writer could not sync
 SYNC_SECONDS = 10.0  # from one sync to the next: about as much work as a power failure costs
 SHOWN = 3  # differences that a sentence spells out
@@ -58,19 +59,16 @@ class Journal:
         with _told("write", self.folder):
             # A new folder, not one emptied: after a power failure no old log can turn up in it.
             self.folder.mkdir()
-            with open(self.folder / TEMPORARY, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(self.folder / TEMPORARY, self.folder / IDENTITY)
-            sync_folder(self.folder)
-            sync_folder(self.folder.parent)
+            files.write_file(self.folder / IDENTITY, text, durable=True)
+            files.sync_folder(self.folder.parent)
 
     def kept(self) -> dict[str, Any] | None:
-        """The identity of the unfinished run; None when there is none. UserError when it is broken."""
+        """The identity of the unfinished run; None when there is none. UserError when it is broken, or
+        when somebody else has put it there."""
         path = self.folder / IDENTITY
         with _told("read", path):
             try:
+                files.check_own(self.folder, True, self.anew())
                 identity = json.loads(path.read_bytes())
             except FileNotFoundError:  # also where `begin` or `remove` was cut short
                 return None
@@ -105,7 +103,7 @@ class Journal:
         with _told("remove", self.folder), contextlib.suppress(FileNotFoundError):
             (self.folder / IDENTITY).unlink(missing_ok=True)  # first: without it the logs mean nothing
             for path in self.folder.iterdir():
-                if path.name == TEMPORARY or path.suffix in (LOG, FAILED):
+                if path.suffix in (TEMPORARY, LOG, FAILED):
                     path.unlink()
             self.folder.rmdir()
 
@@ -143,7 +141,7 @@ class Log:
         with _told("write", path):
             # O_EXCL: what is appended to another's torn line would be lost.
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
-            sync_folder(path.parent)
+            files.sync_folder(path.parent)
         self._append(f"boot {json.dumps(boot)}")
 
     def done(self, number: int) -> None:
@@ -275,18 +273,6 @@ def _read(path: Path) -> tuple[str, list[int], int]:
         else:
             synced = max(synced, int(value))
     return boot, done, synced
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable, where its file system can."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as reason:
-        if reason.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

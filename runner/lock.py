@@ -1,42 +1,69 @@
-"""One run at a time writes an output: a lock beside it, which a process that ends in any way lets go."""
+"""One run at a time writes an output: a lock beside it, which a process that ends in any way lets go.
+
+Where the file system has no locks, a claim: a file that says which process has it, and that a later run
+takes over when that process is gone. What another host has claimed, only a person can know to be stale.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
+import stat
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+from runner import files
 from runner.errors import UserError
 
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
+WAIT = "another output, or wait for it (ps, squeue)"
 
 
 def hold(output: Path) -> Callable[[], None]:
     """Keep other runs from writing `output`; what is returned ends that. UserError where one is at it."""
     path = output.with_name(f".{output.name}.lock")
     while True:
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        file = _open(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as reason:
             os.close(file)
-            raise UserError(
-                f"another run is writing {output}", hint="another output, or wait for it (ps, squeue)"
-            ) from reason
+            raise UserError(f"another run is writing {output}", hint=WAIT) from reason
         except OSError as reason:
             if reason.errno not in UNLOCKABLE:
                 os.close(file)
-                raise
+                raise UserError(f"cannot lock {path}", got=reason.strerror) from reason
+            _release(path, file)
+            return _claim(output)
         if _is(path, file):  # else its last holder has removed it meanwhile
             return lambda: _release(path, file)
         os.close(file)
 
 
+def _open(path: Path) -> int:
+    """The lock's file, which may be another user's, never through a link."""
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        try:
+            file = os.open(path, flags | os.O_RDWR, 0o666)
+        except PermissionError:  # another user's is only to be read; enough, but on NFS
+            file = os.open(path, (flags & ~os.O_CREAT) | os.O_RDONLY)
+    except OSError as reason:
+        got = "a link" if path.is_symlink() else reason.strerror
+        raise UserError(f"cannot lock {path}", got=got, hint=f"rm {path}, or another output") from reason
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise UserError(f"cannot lock {path}", got="no plain file", hint=f"rm {path}, or another output")
+    return file
+
+
 def _is(path: Path, file: int) -> bool:
     try:
-        found = os.stat(path)
+        found = os.lstat(path)
     except FileNotFoundError:
         return False
     mine = os.fstat(file)
@@ -44,5 +71,104 @@ def _is(path: Path, file: int) -> bool:
 
 
 def _release(path: Path, file: int) -> None:
-    path.unlink(missing_ok=True)
-    os.close(file)
+    try:
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+def _claim(output: Path) -> Callable[[], None]:
+    """What `hold` does, by a file that is made once."""
+    path = output.with_name(f".{output.name}.claim")
+    mine = {
+        "id": os.urandom(8).hex(),
+        **_place(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    while not _created(path, mine):
+        found = _read(path)
+        if found is None:  # its holder has removed it meanwhile
+            continue
+        if not _is_gone(found):
+            process = f"process {found.get('pid', '?')} on host {found.get('host', '?')}"
+            raise UserError(
+                f"another run is writing {output}, on a file system without locks",
+                got=f"a claim of {process} since {found.get('since', '?')}",
+                hint=f"{WAIT}; if that process has ended: rm {path}",
+            )
+        _take_away(path, found)
+
+    def release() -> None:
+        if _read(path) == mine:
+            path.unlink(missing_ok=True)
+
+    return release
+
+
+def _created(path: Path, claim: dict[str, Any]) -> bool:
+    try:
+        return files.create(path, json.dumps(claim) + "\n")
+    except OSError as reason:
+        raise UserError(f"cannot write {path}", got=reason.strerror, hint="another output") from reason
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A claim; without a key where it is broken; None where there is none."""
+    try:
+        with files.open_file(path) as file:
+            found = json.loads(file.read())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _take_away(path: Path, stale: dict[str, Any]) -> None:
+    """Remove a claim, unless another run has done so meanwhile, and made its own."""
+    aside = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    if (other := _read(aside)) is not None and other != stale:
+        _created(path, other)
+    aside.unlink(missing_ok=True)
+
+
+def _is_gone(claim: dict[str, Any]) -> bool:
+    """Whether a claim's process was one of this host's, as this one sees them, and is no more."""
+    pid, place = claim.get("pid"), _place()
+    if not isinstance(pid, int) or not place["boot"]:
+        return False
+    if any(claim.get(name) != value for name, value in place.items()):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return _started(pid) not in ("", claim.get("started"))  # else another process has its number
+
+
+def _place() -> dict[str, Any]:
+    """Where a process's number means the same process: a host, up since a moment, and its processes seen."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        seen = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        boot, seen = "", 0
+    return {"host": os.uname().nodename, "boot": boot, "processes": seen}
+
+
+def _started(pid: int) -> str:
+    """When a process began, in ticks since the host's boot; "ended" for what waits to be reaped; "" where
+    that is not to be seen."""
+    try:
+        state, *more = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "ended" if state in "ZX" else more[18]
+    except (OSError, IndexError, ValueError):
+        return ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from runner import lock
+from runner import files, lock
 from runner.errors import UserError
 
 LINE = "\x1emeshrun-run"  # begins a line for the process that started the ranks; no program prints it
@@ -86,7 +85,7 @@ class RunDirectory:
         return cls(Path(tempfile.mkdtemp(prefix="meshrun-")))
 
     def register(self, rank: int, host: str, pid: int) -> None:
-        write(self.path / f"pid-{pid}@{host}", json.dumps({"rank": rank, "host": host}))
+        files.write_file(self.path / f"pid-{pid}@{host}", json.dumps({"rank": rank, "host": host}))
 
     def begun(self) -> bool:
         """Whether a rank has registered."""
@@ -106,7 +105,7 @@ class RunDirectory:
         if output is None:
             (self.path / "partial").unlink(missing_ok=True)
         else:
-            write(self.path / "partial", str(output))
+            files.write_file(self.path / "partial", str(output))
 
     def remove_partial(self) -> None:
         note = self.path / "partial"
@@ -118,10 +117,10 @@ class RunDirectory:
                 lock.hold(Path(held.read_text()))()
 
     def keep_hold(self, output: Path) -> None:
-        write(self.path / "held", str(output))
+        files.write_file(self.path / "held", str(output))
 
     def keep_words(self, words: str) -> None:
-        write(self.path / "words", words)
+        files.write_file(self.path / "words", words)
 
     def words(self) -> str:
         """What is to be told if the run does not succeed."""
@@ -129,7 +128,7 @@ class RunDirectory:
         return note.read_text() if note.exists() else ""
 
     def keep_status(self, status: int) -> None:
-        write(self.path / "status", str(status))
+        files.write_file(self.path / "status", str(status))
 
     def status(self) -> int:
         """Of a run that did not succeed, where no rank said why."""
@@ -160,7 +159,7 @@ class RunDirectory:
         return found if "sentence" in found else None
 
     def complete(self, record: dict[str, Any]) -> None:
-        write(self.path / "record.json", json.dumps(record))
+        files.write_file(self.path / "record.json", json.dumps(record))
 
     def record(self) -> dict[str, Any] | None:
         return _read(self.path / "record.json")
@@ -232,7 +231,8 @@ class RunLines:
             return True
 
     def forget(self) -> None:
-        for path in self._note.parent.glob(f"{self._note.name}*"):  # and what a rank killed in its claim left
+        self._note.unlink(missing_ok=True)
+        for path in self._note.parent.glob(files.temporaries(self._note)):  # of a rank killed in its claim
             path.unlink(missing_ok=True)
 
     def complete(self, record: dict[str, Any]) -> None:
@@ -262,22 +262,7 @@ def _short(host: str) -> str:
 
 def claim(path: Path, content: dict[str, Any]) -> bool:
     """Create `path` with `content` in one step; False when it is there already."""
-    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}")
-    try:
-        temporary.write_text(json.dumps({"time": time.time(), **content}))
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
-
-
-def write(path: Path, text: str) -> None:
-    """Write `path` in one step: whoever reads it finds all of it, even when the writer is killed half-way."""
-    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}")
-    temporary.write_text(text)
-    temporary.replace(path)
+    return files.create(path, json.dumps({"time": time.time(), **content}))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,7 @@ class Kept:
         if self._path is None or (not last and time.monotonic() < self._due):
             return
         begin = time.monotonic()
-        content = text().encode("utf-8")
-        temporary = self._path.with_name(f"{self._path.name}.{threading.get_native_id()}")
-        temporary.write_bytes(content)
-        temporary.replace(self._path)
+        runner.write_file(self._path, text())
         end = time.monotonic()
         self._due = end + (end - begin) / SHARE
 
@@ -51,13 +47,10 @@ def opened_record(world: World, path: str | None, screen: Screen) -> Kept:
 
 def refuse_unwritable(path: Path) -> None:
     """UserError for a file that cannot be written; nothing is left or changed."""
-    existed = path.exists()
     try:
-        path.open("a", encoding="utf-8").close()
+        runner.check_writable(path)
     except OSError as reason:
         raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason
-    if not existed:
-        path.unlink()
 
 
 def outputs(path: str | None, drawing: str | None) -> str | None:

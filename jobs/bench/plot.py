@@ -244,7 +244,7 @@ def save(
         )
         image = page.encode()
     try:
-        target.write_bytes(image)
+        runner.write_file(target, image)
     except OSError as reason:
         raise runner.UserError(f"cannot write {target}", got=reason.strerror or reason) from reason
 

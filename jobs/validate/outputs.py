@@ -44,13 +44,6 @@ def write(report: Report, outputs: Outputs, last: bool = True) -> None:
     last: False while the run goes on. Then what is read now and then, or as it comes, is left alone.
     """
     for name, path in outputs.named().items():
-        stream = path.exists() and not path.is_file()  # such as /dev/stdout
-        if not last and (stream or name == "prometheus"):
+        if not last and (runner.is_stream(path) or name == "prometheus"):
             continue
-        text: str = importlib.import_module(f"jobs.validate.told.{name}").text(report)
-        if stream:
-            path.write_text(text, encoding="utf-8")
-            continue
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        runner.write_file(path, importlib.import_module(f"jobs.validate.told.{name}").text(report))

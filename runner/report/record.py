@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from runner import files
 from runner.errors import RunError
 from runner.timing import Phases
 from runner.world import World
@@ -89,12 +89,9 @@ def versions(world: World) -> dict[str, str]:
 
 def write(record: Record, path: Path) -> None:
     """Write the record as JSON, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        temporary.write_text(json.dumps(plain(record), indent=2) + "\n")
-        temporary.replace(path)
+        files.write_file(path, json.dumps(plain(record), indent=2) + "\n")
     except OSError as reason:
-        temporary.unlink(missing_ok=True)
         raise RunError(f"cannot write the record {path}", got=reason.strerror or reason) from reason
 
 

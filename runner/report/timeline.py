@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runner import files
 from runner.errors import RunError, UserError
 from runner.report.limits import Limits, idle_share, measure
 from runner.report.record import plain
@@ -98,12 +98,9 @@ def write_timeline(path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> 
     limits = measure(_aligned(lanes), any(lane.gpu for lane in lanes))
     draw = page if path.suffix.lower() == ".html" else trace
     text = draw(lanes, plain(about), limits)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        files.write_file(path, text)
     except OSError as reason:
-        temporary.unlink(missing_ok=True)
         raise RunError(f"cannot write the timeline {path}", got=reason.strerror or reason) from reason
 
 

@@ -8,7 +8,7 @@ shared by threads, and closing is what makes NFS send what was written.
 
 from __future__ import annotations
 
-import errno
+import io
 import math
 import os
 from abc import ABC, abstractmethod
@@ -21,9 +21,11 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from runner.errors import RunError
+from runner.files import open_file, open_new
 from runner.partition import Region, Shape
 from runner.storage import Form, HostArray, mapped
 from runner.storage.faults import check_part, not_shared, unclaimed, write_error
+from runner.storage.room import allocate
 
 BUFFER = 1 << 18  # bytes that pass through memory of their own, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows no longer than this are read whole, for less than the calls that skip would cost
@@ -115,19 +117,20 @@ class FlatSink(ABC):
         """The byte of `partial`, once that was created, with which the array begins."""
 
     @abstractmethod
-    def lay_out(self) -> None:
-        """Write what the format puts around the values into the empty file at `partial`."""
+    def lay_out(self, file: BinaryIO) -> None:
+        """Write what the format puts around the values into `file`, the new one at `partial`."""
 
     def create(self) -> None:
         needed = math.prod(self.shape) * self.dtype.itemsize
         try:
-            self.partial.touch(exist_ok=False)  # one that is there is another run's
+            made = open_new(self.partial)  # one that is there is another run's
         except OSError as reason:
             raise write_error(self.path, reason, needed, partial=self.partial.parent) from reason
         try:
-            self.lay_out()
-            needed += self.offset
-            with open(self.partial, "r+b") as file:
+            with made as file:
+                self.lay_out(file)
+                file.flush()
+                needed += self.offset
                 # Room is claimed now, so that a full disk shows before the work, not after it.
                 allocate(file.fileno(), needed)
         except OSError as reason:
@@ -142,7 +145,7 @@ class FlatSink(ABC):
             if self._through_pages and (start := stretch(self.shape, region)) is not None and _large(array):
                 mapped.write(self.partial, self._at(start), array)
                 return
-            with open(self.partial, "r+b", buffering=0) as file:
+            with open_file(self.partial, write=True) as file:
                 self._write(file.fileno(), region, array)
         except FileNotFoundError as reason:  # rank 0 made it; this host may have no such folder
             raise not_shared(self.path, reason) from reason
@@ -180,19 +183,9 @@ class FlatSink(ABC):
             raise self._unwritten(reason) from reason
 
     @cached_property
-    def _file(self) -> BinaryIO:
+    def _file(self) -> io.FileIO:
         # Kept open: the kernel tells of a page that it could not write to those who had the file open then.
-        return open(self.partial, "rb")
-
-
-def allocate(descriptor: int, size: int) -> None:
-    """Claim room for `size` bytes on the disk, or only the size where a file system cannot."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as reason:
-        if reason.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        os.ftruncate(descriptor, max(size, os.fstat(descriptor).st_size))
+        return open_file(self.partial)
 
 
 def _leading(shape: Shape, region: Region) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -182,12 +182,12 @@ class Hdf5Sink(FlatSink):
         with h5py.File(self.partial, "r") as file:
             return file[self.name].id.get_offset() or 0
 
-    def lay_out(self) -> None:
+    def lay_out(self, file: BinaryIO) -> None:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        with h5py.File(self.partial, "w", alignment_threshold=1, alignment_interval=PAGE) as file:
-            dataset = file.create_dataset(self.name, self.shape, self.dtype, dcpl=properties)
+        with h5py.File(file, "w", alignment_threshold=1, alignment_interval=PAGE) as container:
+            dataset = container.create_dataset(self.name, self.shape, self.dtype, dcpl=properties)
             if self.shape == ():  # h5py has room for a scalar made when it is written
                 dataset[()] = 0
 

@@ -7,6 +7,7 @@ orientation noted by a camera is applied.
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from runner.errors import UserError
+from runner.files import open_file, open_new
 from runner.partition import Region, Shape
 from runner.storage import Form, HostArray
 from runner.storage.faults import write_error
@@ -148,7 +150,7 @@ class ImageSink:
 
     def create(self) -> None:
         try:
-            self.partial.touch(exist_ok=False)
+            open_new(self.partial).close()
         except OSError as reason:
             raise write_error(self.path, reason, partial=self.partial) from reason
 
@@ -159,7 +161,9 @@ class ImageSink:
         try:
             picture = Image.fromarray(np.ascontiguousarray(pixels))
             quality = {} if self.lossless else {"quality": 95}
-            picture.save(self.partial, FORMATS[self.path.suffix.lower()], **quality)
+            with open_file(self.partial, write=True) as raw, io.BufferedRandom(raw) as file:
+                file.truncate()
+                picture.save(file, FORMATS[self.path.suffix.lower()], **quality)
         except OSError as reason:
             raise write_error(
                 self.path, reason, array.nbytes, "for this picture, uncompressed", self.partial
@@ -167,7 +171,7 @@ class ImageSink:
 
     def sync(self) -> None:
         try:
-            with open(self.partial, "rb") as file:
+            with open_file(self.partial) as file:
                 os.fdatasync(file.fileno())
         except OSError as reason:
             raise write_error(self.path, reason, partial=self.partial) from reason

@@ -12,21 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
+from runner.files import open_file
 from runner.storage import HostArray
+from runner.storage.faults import unclaimed
 
-# File systems whose posix_fallocate claims the room that a page will need.
+# File systems whose fallocate claims the room that a page will need.
 CLAIMING = ("tmpfs", "ext4", "xfs")
 
 
 def claims(path: Path) -> bool:
-    """Whether what was claimed of this file is written to its pages without fail."""
-    return _file_system(os.stat(path).st_dev) in CLAIMING
+    """Whether what was claimed of this file, if anything was, is written to its pages without fail."""
+    return unclaimed(path) is None and _file_system(os.stat(path).st_dev) in CLAIMING
 
 
 def write(path: Path, offset: int, data: HostArray) -> None:
     """Write bytes from `offset` on; the pages do not stay in this process's memory."""
     skipped = offset % mmap.ALLOCATIONGRANULARITY
-    with open(path, "r+b") as file:
+    with open_file(path, write=True) as file:
         pages = mmap.mmap(file.fileno(), skipped + data.nbytes, offset=offset - skipped)
     view = np.frombuffer(pages, np.uint8)
     view[skipped:] = data.reshape(-1).view(np.uint8)

@@ -9,7 +9,7 @@ import threading
 import tokenize
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -74,8 +74,8 @@ class NpySink(FlatSink):
     def offset(self) -> int:
         return len(self._header)
 
-    def lay_out(self) -> None:
-        self.partial.write_bytes(self._header)
+    def lay_out(self, file: BinaryIO) -> None:
+        file.write(self._header)
 
 
 def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> NpySink:

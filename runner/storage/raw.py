@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class RawSink(FlatSink):
 
     offset = 0
 
-    def lay_out(self) -> None:
+    def lay_out(self, file: BinaryIO) -> None:
         """Nothing: there is no header."""
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import tifffile
@@ -231,12 +231,12 @@ class TiffSink(FlatSink):
             offset: int = file.series[0].dataoffset
             return offset
 
-    def lay_out(self) -> None:
+    def lay_out(self, file: BinaryIO) -> None:
         colour = len(self.shape) == 3 and self.shape[2] in (3, 4) and self.dtype.name in ("uint8", "uint16")
         pages = math.prod(self.shape[:-2])
         needed = math.prod(self.shape) * self.dtype.itemsize + pages * PAGE_BYTES
         tifffile.imwrite(
-            self.partial,
+            file,
             shape=self.shape,
             dtype=self.dtype,
             bigtiff=needed > CLASSIC,

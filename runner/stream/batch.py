@@ -15,7 +15,8 @@ from typing import Any
 
 from runner.ending import Ending
 from runner.errors import UserError
-from runner.journal import Journal, Syncer, sync_folder
+from runner.files import sync_folder
+from runner.journal import Journal, Syncer
 from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder

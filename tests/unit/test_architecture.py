@@ -66,6 +66,7 @@ LAYERS = (
     ("partition", "watch_progress"),
     ("journal", "launcher", "links", "verdict", "watch_channel", "watch_report"),
     ("lock",),
+    ("files",),
     ("errors", "spans", "sysfs"),
 )
 

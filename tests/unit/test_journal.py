@@ -564,7 +564,8 @@ def test_the_journal_is_removed_and_only_it(journal: Journal) -> None:
 def test_logs_left_by_a_removal_cut_short_are_not_another_runs(journal: Journal) -> None:
     record(journal, "a-0", HERE, [1, "synced"])
     (journal.folder / IDENTITY).unlink()
-    (journal.folder / "identity.json.tmp").write_text('{"job": "ed')  # and a crash in the next one's begin
+    # And a crash in the next one's begin.
+    (journal.folder / ".identity.json.0123456789abcdef.partial").write_text('{"job": "ed')
     assert journal.kept() is None
     journal.begin(IDENTITY_OF)
     assert journal.kept() == IDENTITY_OF
@@ -596,7 +597,7 @@ def test_a_broken_identity_is_a_sentence(journal: Journal, content: bytes) -> No
 def test_what_is_no_journal_is_a_sentence(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "out.npy")
     journal.folder.write_text("a file of that name")
-    with pytest.raises(RunError, match=r"cannot read .*Not a directory"):
+    with pytest.raises(UserError, match=r"out\.npy\.journal .*got a file, expected a folder"):
         journal.kept()
     with pytest.raises(RunError, match="Not a directory"):
         journal.begin({})

@@ -327,7 +327,7 @@ def fill_up(*_: Any, **__: Any) -> NoReturn:
 def test_a_disk_that_is_full_midway_says_what_is_missing(
     tmp_path: Path, suffix: str, nonce: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", unclaimable)
+    monkeypatch.setattr("runner.storage.room.fallocate", unclaimable)
     sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), nonce)
     sink.create()
     third = Region((0, 0), (1 << 10, 1 << 10))
@@ -356,7 +356,7 @@ def test_an_output_of_which_nothing_was_made_is_nothing_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unlike an image of a folder: the others stay."""
-    monkeypatch.setattr(os, "posix_fallocate", fill_up)
+    monkeypatch.setattr("runner.storage.room.fallocate", fill_up)
     folder = partial_path(tmp_path / "images", KEPT)
     folder.mkdir()
     for path, nonce, hint in (

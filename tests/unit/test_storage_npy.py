@@ -6,8 +6,11 @@ import itertools
 import math
 import os
 import pickle
+import platform
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -335,9 +338,42 @@ def test_a_file_system_that_cannot_reserve_room(tmp_path: Path, monkeypatch: pyt
     def unsupported(*_: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    monkeypatch.setattr("runner.storage.room.fallocate", unsupported)
     write(tmp_path / "a.npy", np.arange(6.0).reshape(2, 3))
     assert np.load(tmp_path / "a.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+# A process to which the kernel says of fallocate(2) that this file system has none.
+WITHOUT_FALLOCATE = """
+import ctypes, os, platform, struct, sys
+from pathlib import Path
+import numpy as np
+from runner.storage import open_sink
+
+number = {"x86_64": 285, "aarch64": 47}[platform.machine()]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 95), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+prctl = ctypes.CDLL(None).prctl
+if prctl(38, 1, 0, 0, 0) or prctl(22, 2, program, 0, 0):  # PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP
+    sys.exit("no filter")
+sink = open_sink(Path(sys.argv[1]), (64 << 20,), np.dtype("u1"), "nonce")
+sink.create()
+found = os.stat(sink.partial)
+print(found.st_size - sink.offset, found.st_blocks * 512)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="other numbers of system calls")
+def test_without_fallocate_no_block_is_written_before_the_work(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WITHOUT_FALLOCATE, str(tmp_path / "a.npy")]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True)
+    if ended.stderr.startswith("no filter"):
+        pytest.skip("the kernel has no seccomp filters")
+    assert ended.returncode == 0, ended.stderr
+    size, room = map(int, ended.stdout.split())
+    assert size == 64 << 20
+    assert room <= 64 << 10
 
 
 def test_a_folder_that_disappears(tmp_path: Path) -> None:

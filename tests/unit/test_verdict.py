@@ -167,7 +167,7 @@ def test_a_rank_that_is_killed_in_its_claim_leaves_nothing(
     assert run.claim_failure({"sentence": "first"})
     assert other.claim_failure({"sentence": "first"})
     (note,) = tmp_path.glob("meshrun-token-*")
-    note.with_name(f"{note.name}.0123456789ab").write_text("half")
+    note.with_name(f".{note.name}.0123456789abcdef.partial").write_text("half")
     run.forget()
     assert [path.name for path in tmp_path.iterdir()] == [note.name.replace("token", "other")]
 

@@ -61,7 +61,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     if world.rank == 0:
         if path is not None:
             text = record(hosts, settings, door.words, kept(runner.environment()))
-            Path(path).write_text(text, encoding="utf-8")
+            runner.write_file(Path(path), text)
         if asked.plot:
             from jobs.bench.copy.draw import draw
 

@@ -63,7 +63,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
             sys.stderr.write(CLEAR)
         sys.stdout.write(show.text(lesson))
         if path is not None:
-            Path(path).write_text(show.record(lesson, kept(runner.environment())), encoding="utf-8")
+            runner.write_file(Path(path), show.record(lesson, kept(runner.environment())))
         if asked.plot:
             show.draw(lesson, asked.plot)
     wrong = world.control.broadcast(lesson.wrong)

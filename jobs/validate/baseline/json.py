@@ -58,7 +58,7 @@ def add(path: Path, new: Run) -> Run:
             new, gone = added(runs, new)
             left = {(run.fleet, run.number) for run in gone}
             kept = [run for run in runs if (run.fleet, run.number) not in left]
-            replaced(path, document([*kept, new]), os.fstat(file).st_mode & 0o777)
+            runner.write_file(path, document([*kept, new]) + "\n", durable=True)
     except OSError as reason:
         raise unwritable(path, reason) from reason
     return new
@@ -150,18 +150,3 @@ def is_still(path: Path, file: int) -> bool:
         return os.path.sameopenfile(file, other)
     finally:
         os.close(other)
-
-
-def replaced(path: Path, content: str, mode: int) -> None:
-    """Whole at every moment: written beside it, made durable, then put in its place."""
-    temporary = path.with_name(f".{path.name}.new")  # one writer at a time
-    try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(content + "\n")
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -1,0 +1,202 @@
+"""The one writer of small files, and the checks of files whose names others can guess.
+
+In a folder that others may write to, whatever has a name that can be guessed may be a link of theirs, into
+any file that this process may write. So what is new is made under a random name, never through a link; and
+what an earlier process has left is looked at before it is believed.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pwd
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from runner.errors import UserError
+
+LONGEST = 255  # bytes of a name, where the file system does not say
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
+DEVICES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # /dev/stdout may be a link to any file
+
+
+def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write `path` in one step: whoever reads it finds all of it, or what was there. OSError: nothing has
+    changed.
+
+    An old file's permissions stay; a link of that name is replaced, not followed; a device or a pipe is
+    written to. durable: on the disk on return, its name too.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if is_stream(path):
+        with open(path, "ab") as stream:
+            stream.write(data)
+        return
+    temporary = _beside(path)
+    try:
+        with open_new(temporary) as file:
+            file.write(data)
+            if (mode := _mode(path)) is not None:
+                os.fchmod(file.fileno(), mode)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def create(path: Path, content: str | bytes) -> bool:
+    """Make `path`, whole, in one step; False when there is something of that name already. OSError."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = _beside(path)
+    try:
+        with open_new(temporary) as file:
+            file.write(data)
+        try:
+            os.link(temporary, path)
+        except OSError as reason:
+            if reason.errno not in NO_LINKS:
+                raise
+            with open_new(path) as file:
+                file.write(data)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def check_writable(path: Path) -> None:
+    """OSError where `write_file` could not; nothing is left or changed."""
+    if os.path.lexists(path) and (path.is_dir() or is_protected(path)):
+        number = errno.EISDIR if path.is_dir() else errno.EACCES
+        raise OSError(number, os.strerror(number), str(path))
+    if is_stream(path):
+        return
+    temporary = _beside(path)
+    open_new(temporary).close()
+    temporary.unlink()
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is there and no file that can be replaced: a terminal, a pipe, /dev/stdout."""
+    try:
+        kind = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(kind) or stat.S_ISFIFO(kind) or (path.parent in DEVICES and stat.S_ISREG(kind))
+
+
+def is_protected(path: Path) -> bool:
+    """Whether what is at `path` is not to be written, by its permission bits; root, whom they do not stop,
+    goes by them too."""
+    try:
+        return not path.stat().st_mode & 0o222 or not os.access(path, os.W_OK)
+    except FileNotFoundError:
+        return False
+
+
+def open_new(path: Path) -> BinaryIO:
+    """A new file, to read and write; FileExistsError where there is anything, a link too."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(path, "r+b", opener=lambda name, _: os.open(name, flags, 0o666))
+
+
+def open_file(path: Path, write: bool = False) -> io.FileIO:
+    """A file that is there, unbuffered; OSError (ELOOP) for a link."""
+    flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return io.FileIO(path, "r+" if write else "r", opener=lambda name, _: os.open(name, flags))
+
+
+def check_own(path: Path, folder: bool, hint: str) -> None:
+    """Refuse what nobody but another user, or a link, can have put there; it is there. UserError.
+
+    folder: it has to be one, and all that is in it is looked at too; else a file with no other name.
+    """
+    _check_own(path, folder, path, hint)
+    for place, folders, names in os.walk(path) if folder else ():
+        for name in folders:
+            _check_own(Path(place, name), True, path, hint)
+        for name in names:
+            _check_own(Path(place, name), False, path, hint)
+
+
+def _check_own(path: Path, folder: bool, whole: Path, hint: str) -> None:
+    found = path.lstat()
+    kind = stat.S_ISDIR if folder else stat.S_ISREG
+    got, expected = "", "a folder" if folder else "a file"
+    if stat.S_ISLNK(found.st_mode):
+        got = f"a link to {os.readlink(path)}"
+    elif not kind(found.st_mode):
+        got = "a folder" if stat.S_ISDIR(found.st_mode) else "a file" if folder else "neither file nor folder"
+    elif not folder and found.st_nlink > 1:
+        got, expected = f"a file with {found.st_nlink} names", "a file with one"
+    elif found.st_uid != os.geteuid() and found.st_uid != _owner_of_new(whole.parent):
+        got, expected = f"{expected} of {_user(found.st_uid)}", f"one of {_user(os.geteuid())}"
+    if got:
+        raise UserError(f"{path} is not of a run of yours", got=got, expected=expected, hint=hint)
+
+
+def _owner_of_new(folder: Path) -> int:
+    """Whose a file is that this process makes there; a file server may make root somebody else."""
+    temporary = _beside(folder / "owner")
+    try:
+        with open_new(temporary) as file:
+            return os.fstat(file.fileno()).st_uid
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def longest_name(folder: Path) -> int:
+    """Bytes of the longest name that a file in `folder` can have."""
+    try:
+        return os.pathconf(folder, "PC_NAME_MAX")
+    except OSError:
+        return LONGEST
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as reason:
+        if reason.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def temporaries(path: Path) -> str:
+    """A pattern of the names under which `write_file` and `create` make `path`; a killed one leaves one."""
+    return f"{_stem(path)}.*.partial"
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{_stem(path)}.{os.urandom(8).hex()}.partial")
+
+
+def _stem(path: Path) -> str:
+    return os.fsencode(f".{path.name}")[: LONGEST // 2].decode(errors="ignore")
+
+
+def _mode(path: Path) -> int | None:
+    """The permissions of the file that is replaced; None where there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(found.st_mode) & 0o777 if stat.S_ISREG(found.st_mode) else None
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
