@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.declaration import Job
 from runner.ending import Ending
-from runner.pipeline import Progress
+from runner.pipeline import Progress, quiet
 from runner.storage import Form, Source
 from runner.stream.dealt import Show, unseen
 from runner.stream.options import StreamOptions
@@ -54,3 +54,4 @@ class Run:
     progress: Progress
     phases: Phases
     show: Show = unseen
+    proof: Progress = quiet
