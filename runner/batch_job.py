@@ -17,6 +17,7 @@ from runner.ending import Ending
 from runner.errors import RunError, UserError, tell
 from runner.options import Options
 from runner.partition import Region, Shape, bounds
+from runner.pipeline import Progress
 from runner.report.record import Record
 from runner.storage import Source, open_source
 from runner.storage.faults import listing
@@ -41,6 +42,7 @@ class BatchRun:
     ending: Ending
     phases: Phases
     show: Show
+    proof: Progress
 
     def run(self) -> Record:
         """Make the output folder; this part of the run's record."""
@@ -121,7 +123,9 @@ class BatchRun:
         world, images = self.world, self.folder.images
         wrong: RunError | None = None
         boxes = cells = 0
-        for number in range(*bounds(len(images), world.size, world.rank)):
+        mine = range(*bounds(len(images), world.size, world.rank))
+        for done, number in enumerate(mine):
+            self.proof(done, len(mine))
             name = images[number].name
             leave_cache(into / name)
             file, written = open_source(self.folder.path / name), open_source(into / name)

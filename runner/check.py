@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.here import Here
 from runner.partition import Region, Shape, owner
+from runner.pipeline import Progress, quiet
 from runner.reduce import Tiles, reduce_array, to_host
 from runner.storage import HostArray, Sink, Source, read_back, reopen
 from runner.work import Work
@@ -49,12 +51,20 @@ class Mismatch:
 
 
 def verify(
-    world: World, work: Work, source: Source, sink: Sink, mode: str, *, dealt: bool = False
+    world: World,
+    work: Work,
+    source: Source,
+    sink: Sink,
+    mode: str,
+    *,
+    dealt: bool = False,
+    progress: Progress = quiet,
 ) -> dict[str, Any]:
     """Check the file that `sink` wrote; collective. The record of the check; RunError on every rank if wrong.
 
     mode: "sample" looks at every block's corners and edges and at random boxes, "full" at every cell.
-    dealt: any rank may have computed any cell, not each its block.
+    dealt: any rank may have computed any cell, not each its block. progress: told this rank's cells, done
+    and in all.
     """
     begin = time.perf_counter()
     if world.rank == 0:
@@ -62,11 +72,15 @@ def verify(
     world.control.barrier()
     wrong: Mismatch | None = None
     boxes = cells = 0
-    for box in _boxes(world, work, mode, alone=not (source.parallel and sink.parallel)):
+    mine = partial(_boxes, world, work, mode, alone=not (source.parallel and sink.parallel))
+    total = sum(box.size for box in mine())
+    progress(0, total)
+    for box in mine():
         if boxes == 0:
             file, written = reopen(source), read_back(sink)
         boxes, cells = boxes + 1, cells + box.size
         wrong = wrong or compare(work, file, written, box)
+        progress(cells, total)
     found = world.control.allgather((wrong, boxes, cells))
     for mismatch, _, _ in found:
         if mismatch is not None:

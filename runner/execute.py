@@ -62,8 +62,13 @@ def execute(
     ending: Ending,
     progress: Progress = quiet,
     show: Show = unseen,
+    proof: Progress = quiet,
 ) -> Record:
-    """`run` in an open world, by a caller who sees to the end of failures."""
+    """`run` in an open world, by a caller who sees to the end of failures.
+
+    progress: told this rank's rows done and in all. show: the state of a streamed run. proof: this rank's
+    cells verified, and in all.
+    """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
@@ -74,12 +79,12 @@ def execute(
     if folder is not None:
         from runner.batch_job import BatchRun
 
-        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show)
+        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show, proof)
         details = batch.run()
     else:
         with phases("read"):
             source: Source = world.once(lambda: open_source(Path(input), options.form))
-        run = Run(world, job, parameters, source, target, options, ending, progress, phases, show)
+        run = Run(world, job, parameters, source, target, options, ending, progress, phases, show, proof)
         details = run_map(run) if job.kind == "map" else _result(run)
         details = {"shape": list(source.shape), "dtype": str(source.dtype), **details}
     found: Record = {
@@ -144,8 +149,10 @@ def _result(run: Run) -> Record:
     if options.verify != "off":
         from runner.check import verify_result
 
+        run.proof(0, 1)
         with run.phases("verify"):
             proof = verify_result(run.world, run.job, run.parameters, run.source, value)
+        run.proof(1, 1)
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None}

@@ -36,6 +36,11 @@ def main(
     def body(world: World, ending: Ending) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
         with Progress(job.name, width) as rows, FlowProgress(job.name, width, ranks=world.size) as flow:
+
+            def proof(done: int, total: int) -> None:
+                flow.end()
+                rows.proof(done, total)
+
             record = execute(
                 world,
                 job,
@@ -46,6 +51,7 @@ def main(
                 ending=ending,
                 progress=rows,
                 show=flow.update,
+                proof=proof,
             )
         if world.rank == 0:
             if record["output"] is None:

@@ -142,7 +142,7 @@ def _proof(run: Run, work: Work, sink: Sink, dealt: bool = False) -> Record | No
     from runner.check import verify
 
     with run.phases("verify"):
-        return verify(run.world, work, run.source, sink, run.options.verify, dealt=dealt)
+        return verify(run.world, work, run.source, sink, run.options.verify, dealt=dealt, progress=run.proof)
 
 
 def _described(work: Work) -> Record:

@@ -16,7 +16,7 @@ from runner.declaration import Job
 from runner.ending import Ending
 from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES
-from runner.pipeline import Progress
+from runner.pipeline import Progress, quiet
 from runner.signature import FORM
 from runner.storage import Form, Source
 from runner.stream.dealt import Show, unseen
@@ -205,3 +205,4 @@ class Run:
     progress: Progress
     phases: Phases
     show: Show = unseen
+    proof: Progress = quiet

@@ -81,6 +81,10 @@ class FlowProgress:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Nothing more is shown, and the terminal's line is free."""
         if self._live is not None:
             self._live.stop()
 

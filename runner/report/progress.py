@@ -11,7 +11,10 @@ QUIET = 5.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """Rank 0's rows done. columns: the terminal's width; None for plain lines, 0 for nothing at all."""
+    """Rank 0's rows done, and its part of a verification.
+
+    columns: the terminal's width; None for plain lines, 0 for nothing at all.
+    """
 
     def __init__(self, title: str, columns: int | None) -> None:
         self._title, self._columns = title, columns
@@ -31,12 +34,19 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
+        self._show(self._title, done, total, "rows")
+
+    def proof(self, done: int, total: int) -> None:
+        """Of a verification: the same bar, told apart by its title."""
+        self._show(f"{self._title}: verify", done, total, "part")
+
+    def _show(self, title: str, done: int, total: int, what: str) -> None:
         if self._bar is not None:
             self._bar.start()
-            self._bar.update(self._task, completed=done, total=total)
+            self._bar.update(self._task, description=title, completed=done, total=total)
         elif self._columns is None and time.monotonic() - self._last > QUIET:
             self._last = time.monotonic()
-            sys.stderr.write(f"meshrun: {self._title}: {100 * done // max(total, 1)} % of rank 0's rows\n")
+            sys.stderr.write(f"meshrun: {title}: {100 * done // max(total, 1)} % of rank 0's {what}\n")
             sys.stderr.flush()
 
 

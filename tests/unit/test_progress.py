@@ -1,0 +1,86 @@
+"""What a run shows of itself while it is under way: the rows done, then the cells verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runner
+from runner.ending import Ending
+from runner.execute import Options, execute
+from runner.report import progress
+from runner.report.progress import Progress
+from runner.storage import Source
+from runner.stream.options import StreamOptions
+from runner.world import open_world
+
+
+def test_elsewhere_than_on_a_terminal_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "QUIET", -1.0)
+    with Progress("edges", None) as shown:
+        shown(1, 4)
+        shown.proof(30, 40)
+    assert capsys.readouterr().err == (
+        "meshrun: edges: 25 % of rank 0's rows\nmeshrun: edges: verify: 75 % of rank 0's part\n"
+    )
+
+
+def test_on_a_terminal_the_verification_has_the_same_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("edges", 60) as shown:
+        shown(4, 4)
+        shown.proof(0, 40)
+    assert "edges: verify" in capsys.readouterr().err
+
+
+@runner.map_blocks
+def same(block: np.ndarray) -> np.ndarray:
+    return block
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("mode", ["sample", "full"])
+def test_a_verification_tells_how_far_it_is(tmp_path: Path, mode: str, streamed: bool) -> None:
+    np.save(tmp_path / "in.npy", np.ones((900, 1000), np.float32))
+    stream = StreamOptions(chunk_bytes=1 << 20) if streamed else StreamOptions()
+    told: list[tuple[int, int]] = []
+    execute(
+        open_world("cpu"),
+        same,
+        tmp_path / "in.npy",
+        tmp_path / "out.npy",
+        {},
+        Options(verify=mode, stream=stream),
+        ending=Ending(),
+        proof=lambda done, total: told.append((done, total)),
+    )
+    done, totals = [one[0] for one in told], {one[1] for one in told}
+    assert len(told) > 3
+    assert done == sorted(done)
+    assert totals == {done[-1]}
+    assert done[0] == 0
+    assert mode == "sample" or totals == {900_000}
+
+
+def test_a_verification_of_a_result_says_that_it_is_under_way(tmp_path: Path) -> None:
+    @runner.job(reference=lambda source: 1.0)
+    def one(input: Source) -> float:
+        return 1.0
+
+    np.save(tmp_path / "in.npy", np.ones(3))
+    told: list[tuple[int, int]] = []
+    options = Options(verify="full")
+    execute(
+        open_world("cpu"),
+        one,
+        tmp_path / "in.npy",
+        None,
+        {},
+        options,
+        ending=Ending(),
+        proof=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(0, 1), (1, 1)]
