@@ -63,6 +63,8 @@ class Door:
 class Jobs(click.Group):
     """Every job as a command: installed ones by name, a user's by FILE.py:NAME."""
 
+    texts = True  # a job's own options may be empty
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         from runner.find import names
 

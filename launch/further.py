@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launch.refuse import refuse_empty
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -35,7 +37,10 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         ctx.meta[WORDS] = tuple(args)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not getattr(command, "texts", False):
+            refuse_empty(command, rest, click.Context(command, info_name=name, parent=ctx))
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]

@@ -74,7 +74,14 @@ class JobCommand(click.Command):
         pairs = zip(args, [*args, ""][1:], strict=True)
         alone = [word == "--verify" and after not in VERIFY for word, after in pairs]
         words = ["--verify=sample" if lone else word for word, lone in zip(args, alone, strict=True)]
-        return super().parse_args(ctx, words)
+        rest = super().parse_args(ctx, words)
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        for option in options[self.own :]:
+            if ctx.params[option.name or ""] == "":
+                raise click.UsageError(
+                    f"an empty word after {option.opts[0]}: a variable that is not set?", ctx
+                )
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [row.get_help_record(ctx) for row in self.get_params(ctx) if isinstance(row, click.Option)]

@@ -87,6 +87,25 @@ def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -
     return exit_status
 
 
+def refuse_empty(command: click.Command, words: Sequence[str], ctx: click.Context) -> None:
+    """UsageError for an empty word, which would count as not given; an option whose default it is takes it.
+
+    words: what follows the command's name, up to a command of its own after `--`.
+    """
+    words = words[: words.index("--")] if "--" in words else words
+    commands: dict[str, click.Command] = getattr(command, "commands", {})
+    called = [command, *(commands[word] for word in words if word in commands)]
+    options = [one for known in called for one in known.params if isinstance(one, click.Option)]
+    taken = {name for one in options if one.default == "" for name in one.opts}
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, value = word.partition("=")
+        joined = bool(equals) and word.startswith("--")
+        if (value if joined else word) == "" and (option := name if joined else before) not in taken:
+            after = f" after {option}" if option else ""
+            kind: type[click.UsageError] = getattr(command, "bad_usage", click.UsageError)
+            raise kind(f"an empty word{after}: a variable that is not set?", ctx)
+
+
 def one_line(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
     """words: those of the command line, without its program; none where no ranks run the command."""
     ctx = _context(mistake)

@@ -136,7 +136,7 @@ class RunDirectory:
         return int(note.read_text()) if note.exists() else 1
 
     def keep_answer(self, answer: str) -> bool:
-        write(self.path / "answer", answer)
+        files.write_file(self.path / "answer", answer)
         return True
 
     def answer(self) -> str | None:

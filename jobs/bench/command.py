@@ -117,15 +117,14 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
 def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
     """Compare two records, size by size; status 1 where B differs from A beyond --tolerance.
 
-    A, B: text or JSON of meshrun bench or of nccl-tests.
+    A, B: text or JSON of meshrun bench or of nccl-tests; of bench all, operation by operation.
     """
-    from jobs.bench.compare import compare as compared
-    from jobs.bench.compare import render
-    from jobs.bench.read import read
+    from jobs.bench.compare import compare_each, render
+    from jobs.bench.read import read_each
 
-    comparison = compared(read(a), read(b), tolerance, metric)
-    click.echo(render(comparison), nl=False)
-    return 0 if comparison.ok else 1
+    comparisons = compare_each(read_each(a), read_each(b), tolerance, metric)
+    click.echo("\n".join(map(render, comparisons)), nl=False)
+    return 0 if all(one.ok for one in comparisons) else 1
 
 
 @bench.command(cls=BenchCommand)
@@ -140,6 +139,7 @@ def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None
     """
     from jobs.bench.plot import plot as draw
     from jobs.bench.plot import series
-    from jobs.bench.read import read
+    from jobs.bench.read import read_each
 
-    draw([line for record in records for line in series(read(record))], target, title)
+    read = [one for record in records for one in read_each(record).values()]
+    draw([line for one in read for line in series(one)], target, title)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import runner
@@ -81,6 +81,19 @@ def compare(a: Record, b: Record, tolerance: float, metric: str = "time") -> Com
             "the records hold different times", got=f"{a.clock} and {b.clock}", hint="both with -C or none"
         )
     return Comparison(a.name, b.name, metric, tolerance, tuple(_lines(a, b, tolerance, metric)))
+
+
+def compare_each(
+    a: Mapping[str, Record], b: Mapping[str, Record], tolerance: float, metric: str = "time"
+) -> list[Comparison]:
+    """`compare` for each operation of A; UserError also where B lacks one of them. a, b: of `read_each`."""
+    if missing := [name for name in a if name not in b]:
+        raise runner.UserError(
+            "the records are of different tests",
+            got=" and ".join(", ".join(filter(None, one)) or "a single one" for one in (a, b)),
+            hint=f"B with {', '.join(filter(None, missing))}" if any(missing) else "one operation's of each",
+        )
+    return [compare(record, b[name], tolerance, metric) for name, record in a.items()]
 
 
 def render(comparison: Comparison) -> str:

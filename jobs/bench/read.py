@@ -73,12 +73,42 @@ def median(cycles: Iterable[Figures], metric: str) -> float:
 
 
 def read(path: str | Path) -> Record:
-    """The file's measurements. Raises UserError where there are none, or some that cannot be made out."""
+    """The measurements of a file of one operation; errors as for `read_each`."""
+    found = read_each(path)
+    if len(found) > 1:
+        raise runner.UserError(
+            f"{path} holds more than one test", got=", ".join(found), hint="a file for each"
+        )
+    return next(iter(found.values()))
+
+
+def read_each(path: str | Path) -> dict[str, Record]:
+    """The file's measurements, by operation where it is of several, else by "".
+
+    Raises UserError where there are none, or some that cannot be made out.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as reason:
         raise runner.UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
-    gathered = _Gathered(str(path))
+    parts = _operations(text)
+    return {name: _read(f"{path}, {name}" if name else str(path), part) for name, part in parts.items()}
+
+
+def _operations(text: str) -> dict[str, str]:
+    """The documents in a document of several operations; by "" one that is of one, or no JSON."""
+    if text.startswith('{"operations":'):
+        try:
+            parts = json.loads(text)["operations"]
+            measured = {name: json.dumps(part) for name, part in parts.items() if part["results"]}
+            return measured or {"": text}
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError):  # told when it is read
+            pass
+    return {"": text}
+
+
+def _read(path: str, text: str) -> Record:
+    gathered = _Gathered(path)
     if text.lstrip().startswith("{"):
         try:
             _read_json(text, gathered)

@@ -78,6 +78,12 @@ def record(
     )
 
 
+def together(documents: Mapping[str, str]) -> str:
+    """One document of several operations: under "operations", each one's own by its name, a line each."""
+    lines = ",\n".join(f"{json.dumps(name)}: {text.rstrip()}" for name, text in documents.items())
+    return f'{{"operations": {{\n{lines}\n}}}}\n'
+
+
 def json_line(settings: Settings, header: Header, row: Row) -> str:
     """One row as one line of JSON that can be read without the others."""
     result = _result(settings, row)

@@ -12,9 +12,9 @@ from typing import Any
 
 import runner
 from jobs.bench.asked import Asked
-from jobs.bench.keep import opened_record, refuse_unwritable
+from jobs.bench.keep import Kept, opened_record, refuse_unwritable
 from jobs.bench.operations import OPERATIONS
-from jobs.bench.record import json_line, record
+from jobs.bench.record import json_line, record, together
 from jobs.bench.result import Footer, Header, Row
 from jobs.bench.screen import Screen
 from jobs.bench.session import Session, check_ranks, colors_of, fits_hypercube, opened
@@ -52,6 +52,8 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
         Path(asked.json_lines).write_text("", encoding="utf-8")
     curves: list[Curve] = []
     wrong: list[str] = []
+    kept: Kept | None = None
+    documents: dict[str, str] = {}
     if len(operations) < len(asked.operations):
         screen.line("# hypercube: skipped, the ranks of a group are no power of two\n")
     for name in operations:
@@ -59,7 +61,8 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
             watching(world, ending, asked.settings) as trail,
             opened(world, world.control, asked, name, trail, colors) as session,
         ):
-            lines, footer = _one(world, ending, asked, session, screen, door.words)
+            kept = kept or opened_record(world, asked.output_file, screen)
+            lines, footer = _one(world, ending, asked, session, screen, door.words, kept, documents)
         wrong += _complaints(name, footer)
         curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
     if asked.plot and world.rank == 0:
@@ -76,11 +79,12 @@ def _one(
     session: Session,
     screen: Screen,
     words: tuple[str, ...],
+    kept: Kept,
+    documents: dict[str, str],
 ) -> tuple[list[Row], Footer]:
-    """One operation from header to footer; its rows."""
+    """One operation from header to footer; its rows. documents: JSON of those before it, then of it too."""
     settings, header, bench = session.bench.settings, session.header, session.bench
     started, rows = time.time(), list[Row]()
-    kept = opened_record(world, asked.output_file, screen)
     if session.reduced:
         screen.line(f"#\n# Reducing maxBytes to {session.reduced} due to memory limitation\n")
     screen.header(settings, header)
@@ -89,7 +93,9 @@ def _one(
     footer = Footer(0, 0.0, asked.min_busbw, errors=("ended before all was measured",))
 
     def written() -> str:
-        return record(settings, header, rows, footer, words, runner.environment(), started, time.time())
+        text = record(settings, header, rows, footer, words, runner.environment(), started, time.time())
+        documents[bench.operation.name] = text
+        return text if len(asked.operations) == 1 else together(documents)
 
     ending.keep = lambda: kept.write(written, last=True)
     while True:

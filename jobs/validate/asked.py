@@ -13,14 +13,14 @@ from jobs.validate.plan import Plan
 class Asked:
     """plan: before it is fitted to memory and time. budget, soak: seconds; None: as long as it takes, once.
 
-    simulate: a fleet as `runner.parse_fleet` reads it. timeout: seconds that a rank may stay at one point,
-    0: for ever. nagios: one line instead of the report. words: the command as typed.
+    simulate: a fleet as `runner.parse_fleet` reads it; None: the real one. timeout: seconds that a rank may
+    stay at one point, 0: for ever. nagios: one line instead of the report. words: the command as typed.
     """
 
     plan: Plan
     budget: float | None = None
     soak: float | None = None
-    simulate: str = ""
+    simulate: str | None = None
     baseline: Path | None = None
     save_baseline: Path | None = None
     outputs: Outputs = field(default_factory=Outputs)

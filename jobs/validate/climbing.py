@@ -55,7 +55,7 @@ class Climbing:
             time.monotonic() - self.begin,
             shlex.join(("meshrun", *self.asked.words)),
             self.environment | {"bytes": costs.sizes(self.plan)},
-            self.asked.simulate,
+            self.asked.simulate or "",
             self.limits,
             tuple(ladder.changes) if ladder else (),
             tuple(ladder.wrong) if ladder else (),

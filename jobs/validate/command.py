@@ -87,7 +87,6 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--simulate",
     metavar="FLEET",
-    default="",
     help="Rehearse over a model, such as hosts=8,gpus=8,fault=nic:h3:1:0.6.",
 )
 @click.option("--baseline", type=FILE, metavar="FILE", help="Compare with earlier runs: .json or .sqlite.")
@@ -140,7 +139,7 @@ def validate(
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
     typed = (*(() if door.ranks is None else ("-n", str(door.ranks))), *door.words)
     asked = Asked(plan, outputs=Outputs(**files), words=typed, **words)
-    if asked.simulate:
+    if asked.simulate is not None:
         from jobs.validate.run import rehearse
 
         if door.ranks not in (None, 1):

@@ -60,7 +60,8 @@ def cut_short(report: Report, why: str, critical: bool) -> Report:
 
 def sentence(failure: str) -> str:
     """What a failure tells on one line, without what to try."""
-    return "; ".join(line.strip() for line in failure.partition(". Try: ")[0].splitlines())
+    what, _, _ = failure.partition(" Try: ")
+    return "; ".join(line.strip() for line in what.removesuffix(".").splitlines())
 
 
 def write(report: Report, files: Outputs) -> None:

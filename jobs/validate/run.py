@@ -73,6 +73,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
 
 def rehearse(asked: Asked, door: Any) -> int:
     """The same over the simulated fleet that was asked for; the exit status."""
+    assert asked.simulate is not None
     fleet = runner.SimulatedFleet(runner.parse_fleet(asked.simulate))
     climbing = Climbing(asked, {"meshrun": version("meshrun")}, plan=asked.plan)
     climbing.members = tuple(
@@ -96,7 +97,7 @@ def environment(world: World) -> dict[str, Any]:
 def refuse(asked: Asked, members: Sequence[Member]) -> None:
     """UserError for files that this fleet cannot be compared with or kept in, before anything is measured."""
     if asked.baseline is not None:
-        baseline.check(asked.baseline, members, asked.simulate)
+        baseline.check(asked.baseline, members, asked.simulate or "")
     if asked.save_baseline is not None:
         baseline.check_saving(asked.save_baseline)
 

@@ -133,7 +133,8 @@ def test_all_of_them_skip_what_does_not_fit(
     expected = [name for name in OPERATIONS if fits(name, world.size)]
     assert re.findall(r"starting: (\w+)_perf", text) == expected
     assert ("# hypercube: skipped" in text) == (len(expected) < len(OPERATIONS))
-    assert len(list(folder.iterdir())) == len(expected)
+    assert [path.name for path in folder.iterdir()] == ["out.json"]
+    assert [*json.loads((folder / "out.json").read_text())["operations"]] == expected
 
 
 def test_the_record(world: World, measured: Measure, folder: Path) -> None:

@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 from typed import LAUNCHERS, typed
 
+from jobs.bench.record import record, together
+from jobs.bench.result import Footer, Header, Measured, Row
+from jobs.bench.settings import Settings
+from launch.cli import main
 from launch.local import PROGRAM
 from runner import OPERATIONS
 from runner.backend.cpu import CpuBackend
@@ -80,8 +84,47 @@ def test_all_operations_one_after_another(run: Run) -> None:
     ended = run("all", "-b", "64", "-e", "64", "-n", "1", "--device", "cpu", "-J", "out.json")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert re.findall(r"test starting: (\w+)_perf", ended.stdout) == list(OPERATIONS)
-    # As nccl-tests would: each finds the file there and takes the next name.
-    assert len(list(Path().glob("out.json*"))) == len(OPERATIONS)
+    assert ended.stdout.count("# Writing JSON output to") == 1
+    assert [path.name for path in Path().iterdir()] == ["out.json"]
+    documents = json.loads(Path("out.json").read_text())["operations"]
+    assert [*documents] == list(OPERATIONS)
+    for name, document in documents.items():
+        assert document["version"] == 3
+        assert document["meshrun"]["program"] == f"{name}_perf"
+        assert [row["size"] for row in document["results"]] == [64]
+        assert document["errors"] == []
+
+
+def test_records_of_all_operations_are_compared_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("all.json").write_text(
+        together({"all_reduce": document("all_reduce", 1), "gather": document("gather", 1)})
+    )
+    Path("slow.json").write_text(
+        together({"all_reduce": document("all_reduce", 1), "gather": document("gather", 2)})
+    )
+    assert main(["bench", "compare", "all.json", "all.json"]) == 0
+    assert main(["bench", "compare", "all.json", "slow.json"]) == 1
+    assert "A: all.json, gather" in capsys.readouterr().out
+    assert main(["bench", "plot", "all.json", "--to", "all.svg"]) == 0
+    assert "all.json, gather, out of place" in Path("all.svg").read_text()
+    Path("one.json").write_text(document("all_reduce", 1))
+    assert main(["bench", "compare", "all.json", "one.json"]) == 6
+    assert (
+        "the records are of different tests: got all_reduce, gather and a single one"
+        in capsys.readouterr().err
+    )
+    assert main(["bench", "compare", "one.json", "all.json"]) == 6
+
+
+def document(operation: str, microseconds: float) -> str:
+    """The JSON of a run of one operation."""
+    header = Header(f"{operation}_perf", 0, "MPI, host memory", ())
+    cell = Measured(microseconds * 1e-6, 0.0, 1.0, 1.0, 0)
+    row = Row(8, 2, "float", "sum", -1, cell, cell)
+    return record(Settings(), header, [row], Footer(0, 1.0), ["meshrun"], {}, 0.0, 1.0)
 
 
 def test_types_reductions_and_cycles_are_rows(run: Run) -> None:
