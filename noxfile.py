@@ -96,7 +96,7 @@ def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
 def on_ranks(session: nox.Session, mpi: str, ranks: int, *words: str) -> None:
     """The tests that are ranks, of the installed package."""
     options = ["-n", str(ranks)]
-    environment = {}
+    environment = {"MESHRUN_INSTALLED": "1"}  # ranks have the wheel, which tests/mpi/test_installed.py sees
     if mpi == OPEN_MPI:
         options += ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
         environment["OMPI_MCA_btl"] = "^ofi"  # this one-sided component of the wheel sleeps 1 s at start

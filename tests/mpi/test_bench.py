@@ -74,6 +74,7 @@ def wrong(rows: list[list[str]]) -> set[str]:
     return {cell for row in rows for cell in (row[-5], row[-1])}
 
 
+@pytest.mark.mpi_library
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_is_right(world: World, measured: Measure, operation: str) -> None:
     if not fits(operation, world.size):
@@ -87,9 +88,10 @@ def test_every_operation_is_right(world: World, measured: Measure, operation: st
     assert wrong(rows) == expected
 
 
+@pytest.mark.mpi_library
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "reduce"])
-def test_every_type_and_reduction_is_right(measured: Measure, operation: str) -> None:
-    settings = replace(ONE_SIZE, datatypes=tuple(DATATYPES), reductions=REDUCTIONS, root=-1)
+def test_every_type_and_reduction_is_right(world: World, measured: Measure, operation: str) -> None:
+    settings = replace(ONE_SIZE, datatypes=tuple(DATATYPES), reductions=REDUCTIONS, root=world.size - 1)
     rows = measured(Asked((operation,), settings))
     assert {(row[2], row[3]) for row in rows} == {(d, r) for d in DATATYPES for r in REDUCTIONS}
     assert wrong(rows) == {"0"}
@@ -186,6 +188,7 @@ def test_groups_are_named(world: World, capfd: pytest.CaptureFixture[str]) -> No
     assert "# Out of bounds values : 0 OK" in text
 
 
+@pytest.mark.mpi_library
 @pytest.mark.parametrize("split", ["DIV2", "AND 1", "OR 1"])
 def test_every_way_to_split_is_right(measured: Measure, split: str) -> None:
     assert wrong(measured(Asked(("all_reduce",), ONE_SIZE, split=split))) == {"0"}
@@ -210,6 +213,7 @@ def test_a_group_that_is_no_hypercube(world: World, measured: Measure) -> None:
         measured(Asked(("hypercube",), ONE_SIZE, split="DIV3"))
 
 
+@pytest.mark.mpi_library
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
@@ -243,6 +247,7 @@ def test_too_slow_on_average(world: World, capfd: pytest.CaptureFixture[str]) ->
         assert re.search(r"^# Avg bus bandwidth    : \S+ FAILED$", capfd.readouterr().out, re.M)
 
 
+@pytest.mark.mpi_library
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "broadcast", "alltoall"])
 def test_wrong_data_is_named(
     world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, operation: str

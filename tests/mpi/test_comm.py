@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from numbered import misnumbered, number
 
 from runner.comm import Operation
 from runner.comm.mpi import MpiComm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 DTYPES = ["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", ">f8", "complex64", "complex128"]
 
 
@@ -60,6 +61,24 @@ def test_big_messages(comm: MpiComm) -> None:
 def test_a_message_larger_than_a_piece(comm: MpiComm, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setattr("runner.comm.mpi.PIECE", 400)  # 100 elements
     swap(comm, (length,), "float32", count=3)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_message_of_more_than_2_gib(comm: MpiComm) -> None:
+    """From the first rank to the last."""
+    if comm.size == 1:
+        pytest.skip("two ranks")
+    last, wrong = comm.size - 1, []
+    if comm.rank in (0, last):
+        array = np.empty((1 << 28) + 5, np.int64)
+        if comm.rank == 0:
+            number(array)
+            comm.exchange([(last, array)], []).wait()
+        else:
+            comm.exchange([], [(0, array)]).wait()
+            wrong = misnumbered(array)
+    assert comm.allgather(wrong) == [[]] * comm.size
 
 
 def test_nothing_to_exchange(comm: MpiComm) -> None:

@@ -14,7 +14,7 @@ from runner.deal import Deal
 from runner.errors import RunError
 from runner.partition import bounds
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 SLOW = 0  # the slow rank
 
 

@@ -54,6 +54,7 @@ def still_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "end_with_parent", lambda: None)
 
 
+@pytest.mark.mpi_library
 def test_every_rank_has_the_facts_of_all_in_order(world: World) -> None:
     surveys = inspect(world.control, world.ranks, world.backend)
     assert [survey.rank for survey in surveys] == list(range(world.size))

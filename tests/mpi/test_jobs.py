@@ -84,6 +84,7 @@ def check(
     return written
 
 
+@pytest.mark.mpi_library
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize(("job", "parameters"), JOBS, ids=[job.name for job, _ in JOBS])
 def test_arrays(
@@ -136,6 +137,7 @@ def test_statistics(world: World, folder: Path, photograph: Array, copies: int) 
     assert sum(record["result"]["histogram"]) == array.size
 
 
+@pytest.mark.mpi_library
 def test_a_reduction_has_the_bits_of_one_process(world: World, folder: Path) -> None:
     """Sums of float32 of very different sizes: another order of additions is another sum."""
 
@@ -154,6 +156,7 @@ def test_a_reduction_has_the_bits_of_one_process(world: World, folder: Path) -> 
     assert alone["max"] == array.max()
 
 
+@pytest.mark.mpi_library
 def test_a_wrong_result_is_an_error_everywhere_and_leaves_the_old_file(world: World, folder: Path) -> None:
     @runner.map_blocks(reference=lambda block: block + (block == 7))
     def wrong_at_seven(block: Array) -> Array:

@@ -46,6 +46,7 @@ def measure(world: World, record: Path) -> Any:
     return world.once(lambda: json.loads(record.read_text()))
 
 
+@pytest.mark.mpi_library
 def test_every_pair_is_measured_and_right(
     world: World, record: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

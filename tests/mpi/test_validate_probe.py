@@ -54,6 +54,7 @@ def needs(world: World, size: int) -> None:
         pytest.skip(f"needs {size} ranks")
 
 
+@pytest.mark.mpi_library
 def test_everything_is_measured_and_right(world: World) -> None:
     assert same.unlike_everything(on_rank_0(world, same.everything), world.size) == []
 
@@ -130,6 +131,7 @@ def test_the_order_of_a_ring(world: World) -> None:
         assert found == ([2, 0] if world.rank in (0, 2) else None)
 
 
+@pytest.mark.mpi_library
 def test_more_groups_than_stay_open(world: World) -> None:
     """MPI has room for few communicators that are never freed."""
 
@@ -143,6 +145,7 @@ def test_more_groups_than_stay_open(world: World) -> None:
     assert on_rank_0(world, script) == []
 
 
+@pytest.mark.mpi_library
 def test_rank_0s_error_ends_all_ranks(world: World) -> None:
     def script(probe: Any) -> None:
         probe.alone("memory", KIB, 1)

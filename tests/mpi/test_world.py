@@ -13,7 +13,7 @@ from runner.comm.mpi import MpiComm
 from runner.errors import RunError, UserError
 from runner.world import find_ranks, open_world
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 
 
 @pytest.fixture(scope="module")
