@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from runner.declaration import Halo, Job, Trials
 from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES, Boundary
-from runner.signature import FORM, Kind, read_signature
+from runner.signature import FORM, Kind, fitted, read_signature
 
 if TYPE_CHECKING:
     from runner.report.record import Record
@@ -149,7 +149,9 @@ def map_blocks(
     The function is given the block, a C-contiguous NumPy or CuPy array; it may name `out` (the
     result's array, to fill), `xp` (numpy or cupy) and `here` (where this block is); its other
     keyword parameters become options. It is called for any cut of the array, also several times
-    a rank, so that each result cell may depend on no more than its neighbourhood.
+    a rank, so that each result cell may depend on no more than its neighbourhood. It may change the
+    block in place. UserError, from this decorator, for functions that could not be called as below;
+    `parameters` stands for those of the job's that they name.
 
     Parameters
     ----------
@@ -171,18 +173,15 @@ def map_blocks(
     def declare(function: Callable[..., Any]) -> DeclaredJob:
         if boundary not in BOUNDARIES:
             raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
-        declared = _declare(function, "map", name)
-        return replace(
-            declared,
-            halo=halo,
-            boundary=boundary,
-            cval=cval,
-            out=out,
-            reference=reference,
-            ulps=ulps,
-            check=check,
-            trials=trials,
-        )
+        beside = {
+            "halo": halo if callable(halo) else None,
+            "out": out,
+            "reference": reference,
+            "check": check,
+        }
+        declared = _declare(function, "map", name, **beside)
+        widths = declared.halo if callable(halo) else halo
+        return replace(declared, halo=widths, boundary=boundary, cval=cval, ulps=ulps, trials=trials)
 
     return declare if function is None else declare(function)
 
@@ -216,14 +215,15 @@ def reduce_blocks(
     Parameters
     ----------
     combine: (partial, partial) -> partial, on the host; the earlier block's comes first.
-    finish: (partial, **parameters) -> result, applied once at the end.
+    finish: (partial, **parameters) -> result, applied once at the end. UserError and `parameters` as in
+        `map_blocks`.
     check, trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
-        return replace(
-            _declare(function, "reduce", name), combine=combine, finish=finish, check=check, trials=trials
-        )
+        declared = _declare(function, "reduce", name, finish=finish, check=check)
+        fitted(declared.name, "combine", combine, ())
+        return replace(declared, combine=combine, trials=trials)
 
     return declare if function is None else declare(function)
 
@@ -245,16 +245,23 @@ def job(
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
     lists, is the run's result. reference: (array, **parameters) -> the mapping to
-    expect, or (mapping, {name: absolute tolerance}).
+    expect, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`.
     trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
-        return replace(_declare(function, "job", name), reference=reference, trials=trials)
+        return replace(_declare(function, "job", name, reference=reference), trials=trials)
 
     return declare if function is None else declare(function)
 
 
-def _declare(function: Callable[..., Any], kind: Kind, name: str | None) -> DeclaredJob:
+def _declare(
+    function: Callable[..., Any], kind: Kind, name: str | None, **beside: Callable[..., Any] | None
+) -> DeclaredJob:
+    """beside: the functions that are called with the job's parameters."""
     parameters, services = read_signature(function, kind)
-    return DeclaredJob(name or function.__name__, kind, function, parameters, services)
+    chosen, options = name or function.__name__, [parameter.name for parameter in parameters]
+    fitting: dict[str, Any] = {
+        role: fitted(chosen, role, one, options) for role, one in beside.items() if one is not None
+    }
+    return replace(DeclaredJob(chosen, kind, function, parameters, services), **fitting)

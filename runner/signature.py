@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -127,3 +128,55 @@ def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
         got=hint,
         expected="int, float, str, bool, Path or a Literal of words",
     )
+
+
+# What the functions beside a job's own are called with, besides the job's parameters that they name.
+GIVEN = {
+    "halo": (),
+    "out": ("the shape", "the dtype"),
+    "check": ("the shape", "the dtype"),
+    "reference": ("the block",),
+    "finish": ("the partial result",),
+    "combine": ("two partial results", ""),
+}
+
+
+def fitted(job: str, role: str, function: Callable[..., Any], options: Sequence[str]) -> Callable[..., Any]:
+    """`function`, for a call with what its role is given and all of the job's parameters: it gets those
+    that it names; all, if it has `**`; none, if it is a built-in one without a signature.
+
+    Raises UserError where such a call would fail.
+    """
+    if not callable(function):
+        raise UserError(f"job {job}: {role} is no function", got=repr(function))
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return lambda *given, **parameters: function(*given)
+    try:
+        taken = signature.bind_partial(*GIVEN[role]).arguments
+    except TypeError:
+        given = " and ".join(filter(None, GIVEN[role]))
+        raise UserError(
+            f"job {job}: {role} cannot be called with {given}", got=f"{role}{signature}"
+        ) from None
+    free = [p for p in signature.parameters.values() if p.name not in taken]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for parameter in free:
+        known = parameter.name in options and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+        if not known and parameter.default is parameter.empty and parameter.kind not in variable:
+            which = "which it is not given" if role == "combine" else "which is no parameter of the job"
+            raise UserError(
+                f"job {job}: {role} names {parameter.name}, {which}",
+                got=f"{role}{signature}",
+                expected=", ".join(options) or "none",
+            )
+    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in free)
+    named = {p.name for p in free}
+
+    @functools.wraps(function)
+    def call(*given: Any, **parameters: Any) -> Any:
+        wanted = {n: v for n, v in parameters.items() if n in named or (everything and n not in taken)}
+        return function(*given, **wanted)
+
+    return call

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,7 +88,7 @@ def test_decorators_with_and_without_parentheses() -> None:
         assert declared.function is function
     assert map_blocks(name="other")(function).name == "other"
     assert reduce_blocks(function, combine=max).combine is max
-    assert reduce_blocks(combine=max, finish=abs)(function).finish is abs
+    assert reduce_blocks(combine=max, finish=abs)(function).finish(-3) == 3
 
 
 def test_a_job_of_its_own_has_no_block() -> None:
@@ -225,3 +227,83 @@ def test_a_service_that_a_kind_does_not_get_is_refused() -> None:
         runner.reduce_blocks(combine=max)(total)
     with pytest.raises(UserError, match=r"no 'out' for a function of this kind"):
         runner.job(lambda world, out: None)
+
+
+# ---- functions beside the job's own: they get those of its parameters that they name
+
+
+def scaled(block: Any, *, scale: float = 1.0, offset: int = 0) -> Any:
+    return block * scale + offset
+
+
+@pytest.mark.parametrize(
+    ("finish", "expected"),
+    [
+        (lambda p: p, 6.0),
+        (lambda p, scale: p * scale, 12.0),
+        (lambda p, *, offset, scale: (p, scale, offset), (6.0, 2.0, 5)),
+        (lambda p, **parameters: parameters, {"scale": 2.0, "offset": 5}),
+        (lambda p, digits=1: (p, digits), (6.0, 1)),
+        (lambda scale: scale, 6.0),  # the partial result, whatever its name
+        (str, "6.0"),
+        (np.negative, -6.0),
+        (functools.partial(lambda p, k, scale: p + k * scale, k=10), 26.0),
+    ],
+)
+def test_finish_gets_the_parameters_that_it_names(finish: Any, expected: Any) -> None:
+    declared = reduce_blocks(combine=operator.add, finish=finish)(
+        lambda block, *, scale=1.0, offset=0: float(block.sum())
+    )
+    assert declared(np.array([1.0, 2.0, 3.0]), scale=2.0, offset=5) == expected
+
+
+def test_so_do_the_functions_of_a_map_job(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    declared = map_blocks(
+        halo=lambda offset: seen.append(offset) or 0,
+        out=lambda shape, dtype, scale: (shape, np.dtype(type(scale))),
+        check=lambda shape, dtype: seen.append(shape),
+        reference=lambda block, offset, scale: block * scale + offset,
+    )(scaled)
+    np.save(tmp_path / "in.npy", np.ones((4, 3)))
+    declared.run(tmp_path / "in.npy", tmp_path / "out.npy", scale=3.0, offset=1, verify="full", device="cpu")
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.full((4, 3), 4.0))
+    assert seen == [(4, 3), 1]
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ({"finish": lambda: 0}, "finish cannot be called with the partial result"),
+        ({"finish": lambda p, gain: 0}, "finish names gain, which is no parameter of the job"),
+        ({"finish": lambda p, q, /: 0}, "finish names q, which"),
+        ({"finish": 3}, "finish is no function"),
+        ({"check": lambda shape: None}, "check cannot be called with the shape and the dtype"),
+        ({"combine": lambda a: a}, "combine cannot be called with two partial results"),
+        ({"combine": lambda a, b, scale: a}, "combine names scale, which it is not given"),
+    ],
+)
+def test_functions_that_could_not_be_called_are_refused_before_any_input_is_read(
+    functions: Any, words: str
+) -> None:
+    with pytest.raises(UserError, match=f"job scaled: {words}"):
+        reduce_blocks(**{"combine": operator.add, **functions})(scaled)
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ({"out": lambda shape: shape}, "out cannot be called with the shape and the dtype"),
+        ({"reference": lambda block, gain: block}, "reference names gain, which is no parameter"),
+        ({"halo": lambda width: width}, "halo names width, which is no parameter of the job"),
+    ],
+)
+def test_those_of_a_map_job_too(functions: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        map_blocks(**functions)(scaled)
+    assert "scale, offset" in str(caught.value) or "cannot be called" in words
+
+
+def test_and_those_of_other_jobs() -> None:
+    with pytest.raises(UserError, match="job anything: reference names gain"):
+        job(reference=lambda array, gain: {}, name="anything")(lambda world, *, scale=1.0: {})

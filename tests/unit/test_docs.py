@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from PIL import Image
 
 import runner
 from jobs.validate.verdict import EXIT
+from runner.errors import UserError
 from runner.execute import Options, run
 from runner.stream.options import StreamOptions
 
@@ -32,6 +34,29 @@ def test_python_examples_define_what_they_show(page: Path) -> None:
     for number, code in enumerate(blocks(page, "python")):
         compiled = compile(code, f"{page.name}[{number}]", "exec")
         exec(compiled, {"runner": runner})
+
+
+def jobs_of_the_page() -> dict[str, Any]:
+    names: dict[str, Any] = {"runner": runner}
+    for code in blocks(ROOT / "docs" / "jobs.md", "python"):
+        exec(code, names)
+    return names
+
+
+def test_the_jobs_pages_example_is_for_arrays_of_two_axes() -> None:
+    smear = jobs_of_the_page()["smear"]
+    np.testing.assert_allclose(smear(np.ones((5, 4))), np.ones((5, 4)))
+    with pytest.raises(UserError, match="smear is for arrays of two axes"):
+        smear(np.ones((5, 4, 3)))
+
+
+def test_the_jobs_pages_reduction_may_have_an_option() -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text()
+    start = page.index("@runner.reduce_blocks")
+    code = page[start : page.index("```", start)].replace("(block)", "(block, *, scale: float = 1.0)")
+    names: dict[str, Any] = {"runner": runner}
+    exec(code, names)
+    assert names["totals"](np.array([1.0, 2.0]), scale=3.0) == {"sum": 3.0, "max": 2.0}
 
 
 def run_commands(page: Path, folder: Path, ends: Collection[int] = (0,)) -> list[str]:
