@@ -179,8 +179,8 @@ def _is_rank(told: Announced | None) -> bool:
 
 
 def terminal_columns() -> int | None:
-    """The width of the terminal that stderr is; None when it is none."""
-    return os.get_terminal_size(2).columns if sys.stderr.isatty() else None
+    """The width of the terminal that stderr is, 80 where it does not say; None when it is none."""
+    return (os.get_terminal_size(2).columns or 80) if sys.stderr.isatty() else None
 
 
 @command.group(

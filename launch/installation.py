@@ -14,10 +14,11 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     """Test what runs without MPI, then start ranks that find each other and test again; 0 or 1."""
     from launch import local, mpiexec
     from runner.errors import UserError
-    from runner.launcher import Started
+    from runner.launcher import Started, working_directory
     from runner.selftest import launcher_ranks
     from runner.selftest import main as test
 
+    working_directory()  # else each part would tell that it is gone
     parts = {"one rank": test(device=device, started=Started(ranks=1), debug=debug) == 0}
     try:
         launcher = mpiexec.find()

@@ -27,6 +27,8 @@ MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch syst
 # Clear the line, show the cursor: a rank that was ended could not.
 AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
 
+LEAST = 16 << 20  # bytes: a Python with NumPy and MPI, what it shares with others not counted
+
 Account = Callable[[str], tuple[str, str] | None]
 
 # What most often sends a rank this signal, and what to do.
@@ -61,6 +63,7 @@ def start(
     Raises UserError where there is no launcher, or one of another MPI than mpi4py loads. 130 (128 + signal)
     when interrupted.
     """
+    check_room(ranks)
     launcher = mpiexec.find()
     if not launcher.bundled:  # else both are of one environment, and asking takes a tenth of a second
         mpi_library.check(launcher, {"here": mpi_library.loaded()})
@@ -68,9 +71,32 @@ def start(
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         ours = [*rank_words(str(run), columns), "-n", str(ranks)]
         environment = launcher.environment(ranks, os.environ, sockets)
-        return [*launcher.command(ranks), *program, *ours, *words], {**environment, RUN_MARK: str(run)}
+        return [*launcher.command(ranks, bar=columns is not None), *program, *ours, *words], {
+            **environment,
+            RUN_MARK: str(run),
+        }
 
     return conduct(started, columns, debug=debug, ran=words)
+
+
+def check_room(ranks: int) -> None:
+    """Refuse more ranks than there is memory to start; say so where there are more than cores."""
+    from runner.backend.host import host_memory
+    from runner.errors import UserError, tell
+
+    memory = host_memory()
+    if ranks * LEAST > memory:
+        raise UserError(
+            f"{ranks:,} ranks do not fit into the memory of this machine",
+            got=f"{memory >> 20:,} MiB",
+            expected=f"{LEAST >> 20} MiB for each rank, before it does anything",
+            hint=f"-n {mpiexec.cores()}, a rank for every core, or one for every GPU",
+        )
+    if ranks > mpiexec.cores():
+        tell(
+            f"warning: {ranks:,} ranks take turns on {mpiexec.cores()} cores: "
+            "to start and to run takes longer, and timings say little"
+        )
 
 
 def shown(plan: Plan) -> str:
@@ -127,8 +153,10 @@ def conduct(
     elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
     not answer. account, ran: as `judge` takes them.
     """
+    from runner.launcher import working_directory
     from runner.verdict import RunDirectory, RunLines
 
+    working_directory()  # where it is gone, launchers have no words for it
     run = RunDirectory.create()
     sockets = mpiexec.socket_folder()
     segments = shm.segments()

@@ -7,6 +7,7 @@ environment, the one that mpi4py loads. The ranks' `World` finds out if the two 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ VENDORS: tuple[tuple[str, Vendor], ...] = (
     ("Intel(R) MPI", "Intel MPI"),
     ("HYDRA", "MPICH"),
 )
+LINES = re.compile(r"\(Open MPI\) [5-9]")  # that pass on whole lines; earlier ones, and MPICH, what comes
 # What a batch system or an operator says of other hosts: a launcher that heard it would go there.
 ELSEWHERE = ("SLURM", "PBS_", "LSB_", "PE_HOSTFILE", "PMI_", "PMI2_", "PMIX_", "HYDRA_HOST_FILE")
 SETTINGS = "PMIX_MCA_"  # the user's, all the same
@@ -36,22 +38,29 @@ RUN_MARK = "MESHRUN_RUN"  # in the environment of every process of a run: how st
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpiexec. bundled: it came with this Python environment."""
+    """An mpiexec. bundled: it came with this Python environment.
+
+    whole_lines: what ranks print is passed on when a line ends, and a progress bar, which has no end of
+    line, when all is over.
+    """
 
     path: Path
     vendor: Vendor
     bundled: bool
+    whole_lines: bool = False
 
     def __str__(self) -> str:
         return f"{self.vendor} ({self.path})"
 
-    def command(self, ranks: int) -> list[str]:
+    def command(self, ranks: int, *, bar: bool = False) -> list[str]:
         """The words before the program: `ranks` processes, more than cores if need be, bound to none.
 
-        A rank bound to one core would have its CuPy, NCCL and reader threads there too.
+        A rank bound to one core would have its CuPy, NCCL and reader threads there too. bar: what ranks print
+        is passed on as it comes.
         """
+        raw = ["--output", ":raw"] if bar and self.whole_lines else []
         free = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"] if self.vendor == "Open MPI" else []
-        return [str(self.path), *free, "-n", str(ranks)]
+        return [str(self.path), *raw, *free, "-n", str(ranks)]
 
     def settings(self, root: bool) -> dict[str, str]:
         """What MPI needs for ranks on one host. root: they run as that user."""
@@ -83,7 +92,14 @@ class Launcher:
         folders = (
             ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base") if self.vendor == "Open MPI" else ()
         )
-        return {**{name: str(sockets) for name in folders if sockets}, **environment}
+        home = {"HOME": _home()} if self.vendor == "Open MPI" else {}  # it does not start without
+        return {**home, **{name: str(sockets) for name in folders if sockets}, **environment}
+
+
+def _home() -> str:
+    """This user's folder by what the system knows, or one that can be written to."""
+    found = os.path.expanduser("~")
+    return found if os.path.isabs(found) else tempfile.gettempdir()
 
 
 def cores() -> int:
@@ -111,7 +127,7 @@ def find() -> Launcher:
             expected="Open MPI, MPICH or Intel MPI",
             hint="start the ranks with it yourself: mpiexec -n 2 meshrun run ...",
         )
-    return Launcher(path, vendor, bundled)
+    return Launcher(path, vendor, bundled, whole_lines=LINES.search(said) is not None)
 
 
 def vendor_of(version: str) -> Vendor | None:

@@ -107,6 +107,8 @@ def start(
     from runner.errors import tell
 
     launcher = mpiexec.find()
+    if launcher.whole_lines:  # told to pass on less, it might cut the lines by which ranks tell their verdict
+        columns = None
     found = hosts.answers(plan, sys.executable, patience)
     mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
     chosen = on_interface("").keys() & os.environ.keys()  # by the user, who knows better

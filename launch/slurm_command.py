@@ -63,6 +63,7 @@ def slurm(
     from launch import slurm_job
     from launch.slurm_ask import program
     from runner.errors import tell
+    from runner.launcher import working_directory
 
     # The index of an array's task is a number, whatever it stands for.
     known = tuple(word.replace(INDEX, "0") for word in words) if options["array"] else words
@@ -81,7 +82,9 @@ def slurm(
         options["cpus_per_task"] = cores(os.environ, plan.per_host) if inside else CPUS_PER_RANK
     mpi, reason = _mpi(way, plan.ranks, options["container"], show)
     try:
-        job = Job(mpi, os.getcwd(), bind_gpus=bind_gpus, srun_args=tuple(shlex.split(srun_args)), **options)
+        job = Job(
+            mpi, working_directory(), bind_gpus=bind_gpus, srun_args=tuple(shlex.split(srun_args)), **options
+        )
         text = shlex.join(srun(plan, job)) + "\n" if inside else script(plan, job)
     except ValueError as mistake:
         raise click.UsageError(str(mistake)) from mistake
@@ -106,7 +109,14 @@ def cores(environment: Mapping[str, str], ranks: int) -> int:
 def _mpi(way: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
     """srun's --mpi and why. What is named is shown without asking a Slurm, which may be elsewhere."""
     from launch.mpi_library import loaded
-    from launch.slurm_mpi import chosen, offered
+    from launch.slurm_mpi import chosen, offered, suggestion
+    from runner.errors import UserError
 
     library = None if container else loaded()
-    return chosen(way, ranks, library, None if show and way != "auto" else offered())
+    try:
+        known = None if show and way != "auto" else offered()
+    except UserError as reason:
+        if show:
+            reason.hint = f"{suggestion(library)}; {reason.hint}"
+        raise
+    return chosen(way, ranks, library, known)

@@ -48,7 +48,7 @@ def chosen(
         raise UserError(
             "which MPI the ranks will load cannot be seen from here",
             got=library or "no mpi4py that loads, or a container",
-            hint="--mpi pmix for Open MPI, --mpi pmi2 for MPICH and Intel MPI",
+            hint=suggestion(None),
         )
     takes = TAKES[library.vendor]
     for way in takes:
@@ -59,6 +59,13 @@ def chosen(
         got=f"a Slurm with {listed}",
         hint="an MPI that this Slurm can start: the site's module; srun --mpi=list shows all",
     )
+
+
+def suggestion(library: Library | None) -> str:
+    """What to say where no Slurm can be asked. library: None where it cannot be seen."""
+    if library is None or library.vendor not in TAKES:
+        return "--mpi pmix for Open MPI, --mpi pmi2 for MPICH and Intel MPI"
+    return f"--mpi {TAKES[library.vendor][0]}, which {library} here takes"
 
 
 def parts(way: str, library: Library | None) -> str | None:

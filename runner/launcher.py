@@ -60,6 +60,16 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def working_directory() -> str:
+    """Its path; UserError where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError as reason:
+        was = os.environ.get("PWD")
+        hint = "cd to one that exists"
+        raise UserError("the working directory is gone", got=was, hint=hint) from reason
+
+
 def _integer(environment: Mapping[str, str], name: str) -> int | None:
     value = environment.get(name, "")
     return int(value) if value.isdecimal() else None

@@ -87,6 +87,7 @@ def enter(
     told = launcher.announced()
     rank = told.rank if told else 0
     try:
+        launcher.working_directory()
         world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check)
     except BaseException as failure:
         shared = is_met_by_all(failure)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, wait_for
+from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
 
 from launch import local, mpiexec, shm
 
@@ -150,7 +150,7 @@ class Site:
         assert left_running(self.notes) == []
         assert list(self.temporary.iterdir()) == []
         assert "Traceback" not in errors
-        return "\n".join(line for line in errors.splitlines() if line.strip() and "[hwloc" not in line)
+        return "\n".join(own_lines(errors))
 
 
 @pytest.fixture

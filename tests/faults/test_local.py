@@ -6,8 +6,11 @@ starting, watching and judging alone. They run under whichever MPI this environm
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from processes import DEADLOCK, alive, launcher_problem, own_lines, wait_for
 
@@ -283,3 +287,50 @@ def test_ranks_do_not_outlive_a_command_that_is_killed(
     wait_for(lambda: not any(map(alive, pids(tmp_path))))
     for path in segments(tmp_path):  # nobody could do that for it
         path.unlink(missing_ok=True)
+
+
+SLOW = """
+import time
+from pathlib import Path
+import runner
+
+@runner.map_blocks
+def slow(block, *, here, go: str):
+    while here.offset[0] % 3000 and not Path(go).exists():  # all but a rank's first slab
+        time.sleep(0.01)
+    return block
+"""
+
+
+def test_the_progress_bar_moves_while_the_run_goes_on(tmp_path: Path, temporary: Path) -> None:
+    """The job waits for a file that is made when a bar has been seen, or cannot be waited for any longer."""
+    np.save(tmp_path / "in.npy", np.zeros((6000, 1000)))
+    (tmp_path / "job.py").write_text(SLOW)
+    words = ["-n", "2", "run", "job.py:slow", "in.npy", "out.npy", "--device", "cpu", "--go", "go"]
+    ours, its = pty.openpty()  # of no size, as under many tools
+    process = subprocess.Popen(
+        [*local.PROGRAM, *words],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=its,
+        stderr=its,
+    )
+    os.close(its)
+    try:
+        seen = read_until(ours, b"\x1b[2Kslow")  # drawn, and drawn again
+        (tmp_path / "go").touch()
+        rest = read_until(ours, b"wrote out.npy")
+        assert process.wait(DEADLOCK) == 0, rest
+    finally:
+        process.kill()
+        os.close(ours)
+    assert b"\x1b[2Kslow" in seen
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    """What a terminal shows up to some words, or until nothing more comes."""
+    shown = b""
+    with contextlib.suppress(OSError):  # the program has ended
+        while words not in shown and select.select([terminal], [], [], DEADLOCK / 3)[0]:
+            shown += os.read(terminal, 1 << 16)
+    return shown

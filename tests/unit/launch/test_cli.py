@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import runner.rank
 from launch import cli, local, refuse
 from launch.further import SUMMARIES
 from runner import launcher
@@ -558,6 +559,51 @@ def test_columns_are_the_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((77, 20)))
     assert cli.terminal_columns() == 77
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((0, 0)))
+    assert cli.terminal_columns() == 80, "a terminal that does not tell its size is one"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("run statistics /in.npy", 2),
+        ("doctor", 2),
+        ("bench all_reduce", 6),  # as for every mistake in its words
+        ("validate", 3),
+        ("selftest", 2),
+        ("launch slurm --print --mpi pmix -j 1x2 -- selftest", 2),
+        ("launch local -j 2 -- selftest", 2),
+        ("-n 2 selftest", 2),
+    ],
+)
+def test_a_working_directory_that_is_gone_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    status: int,
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("PWD", str(gone))
+    monkeypatch.setattr(runner.rank, "on_termination", lambda _: None)
+    gone.rmdir()
+    assert cli.main(words.split()) == status
+    told = capsys.readouterr().err
+    lines = [line for line in told.splitlines() if not line.startswith("meshrun: mpi: ")]
+    assert lines == [f"meshrun: the working directory is gone: got {gone}. Try: cd to one that exists"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["jobs"], ["run", "--help"]])
+def test_what_needs_no_working_directory_works_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.main(words) == 0
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from launch import cli, hosts, local, mpiexec, mpirun, refuse
+from launch import cli, hosts, local, mpi_library, mpiexec, mpirun, refuse
+from launch.mpi_library import Library
 from launch.mpiexec import Launcher
 from launch.plan import Plan
 from runner import launcher
@@ -267,3 +268,69 @@ def test_n_before_it_starts_nothing(started: Started, capsys: pytest.CaptureFixt
     assert cli.main(["-n", "2", "launch", "local", "--", "selftest"]) == 2
     assert "launch has nothing for -n to start" in capsys.readouterr().err
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("library", "hint"),
+    [
+        (Library("Open MPI", 5), "--mpi pmix, which Open MPI 5 here takes"),
+        (Library("MPICH", 4), "--mpi pmi2, which MPICH 4 here takes"),
+        (None, "--mpi pmix for Open MPI, --mpi pmi2 for MPICH and Intel MPI"),
+    ],
+)
+def test_away_from_a_cluster_printing_suggests_what_to_say(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    library: Library | None,
+    hint: str,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mpi_library, "loaded", lambda: library)
+    assert cli.main(["launch", "slurm", "--print", "-j", "1x2", "--", "selftest"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"meshrun: no srun on PATH: Slurm is not installed here. Try: {hint}; on a login node"
+    )
+
+
+@pytest.fixture
+def conducted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the launcher was started for; a machine of 2 cores and 1 GiB."""
+    begun: list[int] = []
+    monkeypatch.setattr(mpiexec, "cores", lambda: 2)
+    monkeypatch.setattr("runner.backend.host.host_memory", lambda: 1 << 30)
+    monkeypatch.setattr(mpi_library, "loaded", lambda: None)
+    monkeypatch.setattr(local, "conduct", lambda *_, **__: begun.append(1) or 0)
+    return begun
+
+
+def test_as_many_ranks_as_cores_need_no_words(
+    conducted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["-n", "2", "selftest"]) == 0
+    assert capsys.readouterr().err == ""
+    assert conducted
+
+
+def test_more_ranks_than_cores_are_told_in_one_line(
+    conducted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["-n", "40", "selftest"]) == 0
+    assert capsys.readouterr().err == (
+        "meshrun: warning: 40 ranks take turns on 2 cores: to start and to run takes longer, "
+        "and timings say little\n"
+    )
+    assert conducted
+
+
+@pytest.mark.parametrize("words", [["-n", "1000000"], ["launch", "local", "-j", "1000000", "--"]])
+def test_an_absurd_number_of_ranks_is_refused_before_anything_starts(
+    conducted: list[int], capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert cli.main([*words, "selftest"]) == 2
+    assert capsys.readouterr().err == (
+        "meshrun: 1,000,000 ranks do not fit into the memory of this machine: got 1,024 MiB, expected 16 MiB "
+        "for each rank, before it does anything. Try: -n 2, a rank for every core, or one for every GPU\n"
+    )
+    assert not conducted

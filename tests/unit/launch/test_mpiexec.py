@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 import tempfile
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_the_vendor_is_told_by_the_version(version: str, vendor: str | None) -> 
 def test_the_environments_own_launcher_comes_first(machine: Path) -> None:
     own = install(machine / "env/bin/mpiexec", OPEN_MPI_5)
     install(machine / "site/mpiexec", MPICH)
-    assert mpiexec.find() == Launcher(own, "Open MPI", bundled=True)
+    assert mpiexec.find() == Launcher(own, "Open MPI", bundled=True, whole_lines=True)
 
 
 @pytest.mark.parametrize("name", ["mpiexec", "mpirun"])
@@ -116,6 +117,25 @@ def test_root_is_allowed_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch) 
     assert not any("ROOT" in name for name in environment())
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert environment()["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def test_open_mpi_gets_a_home_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    assert environment()["HOME"] == pwd.getpwuid(os.geteuid()).pw_dir
+    assert environment(HOME="/mine")["HOME"] == "/mine"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a user that the system does not know
+    assert environment()["HOME"] == tempfile.gettempdir()
+
+
+@pytest.mark.parametrize(("version", "lines"), [(OPEN_MPI_5, True), (OPEN_MPI_4, False), (MPICH, False)])
+def test_a_launcher_that_waits_for_whole_lines_is_told_not_to_for_a_progress_bar(
+    machine: Path, version: str, lines: bool
+) -> None:
+    install(machine / "site/mpiexec", version)
+    found = mpiexec.find()
+    assert found.whole_lines is lines
+    assert (found.command(2, bar=True)[1:3] == ["--output", ":raw"]) is lines
+    assert "--output" not in found.command(2)
 
 
 def test_what_the_user_has_set_stays() -> None:

@@ -290,11 +290,18 @@ def test_ranks_are_told_the_plan_and_where_to_leave_the_verdict(machine: Machine
     assert called[called.index("--expect") :][:3] == ["--expect", "2", "3"]
     assert called[called.index("--expect-network") :][:2] == ["--expect-network", "lo"]
     assert called[called.index("--host-timeout") :][:2] == ["--host-timeout", "7.5"]
-    assert called[called.index("--tty") :][:2] == ["--tty", "93"]
+    assert "--tty" not in called, "a bar would be passed on when all is over"
     assert "-x MESHRUN_RUN" in " ".join(called[:program])
     assert variables["PRTE_MCA_prte_tmpdir_base"] == variables["OMPI_MCA_orte_tmpdir_base"]
     for folder in (variables[RUN_MARK], variables["PRTE_MCA_prte_tmpdir_base"]):
         assert not Path(folder).exists(), "nothing is left"
+
+
+def test_a_bar_is_drawn_where_the_launcher_passes_it_on(machine: Machine) -> None:
+    machine.install(OPEN_MPI_4)
+    assert mpirun.start(here(), 93) == 0
+    called, _ = machine.called()
+    assert called[called.index("--tty") :][:2] == ["--tty", "93"]
 
 
 def test_the_launchers_good_status_without_a_record_is_a_failure(
