@@ -18,7 +18,10 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     from runner.selftest import launcher_ranks
     from runner.selftest import main as test
 
-    parts = {"one rank": test(device=device, started=Started(ranks=1), debug=debug) == 0}
+    status = test(device=device, started=Started(ranks=1), debug=debug)
+    if status == UserError.exit_code:  # said already: there is no such device
+        return status
+    parts = {"one rank": status == 0}
     try:
         launcher = mpiexec.find()
     except UserError as reason:
