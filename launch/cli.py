@@ -228,6 +228,8 @@ def selftest(door: Door, mutate: bool, device: DeviceChoice, debug: bool) -> int
     alone = door.run is None and announced() is None
     if mutate and not alone:
         raise click.UsageError("--mutate simulates its ranks: it runs in one process")
+    if mutate and device == "cuda":
+        raise click.UsageError("--mutate simulates its ranks on the CPU: leave --device cuda out")
     if alone and door.ranks is None and not mutate:
         return check_installation(device, debug)
     return test(mutate=mutate, device=device, started=door.started, debug=debug)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 @click.option(
     "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="What to look at."
 )
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="All facts as JSON.")
+@click.option("--json", "file", metavar="FILE", help="All facts as JSON.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
-def doctor(door: Any, device: DeviceChoice, file: Path | None, debug: bool) -> int:
+def doctor(door: Any, device: DeviceChoice, file: str | None, debug: bool) -> int:
     """Show what every rank has, and what is wrong with it.
 
     \b
@@ -30,6 +29,12 @@ def doctor(door: Any, device: DeviceChoice, file: Path | None, debug: bool) -> i
 
     Exit status 0; 2 where a run would fail.
     """
+    from launch import mpi_library
     from runner.doctor import main
+    from runner.launcher import announced
+    from runner.storage.paths import named
 
-    return main(door.started, device, file, debug)
+    # Alone, this process loads no MPI: what ranks of it would load is asked of another.
+    library = mpi_library.loaded() if announced() is None else None
+    json = None if file is None else named("--json", file)
+    return main(door.started, device, json, debug, str(library or ""))

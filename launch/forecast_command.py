@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
     from runner.declaration import Job
     from runner.rates import Machine
+    from runner.stream.options import StreamOptions
     from runner.work import Work
+
+
+RANKS_MOST = 1 << 17  # the block of each is looked at, which takes seconds
 
 
 class Plans(Jobs):
@@ -39,14 +43,13 @@ class Plans(Jobs):
 @click.option(
     "--at",
     "folder",
-    type=click.Path(path_type=Path),
     default=".",
     metavar="FOLDER",
     help="Where --calibrate writes and reads a file.  [default: here]",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
-def plan(ctx: click.Context, calibrate: bool, folder: Path, debug: bool) -> int | None:
+def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int | None:
     """Tell what a run will take, without a GPU or MPI.
 
     \b
@@ -62,7 +65,9 @@ def plan(ctx: click.Context, calibrate: bool, folder: Path, debug: bool) -> int 
         return None
     if not calibrate:
         raise click.UsageError("Missing JOB, or --calibrate.")
-    return measure(folder)
+    from runner.storage.paths import named
+
+    return measure(named("--at", folder))
 
 
 def plan_command(name: str) -> click.Command:
@@ -81,14 +86,14 @@ def plan_command(name: str) -> click.Command:
             hint="another name for the job's parameter",
         )
 
-    def run(input: Path | None, **values: Any) -> None:
+    def run(input: str | None, **values: Any) -> None:
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
         forecast(job, input, parameters, **values)
 
     return JobCommand(
         name,
         callback=run,
-        params=[click.Argument(["input"], required=False, type=click.Path(path_type=Path)), *own, *ours],
+        params=[click.Argument(["input"], required=False), *own, *ours],
         help=f"{job.summary}\n\nTells what meshrun run {name} will take.",
         short_help=job.summary,
         own=len(own),
@@ -102,7 +107,9 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
     return [
         input_option("shape", taken, metavar="RxC", help="Of a raw INPUT, or in place of INPUT."),
         input_option("dtype", taken, metavar="NAME", help="With --shape: such as float32."),
-        click.Option(["--ranks"], type=click.IntRange(min=1), required=True, metavar="N", help="How many."),
+        click.Option(
+            ["--ranks"], type=click.IntRange(1, RANKS_MOST), required=True, metavar="N", help="How many."
+        ),
         click.Option(
             ["--hosts"], type=click.IntRange(min=1), metavar="H",
             help="On so many hosts.  [default: as few as have GPUs enough]",
@@ -133,7 +140,7 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
 
 def forecast(
     job: Job,
-    input: Path | None,
+    input: str | None,
     parameters: dict[str, Any],
     *,
     input_shape: str | None,
@@ -159,21 +166,32 @@ def forecast(
     from runner.report.forecast_table import render
     from runner.report.record import write
     from runner.storage import check_place
+    from runner.storage.paths import named
     from runner.stream.options import StreamOptions
     from runner.work import decide
 
     if job.kind != "map":
         raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
     if json is not None:
-        check_place(Path(json), "plan")
+        check_place(named("--json", json), "plan")
     array, notes = described(input, input_shape, input_dtype)
     machine = chosen(gpu)
     work = decide(job, job.complete(parameters), *array, ranks, grid=grid, boundary=boundary, cval=cval)
     work = settled(work)
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
+    if hosts is not None and hosts > ranks:
+        raise UserError("--hosts is more than --ranks", got=f"{hosts} hosts", expected=f"at most {ranks}")
+    check_memory(machine, options)
     hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
     last = predicted(work, machine, hosts, options)
     found = record(by_ranks(last, work, machine, options), work, machine, options)
+    assumed = gpu is None and not machine.measured
+    found["machine"]["assumed"] = assumed
+    if assumed:
+        notes.append(
+            f"no --gpu and no measured rates: hosts with {machine.gpus} {machine.name} GPUs are assumed; "
+            "--gpu cpu is for hosts without"
+        )
     if not machine.measured:
         notes.append("rates are nominal: meshrun plan --calibrate, on the machine itself, measures them")
     found["notes"] = notes
@@ -182,8 +200,26 @@ def forecast(
     click.echo(render(found), nl=False)
 
 
+def check_memory(machine: Machine, options: StreamOptions) -> None:
+    """UserError for memory that the machine does not have; of one that was not measured, a GPU's is known."""
+    from runner.errors import UserError
+
+    gigabyte = 1 if machine.measured else 2**30 / 10**9  # of a data sheet, which may mean either
+    there = {
+        "--host-memory": (options.host_memory, machine.memory if machine.measured else 0),
+        "--device-memory": (options.device_memory, int(gigabyte * machine.device_memory)),
+    }
+    for option, (said, most) in there.items():
+        if said is not None and 0 < most < said:
+            raise UserError(
+                f"{option} is more than {machine.name} has",
+                got=f"{said:,} bytes",
+                expected=f"at most {most:,}",
+            )
+
+
 def described(
-    input: Path | None, shape: str | None, dtype: str | None
+    input: str | None, shape: str | None, dtype: str | None
 ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], list[str]]:
     """Shape and dtype of the array, and what is to be said of its file."""
     import numpy as np
@@ -191,10 +227,11 @@ def described(
     from runner.errors import UserError
     from runner.options import form_of
     from runner.storage import open_source
+    from runner.storage.paths import named
 
     form = form_of(shape, dtype, None)
     if input is not None:
-        source = open_source(input, form)
+        source = open_source(named("INPUT", input), form)
         single = f"{input} is read by one rank for all, and decoded: neither is in these times"
         return (source.shape, source.dtype), [] if source.parallel else [single]
     if form is None or form.shape is None:
@@ -224,8 +261,8 @@ def settled(work: Work) -> Work:
     except BROKEN as reason:  # in the job's own function
         raise UserError(
             f"job {work.job.name} fails when called on zeros to see its result",
-            got=describe(reason),
-            hint="declare out= in its decorator",
+            got=describe(reason).partition(". Try: ")[0],
+            hint="declare out= in its decorator, or --debug for the traceback",
         ) from reason
 
 

@@ -19,7 +19,10 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     from runner.selftest import main as test
 
     working_directory()  # else each part would tell that it is gone
-    parts = {"one rank": test(device=device, started=Started(ranks=1), debug=debug) == 0}
+    status = test(device=device, started=Started(ranks=1), debug=debug)
+    if status == UserError.exit_code:  # said already: there is no such device
+        return status
+    parts = {"one rank": status == 0}
     try:
         launcher = mpiexec.find()
     except UserError as reason:

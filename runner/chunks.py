@@ -79,6 +79,19 @@ class Room:
     limits: Need
     depth: int
 
+    def check_chunk(self, size: int) -> None:
+        """UserError for a --chunk-bytes that is more than all chunks of a rank may take."""
+        for name in ("host", "device"):
+            limit = getattr(self.limits, name)
+            if 0 < limit < size:
+                raise UserError(
+                    f"--chunk-bytes is more than a rank's chunks may take of the {name} memory",
+                    got=f"{size:,} bytes",
+                    expected=f"at most {limit:,}",
+                    hint=f"--{name}-memory, if there is more",
+                    everywhere=True,
+                )
+
     def rows(self, one: Need, two: Need, *, wanted: int, align: int) -> int:
         """The most rows of a chunk, a multiple of `align`: what fits, and no more than about `wanted`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,26 @@ from runner.problem import Problem
 from runner.rank import as_rank
 from runner.report.record import write
 from runner.report.survey_table import rows, table
+from runner.storage import check_place
 from runner.survey import Survey
 from runner.world import DeviceChoice, Rank, World
 
 SCHEMA = 1
 
 
-def main(started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False) -> int:
-    """Run as one rank of `meshrun doctor`; the exit status."""
+def main(
+    started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False, mpi: str = ""
+) -> int:
+    """Run as one rank of `meshrun doctor`; the exit status. UserError where `file` could not be written.
+
+    mpi: the library that ranks would load, where this process is alone and loads none.
+    """
+    if file is not None:
+        check_place(file, "record")
     found: list[tuple[list[Survey], list[Problem]]] = []
 
     def look(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
-        surveys = inspect(control, ranks, backend)
+        surveys = [replace(one, mpi=one.mpi or mpi) for one in inspect(control, ranks, backend)]
         found.append((surveys, judge(control, surveys, started)))
         return []
 

@@ -49,7 +49,7 @@ class MeshrunError(Exception):
     def __str__(self) -> str:
         details = []
         if self.got is not None:
-            details.append(f"got {self.got}")
+            details.append(f"got {self.got if str(self.got) else repr('')}")
         if self.expected is not None:
             details.append(f"expected {self.expected}")
         sentence = self.what + (": " + ", ".join(details) if details else "")

@@ -19,6 +19,7 @@ from runner.report import record as records
 from runner.report.record import Record
 from runner.storage import Source, check_output, check_place, open_source
 from runner.storage.folder import Folder, check_output_folder, open_folder
+from runner.storage.paths import named
 from runner.stream.dealt import Show, unseen
 from runner.timing import Phases
 from runner.world import World, open_world
@@ -74,7 +75,7 @@ def execute(
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
     parameters = world.together(lambda: job.complete(parameters))
     target = world.together(lambda: _target(job, output))
-    folder = world.once(lambda: _check_files(Path(input), target, options))
+    folder = world.once(lambda: _check_files(named("INPUT", input), target, options))
     phases = world.phases = Phases(world.backend)
     if folder is not None:
         from runner.batch_job import BatchRun
@@ -116,7 +117,7 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
         raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {output}", hint="leave OUTPUT out")
     if output is None and writes:
         raise UserError(f"job {job.name} writes a file, and none is named", expected="OUTPUT after INPUT")
-    return None if output is None else Path(output)
+    return None if output is None else named("OUTPUT", output)
 
 
 def _check_files(input: Path, target: Path | None, options: Options) -> Folder | None:
@@ -124,25 +125,31 @@ def _check_files(input: Path, target: Path | None, options: Options) -> Folder |
     folder = open_folder(input)
     if target is not None:
         (check_output if folder is None else check_output_folder)(target)
+    files = {"INPUT": input, "OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
+    given = [(name, named(name, path)) for name, path in files.items() if path is not None]
     if options.json is not None:
         check_place(Path(options.json), "record")
-    named = {"INPUT": input, "OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
-    given = [(name, path) for name, path in named.items() if path is not None]
     for (one, first), (other, second) in combinations(given, 2):
         in_place = (one, other) == ("INPUT", "OUTPUT")  # the old file is replaced when the new one is whole
-        if not in_place and Path(first).resolve() == Path(second).resolve():
-            raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
+        if not in_place and first.resolve() == second.resolve():
+            raise UserError(f"{one} and {other} name the same file", got=files[other], expected="two files")
     return folder
 
 
 def _result(run: Run) -> Record:
     """A job whose result is not an array cut as its input is."""
     options = run.options
-    of_a_cut = options.grid or options.boundary or options.cval is not None or options.overlap is not None
+    of_a_cut = any(one is not None for one in (options.grid, options.boundary, options.cval, options.overlap))
     if of_a_cut or options.stream.named:
         said = "--grid, --boundary, --cval and --overlap say" if of_a_cut else f"{options.stream.named} says"
         raise UserError(
             f"{said} nothing to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
+        )
+    if options.verify != "off" and run.job.kind == "job" and run.job.reference is None:
+        raise UserError(
+            f"--verify: job {run.job.name} has no reference to compare with",
+            hint="reference= in its decorator",
+            everywhere=True,
         )
     value = call(run)
     proof = None

@@ -168,6 +168,8 @@ def _streamed(work: Work, machine: Machine, local: int, room: Room, options: Str
     ranks = work.partition.size
     if math.prod(work.partition.grid[1:]) == 1:
         work = replace(work, partition=Partition(work.shape, (1,) * len(work.shape)))
+    if options.chunk_bytes is not None:
+        room.check_chunk(options.chunk_bytes)
     rows = _chunk_rows(work, machine, ranks, room, options)
     chunks = Chunks(work.partition, rows)
     largest = chunks[0]

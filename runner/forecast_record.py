@@ -73,13 +73,13 @@ def compare(
 
     measured: per stage, bytes of one rank and the seconds during which that rank had such work under way,
     which for several threads are fewer than the sum of their times. wall: seconds from the first byte read
-    to the last one written. fraction: of the measured seconds, how many were forecast.
+    to the last one written. fraction: of the measured seconds, how many were forecast. source: of the rates
+    that the forecast is made of.
     """
     forecasts = {row.name: row.seconds for row in predicted.rows}
-    rows = [
-        _compared(name, *measured[name], forecasts.get(name)) for name in STAGES if name in measured
-    ]  # fmt: skip
-    return [*rows, _compared("run", None, wall, predicted.seconds)]
+    source = predicted.rows[0].source
+    rows = [_compared(name, *measured[name], forecasts.get(name)) for name in STAGES if name in measured]
+    return [{**row, "source": source} for row in (*rows, _compared("run", None, wall, predicted.seconds))]
 
 
 def beside_run(

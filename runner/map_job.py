@@ -11,7 +11,7 @@ from runner.errors import RunError, UserError
 from runner.journal import Journal
 from runner.load import load_block
 from runner.options import Run
-from runner.partition import grid_size
+from runner.partition import check_blocks, grid_size
 from runner.pipeline import Pipeline
 from runner.report.record import Record
 from runner.spans import STAGES
@@ -61,7 +61,9 @@ def _in_chunks(run: Run, work: Work) -> Record:
     assert run.target is not None
     if options.overlap is not None:
         raise UserError("--overlap says nothing to a run in chunks, which always does", everywhere=True)
-    grid = options.grid or "1"
+    grid = "1" if options.grid is None else options.grid
+    if _grid_of_its_own(run):
+        world.together(lambda: check_blocks(grid))
     blocks = world.together(lambda: _cut(run, grid_size(grid) or world.size, grid))
     streaming = Streaming(
         world, blocks, run.source, run.target, options.stream, run.ending, run.phases, run.show

@@ -15,6 +15,7 @@ from functools import cached_property
 from runner.errors import UserError
 
 Shape = tuple[int, ...]
+BLOCKS_MOST = 1 << 20  # of a grid of chunks: each is listed on every rank
 
 
 def bounds(length: int, parts: int, index: int) -> tuple[int, int]:
@@ -109,7 +110,7 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     product is not the number of ranks.
     """
     words = text.lower().split("x")
-    if not all(word.isdecimal() for word in words):
+    if not all(word.isascii() and word.isdecimal() for word in words):
         raise UserError(
             "--grid does not parse",
             got=repr(text),
@@ -144,9 +145,20 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
 def grid_size(text: str) -> int | None:
     """How many blocks a --grid means that leaves nothing to be chosen; None for others."""
     words = text.lower().split("x")
-    if not all(word.isdecimal() and int(word) for word in words):
+    if not all(word.isascii() and word.isdecimal() and int(word) for word in words):
         return None
     return math.prod(int(word) for word in words)
+
+
+def check_blocks(text: str) -> None:
+    """UserError for a --grid of chunks, whose blocks need not suit the ranks, that has too many of them."""
+    blocks = grid_size(text) or 0
+    if blocks > BLOCKS_MOST:
+        raise UserError(
+            "--grid cuts the array into too many blocks",
+            got=f"{text} ({blocks:,} blocks)",
+            expected=f"at most {BLOCKS_MOST:,}",
+        )
 
 
 def _factorizations(number: int, parts: int) -> Iterator[Shape]:

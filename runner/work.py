@@ -148,7 +148,7 @@ def decide(
         raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
     widths = normalize(job.halo_for(parameters), len(shape))
     check_widths(widths, shape)
-    parts = parse_grid(grid or str(ranks), shape, ranks)
+    parts = parse_grid(str(ranks) if grid is None else grid, shape, ranks)
     constant = job.cval if cval is None else cval
     if chosen == "constant":
         _check_constant(constant, dtype)
@@ -156,14 +156,24 @@ def decide(
     declared = work.declared(shape)
     if declared is not None:
         if declared[0][: work.leading] != shape[: work.leading]:
-            raise UserError(
-                f"job {job.name}: the result changes an axis along which the array is cut",
-                got=f"{declared[0]} from {shape}",
-                expected=f"the first {work.leading} axes unchanged",
-                hint="--grid with 1 for that axis",
-            )
+            raise _changes_a_cut_axis(work, declared[0])
         work = replace(work, result=declared)
     return work
+
+
+def _changes_a_cut_axis(work: Work, result: Shape) -> UserError:
+    """Axis 0 and those before one with a halo are always cut; others only where --grid says so."""
+    always = max((axis + 1 for axis, width in enumerate(work.widths) if width != (0, 0)), default=1)
+    axes = f"lengths along the first {always} axes" if always > 1 else "length along the first axis"
+    hint = f"a result with the input's {axes}, which every --grid cuts"
+    if result[:always] == work.shape[:always]:
+        hint = f"--grid {'x'.join('0' * always)}, which cuts no other axis"
+    return UserError(
+        f"job {work.job.name}: the result changes an axis along which the array is cut",
+        got=f"{result} from {work.shape}",
+        expected=f"the first {f'{work.leading} axes' if work.leading > 1 else 'axis'} unchanged",
+        hint=hint,
+    )
 
 
 def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:

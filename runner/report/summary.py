@@ -85,7 +85,7 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
     if record["overlap"]:
         notes.append("  the exchange ran beside the kernel, inside its time")
-    if record["plan"]:
+    if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record["stream"]:
         notes += _stream_notes(record["stream"])

@@ -232,6 +232,8 @@ def check_place(path: Path, what: str, folder: bool = False) -> None:
     if in_the_way:
         kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
         raise UserError(f"the {what} is {kinds[1]}", got=path, expected=kinds[0])
+    if not is_in_folder and parent.exists():
+        raise UserError(f"the {what}'s folder is a file", got=parent, expected="a folder")
     if not is_in_folder:
         raise UserError(f"the {what}'s folder does not exist", got=parent, hint=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):

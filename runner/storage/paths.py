@@ -5,8 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from runner.errors import UserError
+
 KEPT = "stream"  # in the name of what an interrupted run leaves, for a later one to go on with
 CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def named(what: str, name: str | Path) -> Path:
+    """The path of that name; UserError where there is none, as an unset variable of a shell leaves it.
+
+    what: as the sentence calls it, such as "OUTPUT".
+    """
+    if not str(name) or "\0" in str(name):
+        raise UserError(f"{what} has no name", got=repr(str(name)), expected="a file or folder")
+    return Path(name)
 
 
 def split(path: Path) -> tuple[Path, str | None]:

@@ -131,7 +131,7 @@ class Batch:
         """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
         memory is enough for so many of the largest one."""
         takes = need_of(self.world, work, work.partition[0]).host
-        room = limits(self.world, self.options).host // takes if takes else 1
+        room = self.world.together(lambda: limits(self.world, self.options)).host // takes if takes else 1
         if room == 0 and self.options.host_memory is not None:
             raise UserError(
                 "--host-memory is less than the largest image takes",

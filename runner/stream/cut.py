@@ -93,9 +93,11 @@ def chunks_of(
             hint="no --grid",
             everywhere=True,
         )
-    everyone = world.control.allgather(limits(world, options))
+    everyone = world.control.allgather(world.together(lambda: limits(world, options)))
     least = Need(min(one.host for one in everyone), min(one.device for one in everyone))
     room = Room(least, options.under_way)
+    if options.chunk_bytes is not None:
+        room.check_chunk(options.chunk_bytes)
     chosen = 0
     for block in work.partition:
         if block.size:
@@ -111,6 +113,9 @@ def chunks_of(
             hint="--depth 1, or memory as in the first run",
             everywhere=True,
         )
+    if rows is None:  # no chunk is longer than its block
+        longest = max(block.shape[0] for block in work.partition)
+        chosen = min(chosen, -(-longest // align) * align)
     return Chunks(work.partition, max(chosen, 1))
 
 

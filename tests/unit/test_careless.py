@@ -1,0 +1,207 @@
+"""Numbers and names that no run can have are refused in a sentence, and what is said of a run is true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runner
+from launch import cli, installation, mpi_library
+from launch.mpi_library import Library
+from runner import launcher
+from runner.rates import nominal_cpu, rates_file, save
+from runner.report.summary import render
+
+JOBS = """
+import runner
+
+@runner.map_blocks
+def same(block):
+    return block
+
+@runner.job
+def size(world, input, output):
+    open(output, "w").close()
+    return {"size": world.size}
+
+@runner.map_blocks(out=lambda shape, dtype: ((shape[0] // 2, *shape[1:]), dtype))
+def halved(block, *, out):
+    out[...] = block[::2]
+
+@runner.map_blocks(out=lambda shape, dtype: ((shape[0], shape[1] // 2), dtype))
+def narrowed(block, *, out):
+    out[...] = block[:, ::2]
+"""
+
+
+@runner.map_blocks
+def double(block: Any, *, out: Any) -> None:
+    out[...] = 2 * block
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("runner.rank.on_termination", lambda _: None)  # this process goes on afterwards
+    monkeypatch.setattr("launch.refuse.LINGER", 0.0)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    np.save("in.npy", np.arange(600, dtype=np.float32).reshape(100, 6))
+    Path("mine.py").write_text(JOBS)
+    Path("text.txt").write_text("words\n")
+    Path("folder").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Run words that must be refused; ~ is an empty word. The sentence, of which nothing is left behind."""
+
+    def run(line: str) -> str:
+        before = sorted(place.rglob("[!_]*.[!p]*"))
+        assert cli.main([word if word != "~" else "" for word in line.split()]) == 2
+        written = capsys.readouterr()
+        assert written.out == ""
+        assert written.err.count("\n") == 1
+        assert sorted(place.rglob("[!_]*.[!p]*")) == before
+        return written.err
+
+    return run
+
+
+RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks 2"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        # Numbers.
+        (f"{RUN} --chunk-bytes 1000000T", "--chunk-bytes is more than a rank's chunks may take"),
+        (f"{RUN} --host-memory 1000000T", "--host-memory is more than this host has: got 1,099,511"),
+        (f"{RUN} --depth 99999999", "99999999 is not in the range 1<=x<=1024"),
+        (f"{RUN} --grid 1000000x1000000 --chunk-bytes 1M",
+         "--grid cuts the array into too many blocks: got 1000000x1000000 (1,000,000,000,000 blocks), "
+         "expected at most 1,048,576"),
+        (f"{RUN} --grid ~", "--grid does not parse: got ''"),
+        (f"{RUN} --grid ٣", "--grid does not parse: got '٣'"),
+        ("run mine.py:same raw.raw out.npy --shape 99999999999x99999999999 --dtype f4",
+         "--shape is more than any array has: got 99999999999x99999999999"),
+        (f"{PLAN}00000000", "is not in the range 1<=x<=131072"),
+        (f"{PLAN} --hosts 5", "--hosts is more than --ranks: got 5 hosts, expected at most 2"),
+        (f"{PLAN} --chunk-bytes 1000000T", "--chunk-bytes is more than a rank's chunks may take"),
+        (f"{PLAN} --gpu a100 --device-memory 81G", "--device-memory is more than A100 has: got 86,973,08"),
+        (f"{PLAN} --depth 1025", "1025 is not in the range 1<=x<=1024"),
+        (f"{PLAN} --grid ~", "--grid does not parse: got ''"),
+        (f"{PLAN} --gpu ~", "unknown GPU: got '', expected t4"),
+        # Names.
+        ("run mine.py:same ~ out.npy", "INPUT has no name: got '', expected a file or folder"),
+        ("run mine.py:same in.npy ~", "OUTPUT has no name: got ''"),
+        (f"{RUN} --json ~", "--json has no name"),
+        (f"{RUN} --timeline ~", "--timeline has no name"),
+        (f"{RUN} --json text.txt/a.json", "the record's folder is a file: got text.txt, expected a folder"),
+        ("run ~ in.npy out.npy", "unknown job: got '', expected convolve"),
+        ("plan mine.py:same ~ --ranks 2", "INPUT has no name"),
+        (f"{PLAN} --json ~", "--json has no name"),
+        ("plan --calibrate --at ~", "--at has no name"),
+        ("plan --calibrate --at text.txt", "the test file's folder is a file: got text.txt"),
+        ("doctor --json ~", "--json has no name"),
+        ("doctor --json folder", "the record is a folder: got folder"),
+        ("doctor --json gone/a.json", "the record's folder does not exist: got gone. Try: mkdir -p gone"),
+        ("doctor --json text.txt/a.json", "the record's folder is a file: got text.txt"),
+        # What cannot be done.
+        ("run mine.py:size in.npy out.npy --verify",
+         "--verify: job size has no reference to compare with. Try: reference= in its decorator"),
+        ("selftest --mutate --device cuda", "--mutate simulates its ranks on the CPU: leave --device"),
+        ("run mine.py:halved in.npy out.npy",
+         "changes an axis along which the array is cut: got (50, 6) from (100, 6), expected the first axis "
+         "unchanged. Try: a result with the input's length along the first axis, which every --grid cuts"),
+        ("run mine.py:narrowed in.npy out.npy --grid 1x1000 --chunk-bytes 1K",
+         "expected the first 2 axes unchanged. Try: --grid 0, which cuts no other axis"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sentence: str) -> None:
+    assert sentence in refused(line)
+
+
+def test_the_advice_for_a_result_of_another_shape_can_be_taken() -> None:
+    assert cli.main(["run", "mine.py:narrowed", "in.npy", "out.npy", "--grid", "0"]) == 0
+    np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy")[:, ::2])
+
+
+def test_a_chunk_is_no_longer_than_the_array() -> None:
+    assert double.run("in.npy", "out.npy", chunk_bytes="16M")["stream"]["rows"] == 100
+
+
+def test_memory_that_a_measured_machine_does_not_have_is_refused(refused: Callable[[str], str]) -> None:
+    save(replace(nominal_cpu(3, 1 << 30), date="2025-01-31", host="n1"), rates_file())
+    assert (
+        "--host-memory is more than cpu has: got 2,147,483,648 bytes, expected at most 1,073,741,824"
+        in refused(f"{PLAN} --host-memory 2G")
+    )
+
+
+def test_a_plan_says_what_machine_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(*words: str) -> tuple[str, bool]:
+        assert cli.main([*PLAN.split(), "--json", "plan.json", *words]) == 0
+        assumed: bool = json.loads(Path("plan.json").read_text())["machine"]["assumed"]
+        return capsys.readouterr().out, assumed
+
+    line = (
+        "no --gpu and no measured rates: hosts with 8 H200 GPUs are assumed; --gpu cpu is for hosts without"
+    )
+    out, assumed = planned()
+    assert line in out
+    assert assumed
+    assert any(note.startswith(line) for note in json.loads(Path("plan.json").read_text())["notes"])
+    for words in (["--gpu", "h200"], ["--gpu", "cpu"]):
+        out, assumed = planned(*words)
+        assert "assumed" not in out
+        assert not assumed
+    save(replace(nominal_cpu(3, 1 << 30), date="2025-01-31", host="n1"), rates_file())
+    out, assumed = planned()
+    assert "assumed" not in out
+    assert not assumed
+
+
+def test_a_guess_is_not_shown_beside_what_was_measured() -> None:
+    record = double.run("in.npy", "out.npy", device="cpu")
+    assert [row["source"] for row in record["plan"]] == ["nominal"] * len(record["plan"])
+    assert "forecast" not in render(record)
+
+
+def test_a_forecast_of_measured_rates_is_shown_beside_the_run() -> None:
+    save(replace(nominal_cpu(3, 1 << 30), date="2025-01-31", host="n1"), rates_file())
+    record = double.run("in.npy", "out.npy", device="cpu")
+    assert {row["source"] for row in record["plan"]} == {"measured 2025-01-31"}
+    assert "forecast / measured" in render(record)
+
+
+def test_a_process_alone_tells_the_mpi_that_ranks_would_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mpi_library, "loaded", lambda: Library("Some MPI", 7))
+    assert cli.main(["doctor", "--device", "cpu", "--json", "facts.json"]) == 0
+    assert "MPI         Some MPI 7\n" in capsys.readouterr().out
+    assert json.loads(Path("facts.json").read_text())["ranks"][0]["mpi"] == "Some MPI 7"
+    monkeypatch.setattr(mpi_library, "loaded", lambda: None)
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    assert "MPI         none\n" in capsys.readouterr().out
+
+
+def test_a_selftest_without_its_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.selftest.main", lambda **_: 2)
+    monkeypatch.setattr("launch.mpiexec.find", lambda: pytest.fail("ranks are started"))
+    assert installation.check_installation("cuda", debug=False) == 2
+
+
+def test_a_jobs_failure_on_zeros_has_one_piece_of_advice(refused: Callable[[str], str]) -> None:
+    Path("mine.py").write_text(JOBS + "\n@runner.map_blocks\ndef broken(block):\n    raise ValueError('x')\n")
+    assert refused("plan mine.py:broken in.npy --ranks 2").count("Try: ") == 1
