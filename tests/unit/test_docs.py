@@ -1,4 +1,4 @@
-"""The commands that the documentation shows are run as they stand."""
+"""The commands that the documentation shows are run as they stand: those of the README, at night all."""
 
 from __future__ import annotations
 
@@ -74,31 +74,37 @@ def run_commands(page: Path, folder: Path, ends: Collection[int] = (0,)) -> list
     return commands
 
 
+@pytest.mark.nightly
 def test_the_bench_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "bench.md", tmp_path)) > 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", ["copy.md", "lessons.md"])
 def test_the_commands_of_the_pages_on_memory_succeed(tmp_path: Path, page: str) -> None:
     assert len(run_commands(ROOT / "docs" / page, tmp_path)) == 3
 
 
+@pytest.mark.nightly
 def test_the_validate_pages_commands_succeed(tmp_path: Path) -> None:
     """To a verdict: what it is of these processors depends on who else uses them."""
     assert len(run_commands(ROOT / "docs" / "validate.md", tmp_path, EXIT.values())) == 2
     assert (tmp_path / "page.html").exists()
 
 
+@pytest.mark.nightly
 def test_the_launch_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "launch.md", tmp_path)) > 2
 
 
+@pytest.mark.nightly
 def test_the_streaming_pages_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
     assert len(run_commands(ROOT / "docs" / "streaming.md", tmp_path)) > 2
     assert (tmp_path / "run.html").exists()
 
 
+@pytest.mark.nightly
 def test_the_formats_pages_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
     (tmp_path / "photos").mkdir()

@@ -66,7 +66,7 @@ def cases(draw: st.DrawFn) -> tuple[Partition, Widths]:
 
 
 @given(cases(), st.sampled_from(BOUNDARIES))
-@settings(max_examples=1000)
+@settings(max_examples=3 * settings().max_examples)
 @example((Partition((1,), (1,)), ((1, 1),)), "mirror")
 @example((Partition((1, 1), (2, 2)), ((1, 0), (0, 1))), "mirror")
 @example((Partition((5,), (3,)), ((5, 5),)), "reflect")

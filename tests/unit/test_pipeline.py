@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
@@ -56,7 +56,6 @@ def cases(draw: st.DrawFn) -> tuple[Any, ...]:
     return shape, size, ranks, grid, boundary, overlap, draw(st.integers(0, 2**32 - 1))
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_every_cut_gives_what_scipy_gives(case: tuple[Any, ...]) -> None:
     shape, size, ranks, grid, boundary, overlap, seed = case

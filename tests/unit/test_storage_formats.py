@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
@@ -118,7 +118,6 @@ def test_what_is_written_comes_back(tmp_path: Path, suffix: str, dtype: str) -> 
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_region_is_read_into_any_target(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st.DataObject
@@ -441,7 +440,6 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=3)))

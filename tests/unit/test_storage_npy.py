@@ -90,7 +90,6 @@ def test_every_file_that_numpy_writes(
 
 
 @given(st.data())
-@settings(max_examples=150)
 def test_blocks_written_in_any_order_make_the_whole(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -186,7 +185,7 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
 
 
 @given(st.binary(min_size=1, max_size=3), st.integers(0, len(header(GOOD)) - 1), st.integers(0, 3))
-@settings(max_examples=400)
+@settings(max_examples=3 * settings().max_examples)
 def test_a_damaged_header_is_refused_or_read_as_numpy_reads_it(
     tmp_path_factory: pytest.TempPathFactory, damage: bytes, position: int, dropped: int
 ) -> None:

@@ -265,11 +265,11 @@ WORD = st.text(st.characters(codec="ascii", min_codepoint=33), max_size=120)
             }
         ),
         min_size=1,
-        max_size=40,
+        max_size=8,
     ),
     st.booleans(),
 )
 def test_any_facts_fit(changes: list[dict[str, Any]], with_gpu: bool) -> None:
-    surveys = [replace(one, **change) for one, change in zip(run(20, 2), changes, strict=False)]
+    surveys = [replace(one, **change) for one, change in zip(run(4, 2), changes, strict=False)]
     text = table(surveys if with_gpu else without_gpu(surveys))
     assert max(len(one) for one in text.splitlines()) <= WIDTH

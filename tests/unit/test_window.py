@@ -36,7 +36,7 @@ def expected(window: Window) -> np.ndarray:
     return padded[tuple(slice(a, b + low + high) for a, b, (low, high) in region)]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(windows())
 def test_what_is_read_makes_the_padded_block(window: Window) -> None:
     array = array_of(window)
@@ -51,7 +51,7 @@ def test_what_is_read_makes_the_padded_block(window: Window) -> None:
     assert staged.size <= block.size
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(windows())
 def test_what_is_read_into_the_block_itself_needs_only_its_edges(window: Window) -> None:
     if window.inside is None:

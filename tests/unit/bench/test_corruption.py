@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.bench.data import POISON
@@ -151,7 +151,6 @@ def test_right_data_raise_no_alarm(operation: str, ranks: int, bench_on: Any) ->
         assert (measured.wrong, measured.findings) == (0, ())
 
 
-@settings(max_examples=60)
 @given(
     case=st.sampled_from([(name, ranks) for name in NAMES for ranks in RANKS[name]]),
     datatype=st.sampled_from([*DATATYPES]),

@@ -214,7 +214,7 @@ def data(dtype: str, seed: int) -> Array:
     return np.append(generator.integers(limits.min, limits.max, 30, kind), [0, 1, 2, limits.max]).astype(kind)
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings().max_examples)
 @given(FORMULAS, st.integers(0, 1000))
 def test_formulas_are_numpys(formula: Formula, seed: int) -> None:
     text, function = formula
@@ -227,7 +227,7 @@ def test_formulas_are_numpys(formula: Formula, seed: int) -> None:
         np.testing.assert_array_equal(out, np.broadcast_to(function(x), x.shape))
 
 
-@settings(max_examples=600)
+@settings(max_examples=5 * settings().max_examples)
 @given(FORMULAS, st.sampled_from(SUPPORTED), st.integers(0, 1000))
 def test_correct_results_are_within_their_bounds(formula: Formula, dtype: str, seed: int) -> None:
     text, _ = formula

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from queued_device import QueuedBackend
@@ -128,7 +128,6 @@ def test_each_picture_is_as_if_it_were_alone(photos: Path, ranks: int, on_device
     assert f"laplacian on 17 images: {ranks} rank" in render(record)
 
 
-@settings(max_examples=150)
 @given(cases(), st.integers(1, 4), st.booleans())
 def test_any_arrays_give_the_bytes_of_each_alone(case: Case, count: int, on_devices: bool) -> None:
     """Whatever the function needs and returns, on arrays of several shapes and dtypes."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, cases, run_on
 
@@ -59,7 +59,6 @@ def moved() -> dict[str, int]:
     return Noted.moved
 
 
-@settings(max_examples=100)
 @given(cases())
 def test_the_bytes_of_one_piece(case: Case) -> None:
     with tempfile.TemporaryDirectory() as name:

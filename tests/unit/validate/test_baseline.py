@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
@@ -215,7 +215,6 @@ RATES = st.dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(RATES, min_size=1, max_size=4), RATES)
 def test_both_formats_give_the_same_comparison(
     earlier: list[dict[Figure, float]], now: dict[Figure, float]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_fleet import ToyFleet
 
@@ -275,7 +275,6 @@ def test_no_time_for_anything_is_said_with_what_it_takes() -> None:
         fitted(Plan(), 1.0, lambda one: 10.0)
 
 
-@settings(max_examples=50)
 @given(st.floats(0.01, 1e4), st.sets(st.sampled_from(RUNGS), min_size=1), st.booleans())
 def test_what_is_fitted_fits_and_keeps_what_else_was_asked(
     budget: float, rungs: set[RungName], keep_going: bool

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import made_report
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
@@ -54,7 +54,6 @@ def matrices(draw: st.DrawFn) -> Matrix:
     return Matrix("pairs", "flows", draw(st.text()), labels, tuple(draw(row) for _ in labels))
 
 
-@settings(max_examples=30)
 @given(values(Report))
 def test_what_is_written_is_read_again(report: Report) -> None:
     written = text(report)

@@ -8,6 +8,7 @@
 #include <ucontext.h>
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -49,8 +50,8 @@ template <typename... P> struct Launch {
     }
 
     static void cooperative() {
-        constexpr std::size_t stack = 1 << 16;
-        std::vector<char> stacks(stack * blockDim.x);
+        constexpr std::size_t stack = 1 << 16, largest = 1024;
+        static const std::unique_ptr<char[]> stacks(new char[stack * largest]);  // for all blocks, untouched
         std::vector<bool> waiting(blockDim.x, true);
         static bool ended;
         threads.resize(blockDim.x);

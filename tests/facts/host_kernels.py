@@ -1,0 +1,122 @@
+"""Kernels compiled for the host: one library for each .cu file, with all instances that tests launch there.
+
+The first process that needs a library makes it; later ones, and later runs, find it under the same name as
+long as all that goes into it is the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jobs.kernels
+from jobs import elementwise, grayscale, laplacian
+from jobs.bench.recipe import Kind
+from jobs.dtypes import SUPPORTED, floating, result
+from jobs.expression import cpp, parse
+from jobs.kernels import instance
+
+GXX = shutil.which("g++")
+KERNELS = Path(jobs.kernels.__file__).parent
+SHIM = Path(__file__).parents[1] / "unit" / "kernels" / "host"
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wno-unknown-pragmas",
+         "-Wno-sign-compare", f"-I{SHIM}", f"-I{KERNELS}")  # fmt: skip
+
+# What the tests of elementwise compute.
+EXPRESSION = "where(x > 10, x * 3.5 - 0.1, min(max(-x, floor(x / 7)), 1e30)) + abs(x) // 1.5 % -0.7"
+EXPRESSION_RESULTS = ("float", "uint8", "int32", "float16")
+DIVISORS = ("0", "0.1", "(-0.1)", "3.5", "(-7)", "1e30", "(1/x)", "(x - 1)")
+LAPLACIAN_RESULTS = ("same", "int16", "float32")
+# Elements, sums and results of what the tests of convolve compute.
+CONVOLVED = (
+    ("uint8", "int32", "uint8"), ("uint8", "int32", "int16"), ("uint8", "float64", "uint8"),
+    ("uint16", "int64", "int32"), ("int32", "int64", "int32"), ("float16", "float32", "float16"),
+    ("float32", "float32", "float32"), ("float64", "float64", "int32"),
+)  # fmt: skip
+
+Options = tuple[str, ...]
+Instance = tuple[str, Options]  # of a template, with the compiler's options for it
+
+
+def instances(file: str) -> Iterator[Instance]:
+    """Those that tests launch, and a few that none does."""
+    sources = [np.dtype(name) for name in SUPPORTED]
+    if file == "bench_data.cu":
+        for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), Kind):
+            yield instance(kernel, word, int(kind)), ()
+    elif file == "laplacian.cu":
+        for source, name, channels in product(sources, LAPLACIAN_RESULTS, (0, 1, 3)):
+            for columns in {1, laplacian.COLUMNS[source.itemsize]}:
+                yield laplacian.instance(source, result(source, name), columns, channels), ()
+    elif file == "grayscale.cu":
+        yield from ((grayscale.instance(source), ()) for source in sources)
+    elif file == "elementwise.cu":
+        for source, name in product(sources, EXPRESSION_RESULTS):
+            _, made = elementwise.elementwise.out((1,), source, expression=EXPRESSION, dtype=name)
+            yield _fused(source, made, EXPRESSION)
+        for operator, divisor in product(("//", "%"), DIVISORS):
+            yield _fused(np.dtype(np.float32), np.dtype(np.float32), f"x {operator} {divisor}")
+    elif file == "convolve.cu":
+        yield from ((instance("convolve", *dtypes), ()) for dtypes in CONVOLVED)
+    elif file in ("moments.cu", "histogram.cu"):
+        yield from ((instance(file.removesuffix(".cu"), source), ()) for source in sources)
+
+
+def run(folder: Path, file: str, name: str, options: Options = ()) -> Callable[..., None]:
+    """run(grid, block, arguments, synchronizes) of an instance. folder: where libraries are kept."""
+    known = tuple(dict.fromkeys(instances(file)))
+    chosen = known if (name, options) in known else ((name, options),)
+    return library(folder, file, chosen)[f"run{chosen.index((name, options))}"]
+
+
+@functools.cache
+def library(folder: Path, file: str, chosen: Sequence[Instance]) -> ctypes.CDLL:
+    """`run0`, `run1`, ... of the chosen instances, in their order."""
+    assert GXX is not None
+    text = source(file, chosen)
+    parts = [text.encode(), " ".join(FLAGS).encode(), Path(GXX).resolve().name.encode()]
+    parts += [path.read_bytes() for path in (KERNELS / file, *sorted(KERNELS.glob("*.cuh")), *SHIM.iterdir())]
+    made = folder / f"{Path(file).stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+    if not made.exists():
+        # Two processes may do this at once: each makes its own, and the last one to be renamed stays.
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            written, compiled = Path(name, "kernels.cpp"), Path(name, "kernels.so")
+            written.write_text(text)
+            subprocess.run([GXX, *FLAGS, str(written), "-o", str(compiled)], check=True)
+            os.replace(compiled, made)
+    return ctypes.CDLL(str(made))
+
+
+def source(file: str, chosen: Sequence[Instance]) -> str:
+    """C++ that has each instance as a function; the kernel once for each set of options."""
+    headers = re.findall(r'^#include ".*"$', (KERNELS / file).read_text(), re.M)
+    lines = ['#include "cuda_fp16.h"', *headers]
+    together = dict.fromkeys(options for _, options in chosen)
+    spaces = {options: f"with{number}" for number, options in enumerate(together)}
+    for options, space in spaces.items():
+        defined = [option.removeprefix("-D").partition("=") for option in options]
+        lines += [f"#define {name} {value}" for name, _, value in defined]
+        lines += [f"namespace {space} {{", f'#include "{KERNELS / file}"', "}"]
+        lines += [f"#undef {name}" for name, _, _ in defined]
+    for number, (name, options) in enumerate(chosen):
+        head = f'extern "C" void run{number}(unsigned grid, unsigned block, void** arguments, int syncs)'
+        call = f"launch({spaces[options]}::{name}, grid, block, arguments, syncs);"
+        lines.append(f"{head} {{ {call} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _fused(source: np.dtype[Any], result: np.dtype[Any], expression: str) -> Instance:
+    kind = floating(source, result)
+    return elementwise.instance(source, result), (f"-DEXPRESSION={cpp(parse(expression), kind)}",)
