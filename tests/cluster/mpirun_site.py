@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hosts import Hosts
-from processes import wait_for
+from processes import DEADLOCK, wait_for
 
 from launch import local
 
-TIMEOUT = 240  # seconds; nothing here takes half of it, on a busy machine too
 EVERYONE = "n1,n2,n3"
 ROW = re.compile(r" +\d+ +\d+ +float ")
 # Ranks of all hosts share this machine's cores, and MPI does not know.
@@ -28,6 +28,7 @@ class Site:
     hosts: Hosts
     notes: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         command = [*local.PROGRAM, "launch", "mpirun", *words]
@@ -45,7 +46,7 @@ class Site:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         process = self.begin(*words)
-        process.wait(TIMEOUT)
+        process.wait(DEADLOCK)
         return subprocess.CompletedProcess(words, process.returncode, self.out, self.errors)
 
     def in_full_swing(self, process: subprocess.Popen[str], rows: int = 4) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import slurm_farm
-from processes import DEADLOCK, launcher_problem, own_lines, wait_for
+from processes import DEADLOCK, launcher_problem, nightly, own_lines, wait_for
 from slurm_farm import Slurm
 
 from launch import mpi_library, slurm_mpi
@@ -114,6 +114,7 @@ def left(slurm: Slurm) -> list[str]:
     return [path.name for path in (slurm.folder / "work").iterdir() if not any(map(path.match, wanted))]
 
 
+@pytest.mark.mpi_library
 def test_the_edge_filter_on_two_hosts(slurm: Slurm, way: str) -> None:
     words = ("run", "laplacian", "in.npy", "out.npy", "--device", "cpu", "--verify")
     done = run(slurm, "-j", "2x2", "--no-gpus", "--", *words)
@@ -137,7 +138,7 @@ def test_bandwidth_between_two_hosts(slurm: Slurm) -> None:
     assert (slurm.folder / "work" / "my output").exists()
 
 
-@pytest.mark.parametrize(("bind", "visible"), [("node", ("0,1", "0,1")), ("task", ("0", "1"))])
+@pytest.mark.parametrize(("bind", "visible"), [nightly("node", ("0,1", "0,1")), ("task", ("0", "1"))])
 def test_gpus_of_a_rank(slurm: Slurm, bind: str, visible: tuple[str, str]) -> None:
     done = run(slurm, "-j", "2x2", "--bind-gpus", bind, "--", *WAIT)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -166,6 +167,7 @@ def test_each_task_of_an_array_has_its_verdict(slurm: Slurm) -> None:
     assert "_2: complete, output in " in told[2]
 
 
+@pytest.mark.mpi_library
 def test_the_wrong_mpi_is_refused_by_name(slurm: Slurm, way: str) -> None:
     wrong = {"pmix": "pmi2", "pmi2": "pmix"}[way]
     done = run(slurm, "-j", "2x1", "--no-gpus", "--mpi", wrong, "--", *WAIT)
@@ -175,6 +177,7 @@ def test_the_wrong_mpi_is_refused_by_name(slurm: Slurm, way: str) -> None:
     assert not slurm.jobs()
 
 
+@pytest.mark.mpi_library
 def test_ranks_that_do_not_find_each_other_refuse_to_run(slurm: Slurm) -> None:
     done = run(slurm, "-j", "2x1", "--no-gpus", "--srun-args", "--mpi=none", "--", *WAIT)
     assert done.returncode == 2, done.stderr + done.stdout
@@ -201,6 +204,7 @@ def test_mistakes_are_found_before_anything_runs(slurm: Slurm, words: tuple[str,
     assert not slurm.jobs()
 
 
+@pytest.mark.mpi_library
 def test_a_rank_that_is_killed_is_named(slurm: Slurm) -> None:
     done = run(slurm, "-j", "2x2", "--no-gpus", "--", *WAIT, "--seconds", "300", "--dies", "3")
     assert done.returncode == 1
@@ -208,7 +212,8 @@ def test_a_rank_that_is_killed_is_named(slurm: Slurm) -> None:
     assert left(slurm) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.mpi_library
+@pytest.mark.parametrize("number", [signal.SIGINT, nightly(signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"])
 def test_an_interrupted_job_is_gone(slurm: Slurm, number: signal.Signals) -> None:
     words = launch("-j", "2x2", "--no-gpus", "--", *WAIT, "--seconds", "300")
     with running(slurm, *words) as command:
@@ -266,7 +271,11 @@ def test_a_job_that_slurm_starts_again_is_judged_by_its_last_attempt(slurm: Slur
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("array_job", ("run", "laplacian", "in.npy", "out.npy", "--device", "cpu")),
+        pytest.param(
+            "array_job",
+            ("run", "laplacian", "in.npy", "out.npy", "--device", "cpu"),
+            marks=pytest.mark.mpi_library,
+        ),
         (
             "bandwidth",
             ("bench", "all_reduce", "--device", "cpu", "-b", "1K", "-e", "1K", "-n", "1", "-w", "0"),
@@ -312,7 +321,9 @@ def test_a_killed_node_that_slurm_misses_is_named(slurm: Slurm) -> None:
     assert "c1 failed" in errors, output + errors
 
 
-@pytest.mark.parametrize("node", ["c2", "c1"], ids=["not the first", "the first, which has the script"])
+@pytest.mark.parametrize(
+    "node", [nightly("c2"), "c1"], ids=["not the first", "the first, which has the script"]
+)
 def test_a_killed_node_that_slurm_still_waits_for_is_named(slow_slurm: Slurm, node: str) -> None:
     words = launch("-j", "2x2", "--no-gpus", "--host-timeout", "3", "--", *WAIT, "--seconds", "300")
     with running(slow_slurm, *words) as command:

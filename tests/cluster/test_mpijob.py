@@ -86,6 +86,7 @@ def end(process: subprocess.Popen[bytes], folder: Path, said: bytes = b"") -> En
     return Ended(process.returncode, text.decode(errors="replace"), run)
 
 
+@pytest.mark.mpi_library
 def test_ranks_run_on_the_workers_and_tell_the_verdict(folder: Path) -> None:
     with MpiJob(job(planned(BENCH, (2, 2))), folder) as pods:
         for worker in pods.workers:
@@ -96,6 +97,7 @@ def test_ranks_run_on_the_workers_and_tell_the_verdict(folder: Path) -> None:
     assert "1024" in ended.log
 
 
+@pytest.mark.mpi_library
 def test_variables_reach_the_ranks_as_they_are(folder: Path) -> None:
     plan = planned(BENCH, (2, 1), settings={"NCCL_DEBUG": "WARN", "PRICE": "$$(HOME) 7"})
     made = job(plan)
@@ -111,6 +113,7 @@ def test_variables_reach_the_ranks_as_they_are(folder: Path) -> None:
     assert said == ["pi-worker-0 WARN $$(HOME) 7", "pi-worker-1 WARN $$(HOME) 7"], ended.log
 
 
+@pytest.mark.mpi_library
 def test_a_rank_that_fails_is_the_verdict(folder: Path) -> None:
     plan = planned(("run", "laplacian", "/nowhere/in.npy", "/nowhere/out.npy", "--device", "cpu"), (2, 1))
     with MpiJob(job(plan), folder) as pods:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpirun_site import EVERYONE, TIMEOUT, Site
-from processes import launcher_problem, wait_for
+from mpirun_site import EVERYONE, Site
+from processes import DEADLOCK, launcher_problem, wait_for
 
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 
@@ -59,7 +59,7 @@ def test_a_run_goes_on_without_a_lost_host(site: Site, words: list[str]) -> None
 
     wait_for(lambda: finished() >= 9)
     site.hosts.power_off("n3")
-    assert process.wait(TIMEOUT) == 1
+    assert process.wait(DEADLOCK) == 1
     assert "n3" in site.errors
     assert "finished chunks are kept; the same command with --resume goes on" in site.errors
     before = finished()

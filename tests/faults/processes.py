@@ -9,12 +9,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from _pytest.mark import ParameterSet
+
 from launch import mpiexec
 from runner.errors import MeshrunError
 
-DEADLOCK = 60  # seconds; nothing that is waited for takes half of it
+DEADLOCK = 100  # seconds; nothing that is waited for takes a tenth of it on an idle machine
 FEW_CORES = re.compile(r"meshrun: warning: [\d,]+ ranks take turns on \d+ cores")
 MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
+
+
+def nightly(*values: object) -> ParameterSet:
+    """One of many combinations: each of its values is in another one that every run has."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+def promised(seconds: float, begun: float) -> float:
+    """Seconds that may pass from now until something that takes at most so many on an idle machine.
+
+    As many times more on a busy one: it took long since `begun`, when a command was started, to get here.
+    """
+    return max(seconds, 5 * (time.monotonic() - begun))
 
 
 def launcher_problem() -> str | None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
+from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, promised, wait_for
 
 from launch import local, shm
 
@@ -40,6 +41,7 @@ class Site:
     notes: Path
     temporary: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    begun: float = 0.0
 
     def words(self, ranks: int, *more: str, output: str = "out.npy", cut: tuple[str, ...] = CUT) -> list[str]:
         files = ["in.npy", output, "--json", "record.json"]
@@ -50,6 +52,7 @@ class Site:
         for name in ("failing", "go"):
             for note in self.notes.glob(f"{name}*"):
                 note.unlink()
+        self.begun = time.monotonic()
         process = subprocess.Popen(
             [*local.PROGRAM, *words],
             cwd=self.work,
@@ -64,7 +67,7 @@ class Site:
     def end(self, process: subprocess.Popen[str]) -> tuple[int, list[str]]:
         """The exit status and the lines on stderr; soon after a rank's failure, and no process is left."""
         wait_for(lambda: process.poll() is not None or self.failing)
-        _, errors = process.communicate(timeout=PROMISE if self.failing else DEADLOCK)
+        _, errors = process.communicate(timeout=promised(PROMISE, self.begun) if self.failing else DEADLOCK)
         assert left_running(self.notes) == []
         assert list(self.temporary.iterdir()) == []
         assert "Traceback" not in errors

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
+from processes import DEADLOCK, MARK, launcher_problem, left_running, nightly, own_lines, promised, wait_for
 
 from launch import local, mpiexec, shm
 
 ALLOWED = 2  # seconds without progress: -T
-PROMISE = 25  # seconds from a fault to the end of the command; it says 10 more than -T, on an idle machine
+PROMISE = ALLOWED + 10  # seconds from a fault to the end of the command
 HOST = os.uname().nodename
 FOR_EVER = ("-b", "64", "-e", "64K", "-f", "4", "-N", "0", "--device", "cpu")
 SMALL = ("-b", "64", "-e", "16K", "-f", "4", "-n", "3", "--device", "cpu")
@@ -88,6 +88,7 @@ class Site:
     notes: Path
     temporary: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
 
     def begin(self, *words: str, ranks: int = 3, planted: str = "") -> subprocess.Popen[str]:
         """The command, its standard output a file; planted: Python lines run first in every rank."""
@@ -144,9 +145,9 @@ class Site:
         seats = re.findall(r"^#  Rank +(\d+) Group +\d+ Pid +(\d+) on ", self.out.read_text(), re.M)
         return {int(rank): int(pid) for rank, pid in seats}
 
-    def end(self, process: subprocess.Popen[str], promise: float = PROMISE) -> str:
-        """Its stderr, when it ends within `promise` seconds and leaves no process and no file behind."""
-        _, errors = process.communicate(timeout=promise)
+    def end(self, process: subprocess.Popen[str]) -> str:
+        """Its stderr, when it ends as soon as promised and leaves no process and no file behind."""
+        _, errors = process.communicate(timeout=promised(PROMISE, self.begun))
         assert left_running(self.notes) == []
         assert list(self.temporary.iterdir()) == []
         assert "Traceback" not in errors
@@ -175,6 +176,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 # Stuck.
 
 
+@pytest.mark.mpi_library
 def test_a_stopped_rank_is_named(site: Site) -> None:
     process = site.begin("all_reduce", *FOR_EVER, "-T", str(ALLOWED), "-J", "out.json")
     pids = site.in_full_swing(process)
@@ -201,7 +203,7 @@ def test_rank_0_stopped(site: Site) -> None:
     assert errors.count("meshrun: ") == 1
 
 
-@pytest.mark.parametrize(("step", "heading"), [("clock", "not entered"), ("check", "finished")])
+@pytest.mark.parametrize(("step", "heading"), [("clock", "not entered"), nightly("check", "finished")])
 def test_a_rank_that_sleeps_in_python_is_named(site: Site, step: str, heading: str) -> None:
     planted = SLEEP.format(name=step)
     process = site.begin("all_reduce", *SMALL, "-T", str(ALLOWED), "-J", "out.json", planted=planted)
@@ -219,7 +221,7 @@ def test_a_rank_that_sleeps_in_python_is_named(site: Site, step: str, heading: s
 
 def test_a_run_that_goes_on_is_left_alone(site: Site) -> None:
     """Longer than -T in all, and each measurement well within it."""
-    process = site.begin("all_reduce", *FOR_EVER, "-T", "1")
+    process = site.begin("all_reduce", *FOR_EVER, "-T", "3")
     site.in_full_swing(process)
     begun = time.monotonic()
     wait_for(lambda: process.poll() is not None or time.monotonic() - begun > 4)
@@ -231,8 +233,15 @@ def test_a_run_that_goes_on_is_left_alone(site: Site) -> None:
 # Other ends.
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("timeout", [(), ("-T", "30")], ids=["unwatched", "watched"])
+@pytest.mark.parametrize(
+    ("timeout", "number"),
+    [
+        ((), signal.SIGINT),
+        pytest.param(("-T", "30"), signal.SIGTERM, marks=pytest.mark.mpi_library),
+        nightly((), signal.SIGTERM),
+        nightly(("-T", "30"), signal.SIGINT),
+    ],
+)
 def test_an_interrupted_run_ends_whole(site: Site, number: signal.Signals, timeout: tuple[str, ...]) -> None:
     process = site.begin("all_reduce", *FOR_EVER, "-J", "out.json", *timeout)
     site.in_full_swing(process)
@@ -253,6 +262,7 @@ def test_an_interrupted_run_whose_rank_is_stopped_ends_whole(site: Site) -> None
     assert process.returncode == 130
 
 
+@pytest.mark.mpi_library
 def test_a_killed_rank_ends_all(site: Site) -> None:
     process = site.begin("all_reduce", *FOR_EVER, "-T", "30")
     os.kill(site.in_full_swing(process)[1], signal.SIGKILL)
@@ -265,6 +275,7 @@ def test_a_killed_rank_ends_all(site: Site) -> None:
     assert re.search(told, errors)
 
 
+@pytest.mark.mpi_library
 def test_a_killed_launcher_ends_all(site: Site) -> None:
     """Open MPI's leaves its ranks to themselves, and these have nothing to print that would fail."""
     process = site.begin_bare("all_reduce", "-b", "64", "-e", "64", "-n", "5000000", "--device", "cpu")
@@ -274,6 +285,7 @@ def test_a_killed_launcher_ends_all(site: Site) -> None:
     wait_for(lambda: left_running(site.notes) == [])
 
 
+@pytest.mark.mpi_library
 def test_a_rank_that_fails_ends_all(site: Site) -> None:
     process = site.begin("all_reduce", *SMALL, planted=RAISE)
     errors = site.end(process)
@@ -285,7 +297,8 @@ def test_a_rank_that_fails_ends_all(site: Site) -> None:
 # Wrong.
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "sendrecv"])
+@pytest.mark.mpi_library
+@pytest.mark.parametrize("operation", ["all_reduce", nightly("all_gather"), nightly("sendrecv")])
 def test_wrong_data_is_named_and_status_7(site: Site, operation: str) -> None:
     process = site.begin(operation, *SMALL, "--names", "-J", "out.json", planted=BIT)
     errors = site.end(process)
@@ -304,6 +317,7 @@ def test_wrong_data_is_named_and_status_7(site: Site, operation: str) -> None:
     assert [(found["rank"], found["offset"], found["flipped_bits"]) for found in findings] == [(1, 7, 1)]
 
 
+@pytest.mark.nightly
 def test_too_slow_is_status_7(site: Site) -> None:
     process = site.begin("all_reduce", *SMALL, "--min-busbw", "1e6")
     errors = site.end(process)
@@ -317,16 +331,16 @@ def test_too_slow_is_status_7(site: Site) -> None:
 
 REFUSED = [
     (2, "all_reduce -b foo", "'foo'"),
-    (2, "all_reduce -g 8", "one process drives one GPU"),
+    nightly(2, "all_reduce -g 8", "one process drives one GPU"),
     (3, "hypercube", "got 3 ranks, expected a power of two. Try: -n 2"),
-    (2, "broadcast -r 2", "no such root: got -r 2, expected at most 1"),
-    (2, "all_reduce -G 1", "Try: without -G"),
-    (2, "all_reduce -J out.txt", "not JSON"),
+    nightly(2, "broadcast -r 2", "no such root: got -r 2, expected at most 1"),
+    nightly(2, "all_reduce -G 1", "Try: without -G"),
+    nightly(2, "all_reduce -J out.txt", "not JSON"),
     (2, "all_reduce -J gone/out.json", "cannot write gone/out.json"),
-    (2, "all_reduce --split FOO", "the split does not parse"),
-    (2, "all_reduce -b 102400G -e 102400G", "does not fit the memory"),
-    (2, "pingpong --pairs 0-9", "--pairs does not parse"),
-    (2, "scale all_reduce --split MOD2", "scale splits the ranks itself"),
+    nightly(2, "all_reduce --split FOO", "the split does not parse"),
+    nightly(2, "all_reduce -b 102400G -e 102400G", "does not fit the memory"),
+    nightly(2, "pingpong --pairs 0-9", "--pairs does not parse"),
+    nightly(2, "scale all_reduce --split MOD2", "scale splits the ranks itself"),
 ]
 
 

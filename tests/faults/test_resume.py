@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import left_running, wait_for
+from processes import left_running, nightly, wait_for
 from streamed import (
     CHUNKS,
     HOST,
@@ -69,23 +69,29 @@ def resumed(site: Site, words: list[str], undisturbed: bytes) -> None:
 # way, the fourth is begun when the first is finished.
 KILLS = [
     ("read", 1, 2, 3, 1),
+    ("write", 0, 1, 5, 3),
+    ("in its line", 1, 3, 0, 2),
+    ("after its line", 1, 2, 3, 3),
+    ("sync", 1, 2, 0, 1),
+    ("rename", 0, 3, 1, 4),
+]
+MORE_KILLS = [
     ("kernel", 1, 3, 4, 2),
     ("kernel", 0, 2, 5, 3),
     ("write", 1, 2, 4, 4),
-    ("write", 0, 1, 5, 3),
     ("before its line", 1, 2, 2, 1),
-    ("in its line", 1, 3, 0, 2),
-    ("after its line", 1, 2, 3, 3),
     ("after its line", 0, 1, 3, 4),
-    ("sync", 1, 2, 0, 1),
     ("synced", 1, 3, 0, 2),
-    ("rename", 0, 3, 1, 4),
 ]
 
 
 @pytest.mark.parametrize(
     ("where", "victim", "ranks", "call", "later"),
-    [pytest.param(*kill, id=f"{kill[0]}, {kill[2]} ranks", marks=needs_mpi) for kill in KILLS],
+    [pytest.param(*kill, id=f"{kill[0]}, {kill[2]} ranks", marks=needs_mpi) for kill in KILLS]
+    + [
+        pytest.param(*kill, id=f"{kill[0]}, {kill[2]} ranks", marks=[needs_mpi, pytest.mark.nightly])
+        for kill in MORE_KILLS
+    ],
 )
 def test_a_killed_rank_loses_nothing_that_was_finished(
     site: Site, undisturbed: bytes, where: str, victim: int, ranks: int, call: int, later: int
@@ -117,6 +123,7 @@ def told_of_its_death(lines: list[str], victim: int, ranks: int) -> None:
 
 
 @needs_mpi
+@pytest.mark.nightly
 def test_a_run_that_is_killed_again_and_again_ends(site: Site, undisturbed: bytes) -> None:
     """Each time with other ranks: the journal adds up what all of them have finished."""
     done: list[set[int]] = [set()]
@@ -158,8 +165,15 @@ def test_killed_after_the_rename_the_output_is_there(site: Site, undisturbed: by
     assert (site.work / "out.npy").read_bytes() == undisturbed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=needs_mpi)])
+@pytest.mark.parametrize(
+    ("ranks", "number"),
+    [
+        (1, signal.SIGINT),
+        pytest.param(3, signal.SIGTERM, marks=[needs_mpi, pytest.mark.mpi_library]),
+        nightly(1, signal.SIGTERM),
+        pytest.param(3, signal.SIGINT, marks=[needs_mpi, pytest.mark.nightly]),
+    ],
+)
 def test_an_interrupted_run_says_what_to_type(
     site: Site, undisturbed: bytes, ranks: int, number: signal.Signals
 ) -> None:
@@ -176,6 +190,7 @@ def test_an_interrupted_run_says_what_to_type(
 
 
 @needs_mpi
+@pytest.mark.mpi_library
 @pytest.mark.parametrize("whom", ["the command", "the launcher"])
 def test_the_command_or_its_launcher_is_killed(site: Site, undisturbed: bytes, whom: str) -> None:
     process = site.begin(site.words(2), STAGE="hold,1,4")
@@ -217,7 +232,7 @@ def unfinished(site: Site) -> Site:
     return site
 
 
-@pytest.mark.parametrize("what", ["code", "input", "parameter", "rows"])
+@pytest.mark.parametrize("what", [nightly("code"), "input", nightly("parameter"), "rows"])
 def test_only_the_same_run_is_resumed(unfinished: Site, undisturbed: bytes, what: str) -> None:
     """The sentence names what differs; what is finished is still there afterwards."""
     site, job, source = unfinished, unfinished.work / "job.py", unfinished.work / "in.npy"

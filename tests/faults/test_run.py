@@ -13,13 +13,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
+from processes import (
+    DEADLOCK,
+    MARK,
+    launcher_problem,
+    left_running,
+    nightly,
+    own_lines,
+    promised,
+    wait_for,
+)
 
 from launch import local, mpiexec, shm
 
@@ -86,11 +96,13 @@ class Site:
     notes: Path
     temporary: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    begun: float = 0.0
 
     def begin(
         self, words: list[str], *, program: tuple[str, ...] = local.PROGRAM, **changes: str
     ) -> subprocess.Popen[str]:
         environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes}
+        self.begun = time.monotonic()
         process = subprocess.Popen(
             [*program, *words],
             cwd=self.work,
@@ -103,9 +115,9 @@ class Site:
         return process
 
     def end(self, process: subprocess.Popen[str], promise: float) -> str:
-        """Its stderr; it must end within `promise` seconds from a rank's failure, and leave no process."""
+        """Its stderr; it must end as soon after a rank's failure as promised, and leave no process."""
         wait_for(lambda: process.poll() is not None or any(self.notes.glob("failing-*")))
-        _, errors = process.communicate(timeout=promise)
+        _, errors = process.communicate(timeout=promised(promise, self.begun))
         assert left_running(self.notes) == []
         return errors
 
@@ -155,32 +167,42 @@ def words(job: str = "edges", *more: str, ranks: int = 3) -> list[str]:
     return ["-n", str(ranks), "run", f"job.py:{job}", *files, *more]
 
 
-RAISED = [
-    ("value", 1, "ValueError: no such number (", "Try: --debug"),
-    ("odd", 1, "Odd: two lines (", "Try: --debug"),
-    ("user", 2, "not this one: got 1, expected 2", ""),
-    ("memory", 1, "out of memory: Unable to allocate 128. PiB", "Try: more ranks"),
-    ("exit", 1, "SystemExit: 0 (", "Try: --debug"),
-]
+RAISED = {
+    "value": (1, "ValueError: no such number (", "Try: --debug"),
+    "odd": (1, "Odd: two lines (", "Try: --debug"),
+    "user": (2, "not this one: got 1, expected 2", ""),
+    "memory": (1, "out of memory: Unable to allocate 128. PiB", "Try: more ranks"),
+    "exit": (1, "SystemExit: 0 (", "Try: --debug"),
+}
+ONE, ALL = "one rank", "all ranks"
 
 
 @needs_mpi
-@pytest.mark.parametrize(("how", "status", "what", "hint"), RAISED, ids=lambda value: str(value)[:8])
-@pytest.mark.parametrize("everywhere", [False, True], ids=["one rank", "all ranks"])
-def test_an_error_in_the_function_is_told_once_and_ends_all(
-    site: Site, everywhere: bool, how: str, status: int, what: str, hint: str
-) -> None:
-    found, errors = site.run(words("edges", "--how", how, *(["--everywhere"] if everywhere else [])))
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        pytest.param("value", ONE, marks=pytest.mark.mpi_library),
+        ("memory", ONE),
+        ("exit", ONE),
+        ("odd", ALL),
+        ("user", ALL),
+        *(nightly(*each) for each in (("odd", ONE), ("user", ONE))),
+        *(nightly(*each) for each in (("value", ALL), ("memory", ALL), ("exit", ALL))),
+    ],
+)
+def test_an_error_in_the_function_is_told_once_and_ends_all(site: Site, how: str, where: str) -> None:
+    status, what, hint = RAISED[how]
+    found, errors = site.run(words("edges", "--how", how, *(["--everywhere"] if where == ALL else [])))
     assert found == status
     (sentence,) = own_lines(errors)
-    rank = "[012]" if everywhere else "1"
+    rank = "[012]" if where == ALL else "1"
     assert re.match(rf"meshrun: \[rank {rank}, host {HOST}, CPU\] ", sentence)
     assert what in sentence
     assert hint in sentence
 
 
 @needs_mpi
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, nightly(1), nightly(2)])
 def test_the_rank_that_failed_speaks_though_others_meet_what_it_cleaned_up(site: Site, attempt: int) -> None:
     """Many small writes by the others: one of them is between two when the file goes away."""
     np.save(site.work / "in.npy", np.zeros((3_000, 2_000)))
@@ -208,6 +230,7 @@ def test_debug_shows_the_traceback(site: Site) -> None:
 
 
 @needs_mpi
+@pytest.mark.mpi_library
 @pytest.mark.parametrize(
     "more",
     [["--no-overlap"], ["--overlap"]],
@@ -226,6 +249,7 @@ def test_a_killed_rank_ends_all(site: Site, more: list[str]) -> None:
 
 
 @needs_mpi
+@pytest.mark.mpi_library
 def test_a_rank_that_vanishes_ends_all(site: Site) -> None:
     status, errors = site.run(words("edges", "--how", "vanish"), PROMISE_KILLED)
     assert status == 1
@@ -238,7 +262,11 @@ def test_a_rank_that_vanishes_ends_all(site: Site) -> None:
 @needs_mpi
 @pytest.mark.parametrize(
     ("how", "what"),
-    [("value", "ValueError: no such number"), ("odd", "Odd: two lines"), ("exit", "SystemExit: 0")],
+    [
+        ("value", "ValueError: no such number"),
+        nightly("odd", "Odd: two lines"),
+        pytest.param("exit", "SystemExit: 0", marks=pytest.mark.mpi_library),
+    ],
 )
 def test_a_file_that_one_rank_cannot_import_ends_all(site: Site, how: str, what: str) -> None:
     """The others are in MPI's initialization by then, and wait for it there."""
@@ -249,11 +277,18 @@ def test_a_file_that_one_rank_cannot_import_ends_all(site: Site, how: str, what:
 
 
 @needs_mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("everywhere", [False, True], ids=["one rank", "all ranks"])
-def test_a_loop_without_end_is_interrupted(site: Site, number: signal.Signals, everywhere: bool) -> None:
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [
+        pytest.param(ONE, signal.SIGINT, marks=pytest.mark.mpi_library),
+        (ALL, signal.SIGTERM),
+        nightly(ONE, signal.SIGTERM),
+        nightly(ALL, signal.SIGINT),
+    ],
+)
+def test_a_loop_without_end_is_interrupted(site: Site, where: str, number: signal.Signals) -> None:
     before = content(site.work)
-    process = site.begin(words("edges", "--how", "loop", *(["--everywhere"] if everywhere else [])))
+    process = site.begin(words("edges", "--how", "loop", *(["--everywhere"] if where == ALL else [])))
     wait_for(lambda: any(site.notes.glob("failing-*")))
     assert list(site.work.glob(".out.npy.*.partial"))
     process.send_signal(number)
@@ -264,7 +299,7 @@ def test_a_loop_without_end_is_interrupted(site: Site, number: signal.Signals, e
     assert list(site.temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, nightly(signal.SIGTERM)])
 def test_a_rank_alone_is_interrupted(site: Site, number: signal.Signals) -> None:
     before = content(site.work)
     process = site.begin(words("edges", "--how", "loop", "--everywhere", ranks=1))
@@ -293,8 +328,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=needs_mpi)])
-@pytest.mark.parametrize("name", ["out.npy", "out.png"])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param("out.npy", 3, marks=needs_mpi),
+        ("out.png", 1),
+        nightly("out.npy", 1),
+        pytest.param("out.png", 3, marks=[needs_mpi, pytest.mark.nightly]),
+    ],
+)
 def test_a_full_disk(site: Site, small_disk: Path, name: str, ranks: int) -> None:
     """The array needs 820 kB and asks for them before the work; the picture 300 kB, at its end."""
     old, target = b"as it was", small_disk / name
@@ -309,7 +351,7 @@ def test_a_full_disk(site: Site, small_disk: Path, name: str, ranks: int) -> Non
     assert content(small_disk) == {name: old}
 
 
-@pytest.mark.parametrize("name", ["out.npy", "out.png"])
+@pytest.mark.parametrize("name", ["out.npy", nightly("out.png")])
 def test_a_file_larger_than_allowed(site: Site, name: str) -> None:
     """Disk quotas and `ulimit -f` end a write like a full disk does."""
     before = content(site.work)
@@ -365,7 +407,7 @@ def program(site: Site) -> Callable[..., tuple[int, str]]:
             **environment,
         )
         wait_for(lambda: process.poll() is not None or any(site.notes.glob("failing-*")))
-        _, errors = process.communicate(timeout=PROMISE)
+        _, errors = process.communicate(timeout=promised(PROMISE, site.begun))
         wait_for(lambda: left_running(site.notes) == [])  # MPICH's launcher may end before its ranks
         return process.returncode, errors
 
@@ -373,6 +415,7 @@ def program(site: Site) -> Callable[..., tuple[int, str]]:
 
 
 @needs_mpi
+@pytest.mark.mpi_library
 def test_in_a_program_an_error_everywhere_is_raised_everywhere_and_the_program_goes_on(
     site: Site, program: Callable[..., tuple[int, str]]
 ) -> None:
@@ -388,6 +431,7 @@ def test_in_a_program_an_error_everywhere_is_raised_everywhere_and_the_program_g
 
 
 @needs_mpi
+@pytest.mark.mpi_library
 def test_in_a_program_an_error_on_one_rank_ends_all(
     site: Site, program: Callable[..., tuple[int, str]]
 ) -> None:
