@@ -10,15 +10,17 @@ from typing import Any
 
 from runner.declaration import Job
 from runner.ending import Ending, Guard
-from runner.errors import UserError
+from runner.errors import RunError, UserError
+from runner.inputs import note
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, Run
 from runner.pipeline import Progress, quiet
 from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
 from runner.report.record import Record
-from runner.storage import Source, check_output, check_place, open_source
+from runner.storage import Source, check_output, check_place, open_source, rename, split
 from runner.storage.folder import Folder, check_output_folder, open_folder
+from runner.storage.paths import job_paths
 from runner.stream.dealt import Show, unseen
 from runner.timing import Phases
 from runner.world import World, open_world
@@ -69,19 +71,21 @@ def execute(
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
     parameters = world.together(lambda: job.complete(parameters))
     target = world.together(lambda: _target(job, output))
-    folder = world.once(lambda: _check_files(Path(input), target, options))
+    folder = world.once(lambda: _check_files(Path(input), target, options, ending))
+    inputs = note(world, None if folder else Path(input), job, parameters)
     phases = world.phases = Phases(world.backend)
     if folder is not None:
         from runner.batch_job import BatchRun
 
-        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show)
+        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show, inputs)
         details = batch.run()
     else:
         with phases("read"):
             source: Source = world.once(lambda: open_source(Path(input), options.form))
-        run = Run(world, job, parameters, source, target, options, ending, progress, phases, show)
+        run = Run(world, job, parameters, source, target, options, ending, progress, phases, show, inputs)
         details = run_map(run) if job.kind == "map" else _result(run)
         details = {"shape": list(source.shape), "dtype": str(source.dtype), **details}
+    ending.let_go()
     found: Record = {
         "schema": records.SCHEMA,
         "job": job.name,
@@ -114,11 +118,16 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     return None if output is None else Path(output)
 
 
-def _check_files(input: Path, target: Path | None, options: Options) -> Folder | None:
-    """Refuse, before any work, files that could not be written after it. The input, if it is a folder."""
+def _check_files(input: Path, target: Path | None, options: Options, ending: Ending) -> Folder | None:
+    """Refuse, before any work, files that could not be written after it. The input, if it is a folder.
+
+    Holds the output from now on, so that no other run writes it.
+    """
     folder = open_folder(input)
-    if target is not None:
-        (check_output if folder is None else check_output_folder)(target)
+    if target is not None and folder is None:
+        check_output(target)
+    elif target is not None and folder is not None:
+        check_output_folder(target, folder.images)
     if options.json is not None:
         check_place(Path(options.json), "record")
     named = {"INPUT": input, "OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
@@ -127,6 +136,8 @@ def _check_files(input: Path, target: Path | None, options: Options) -> Folder |
         in_place = (one, other) == ("INPUT", "OUTPUT")  # the old file is replaced when the new one is whole
         if not in_place and Path(first).resolve() == Path(second).resolve():
             raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
+    if target is not None:
+        ending.hold(split(target)[0])
     return folder
 
 
@@ -139,24 +150,50 @@ def _result(run: Run) -> Record:
         raise UserError(
             f"{said} nothing to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )
-    value = call(run)
+    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.nonce)
+    if partial is not None:
+        run.ending.unfinished(partial)
+    value = call(run, output)
+    run.inputs.check(run.world)
     proof = None
     if options.verify != "off":
         from runner.check import verify_result
 
         with run.phases("verify"):
             proof = verify_result(run.world, run.job, run.parameters, run.source, value)
+    if partial is not None:
+        _commit(run, partial)
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None}
     return {**cut, "verify": proof, "result": records.plain(result)}
 
 
-def call(run: Run) -> Any:
+def _commit(run: Run, partial: Path) -> None:
+    """Give a job's own output its name; RunError on every rank where there is none."""
+    target = run.target
+    assert target is not None
+
+    def rename_it() -> None:
+        if not partial.exists():
+            raise RunError(
+                f"job {run.job.name} returned without writing its output {target}",
+                got=f"nothing at {partial.name}",
+                expected="a file at the path that its parameter `output` has",
+            )
+        rename(partial, split(target)[0])
+
+    run.world.control.barrier()  # another rank may still write it
+    run.world.once(rename_it)
+    run.ending.unfinished(None)
+
+
+def call(run: Run, output: Path | None = None) -> Any:
+    """What the job's function returns. output: where it is to write, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
         return reduce_array(world, job, run.parameters, Tiles(world, run.source, run.phases))
-    services = {"world": world, "input": run.source, "output": run.target, "xp": world.xp}
+    services = {"world": world, "input": run.source, "output": output, "xp": world.xp}
     wanted = {name: service for name, service in services.items() if name in job.services}
     with run.phases("job"):
         return job.function(**wanted, **run.parameters)

@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.declaration import Job
 from runner.ending import Ending
+from runner.inputs import Inputs
 from runner.pipeline import Progress
 from runner.storage import Form, Source
 from runner.stream.dealt import Show, unseen
@@ -54,3 +55,4 @@ class Run:
     progress: Progress
     phases: Phases
     show: Show = unseen
+    inputs: Inputs = field(default_factory=Inputs)
