@@ -167,7 +167,8 @@ def job(
     """Declare a function that does anything, given the `world` (and `input`, `output` if it names them).
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
-    lists, is the run's result. reference: (array, **parameters) -> the mapping to
+    lists, is the run's result. output: a path with OUTPUT's suffix, at which the job has to make a file
+    or folder; that gets OUTPUT's name when every rank has returned. reference: (array, **parameters) -> the mapping to
     expect, or (mapping, {name: absolute tolerance}).
     trials: as in `map_blocks`.
     """

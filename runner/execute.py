@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.declaration import Job
 from runner.ending import Ending, Guard
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 from runner.inputs import note
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, Run
@@ -18,8 +18,9 @@ from runner.pipeline import Progress, quiet
 from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
 from runner.report.record import Record
-from runner.storage import Source, check_output, check_place, open_source, split
+from runner.storage import Source, check_output, check_place, open_source, rename, split
 from runner.storage.folder import Folder, check_output_folder, open_folder
+from runner.storage.paths import job_paths
 from runner.stream.dealt import Show, unseen
 from runner.timing import Phases
 from runner.world import World, open_world
@@ -149,7 +150,10 @@ def _result(run: Run) -> Record:
         raise UserError(
             f"{said} nothing to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )
-    value = call(run)
+    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.nonce)
+    if partial is not None:
+        run.ending.unfinished(partial)
+    value = call(run, output)
     run.inputs.check(run.world)
     proof = None
     if options.verify != "off":
@@ -157,17 +161,39 @@ def _result(run: Run) -> Record:
 
         with run.phases("verify"):
             proof = verify_result(run.world, run.job, run.parameters, run.source, value)
+    if partial is not None:
+        _commit(run, partial)
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None}
     return {**cut, "verify": proof, "result": records.plain(result)}
 
 
-def call(run: Run) -> Any:
+def _commit(run: Run, partial: Path) -> None:
+    """Give a job's own output its name; RunError on every rank where there is none."""
+    target = run.target
+    assert target is not None
+
+    def rename_it() -> None:
+        if not partial.exists():
+            raise RunError(
+                f"job {run.job.name} returned without writing its output {target}",
+                got=f"nothing at {partial.name}",
+                expected="a file at the path that its parameter `output` has",
+            )
+        rename(partial, split(target)[0])
+
+    run.world.control.barrier()  # another rank may still write it
+    run.world.once(rename_it)
+    run.ending.unfinished(None)
+
+
+def call(run: Run, output: Path | None = None) -> Any:
+    """What the job's function returns. output: where it is to write, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
         return reduce_array(world, job, run.parameters, Tiles(world, run.source, run.phases))
-    services = {"world": world, "input": run.source, "output": run.target, "xp": world.xp}
+    services = {"world": world, "input": run.source, "output": output, "xp": world.xp}
     wanted = {name: service for name, service in services.items() if name in job.services}
     with run.phases("job"):
         return job.function(**wanted, **run.parameters)
