@@ -15,6 +15,7 @@ from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.declaration import Job
 from runner.ending import Ending
 from runner.errors import RunError, UserError, tell
+from runner.inputs import Inputs
 from runner.options import Options
 from runner.partition import Region, Shape, bounds
 from runner.pipeline import Progress
@@ -43,6 +44,7 @@ class BatchRun:
     phases: Phases
     show: Show
     proof: Progress
+    inputs: Inputs
 
     def run(self) -> Record:
         """Make the output folder; this part of the run's record."""
@@ -52,7 +54,15 @@ class BatchRun:
         if self.folder.others:
             self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")
         batch = Batch(
-            world, self.folder, self.target, self.decide, options.stream, self.ending, self.phases, self.show
+            world,
+            self.folder,
+            self.target,
+            self.decide,
+            options.stream,
+            self.ending,
+            self.phases,
+            self.inputs,
+            self.show,
         )
         details = batch.write()
         proof = None

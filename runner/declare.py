@@ -244,8 +244,9 @@ def job(
     """Declare a function that does anything, given the `world` (and `input`, `output` if it names them).
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
-    lists, is the run's result. reference: (array, **parameters) -> the mapping to
-    expect, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`.
+    lists, is the run's result. output: a path with OUTPUT's suffix, at which the job has to make a file
+    or folder; that gets OUTPUT's name when every rank has returned. reference: (array, **parameters) ->
+    the mapping to expect, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`.
     trials: as in `map_blocks`.
     """
 

@@ -10,16 +10,17 @@ from typing import Any
 
 from runner.declaration import Job
 from runner.ending import Ending, Guard
-from runner.errors import UserError
+from runner.errors import RunError, UserError
+from runner.inputs import note
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, Run
 from runner.pipeline import Progress, quiet
 from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
 from runner.report.record import Record
-from runner.storage import Source, check_output, check_place, open_source
+from runner.storage import Source, check_output, check_place, open_source, rename, split
 from runner.storage.folder import Folder, check_output_folder, open_folder
-from runner.storage.paths import named
+from runner.storage.paths import job_paths, named
 from runner.stream.dealt import Show, unseen
 from runner.timing import Phases
 from runner.world import World, open_world
@@ -75,19 +76,24 @@ def execute(
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
     parameters = world.together(lambda: job.complete(parameters))
     target = world.together(lambda: _target(job, output))
-    folder = world.once(lambda: _check_files(named("INPUT", input), target, options))
+    source_path = world.together(lambda: named("INPUT", input))
+    folder = world.once(lambda: _check_files(source_path, target, options, ending))
+    inputs = note(world, None if folder else source_path, job, parameters)
     phases = world.phases = Phases(world.backend)
     if folder is not None:
         from runner.batch_job import BatchRun
 
-        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show, proof)
+        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show, proof, inputs)
         details = batch.run()
     else:
         with phases("read"):
-            source: Source = world.once(lambda: open_source(Path(input), options.form))
-        run = Run(world, job, parameters, source, target, options, ending, progress, phases, show, proof)
+            source: Source = world.once(lambda: open_source(source_path, options.form))
+        run = Run(
+            world, job, parameters, source, target, options, ending, progress, phases, show, proof, inputs
+        )
         details = run_map(run) if job.kind == "map" else _result(run)
         details = {"shape": list(source.shape), "dtype": str(source.dtype), **details}
+    ending.let_go()
     found: Record = {
         "schema": records.SCHEMA,
         "job": job.name,
@@ -120,11 +126,16 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     return None if output is None else named("OUTPUT", output)
 
 
-def _check_files(input: Path, target: Path | None, options: Options) -> Folder | None:
-    """Refuse, before any work, files that could not be written after it. The input, if it is a folder."""
+def _check_files(input: Path, target: Path | None, options: Options, ending: Ending) -> Folder | None:
+    """Refuse, before any work, files that could not be written after it. The input, if it is a folder.
+
+    Holds the output from now on, so that no other run writes it.
+    """
     folder = open_folder(input)
-    if target is not None:
-        (check_output if folder is None else check_output_folder)(target)
+    if target is not None and folder is None:
+        check_output(target)
+    elif target is not None and folder is not None:
+        check_output_folder(target, folder.images)
     files = {"INPUT": input, "OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
     given = [(name, named(name, path)) for name, path in files.items() if path is not None]
     if options.json is not None:
@@ -133,6 +144,8 @@ def _check_files(input: Path, target: Path | None, options: Options) -> Folder |
         in_place = (one, other) == ("INPUT", "OUTPUT")  # the old file is replaced when the new one is whole
         if not in_place and first.resolve() == second.resolve():
             raise UserError(f"{one} and {other} name the same file", got=files[other], expected="two files")
+    if target is not None:
+        ending.hold(split(target)[0])
     return folder
 
 
@@ -151,7 +164,11 @@ def _result(run: Run) -> Record:
             hint="reference= in its decorator",
             everywhere=True,
         )
-    value = call(run)
+    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.nonce)
+    if partial is not None:
+        run.ending.unfinished(partial)
+    value = call(run, output)
+    run.inputs.check(run.world)
     proof = None
     if options.verify != "off":
         from runner.check import verify_result
@@ -160,17 +177,39 @@ def _result(run: Run) -> Record:
         with run.phases("verify"):
             proof = verify_result(run.world, run.job, run.parameters, run.source, value)
         run.proof(1, 1)
+    if partial is not None:
+        _commit(run, partial)
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None}
     return {**cut, "verify": proof, "result": records.plain(result)}
 
 
-def call(run: Run) -> Any:
+def _commit(run: Run, partial: Path) -> None:
+    """Give a job's own output its name; RunError on every rank where there is none."""
+    target = run.target
+    assert target is not None
+
+    def rename_it() -> None:
+        if not partial.exists():
+            raise RunError(
+                f"job {run.job.name} returned without writing its output {target}",
+                got=f"nothing at {partial.name}",
+                expected="a file at the path that its parameter `output` has",
+            )
+        rename(partial, split(target)[0])
+
+    run.world.control.barrier()  # another rank may still write it
+    run.world.once(rename_it)
+    run.ending.unfinished(None)
+
+
+def call(run: Run, output: Path | None = None) -> Any:
+    """What the job's function returns. output: where it is to write, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
         return reduce_array(world, job, run.parameters, Tiles(world, run.source, run.phases))
-    services = {"world": world, "input": run.source, "output": run.target, "xp": world.xp}
+    services = {"world": world, "input": run.source, "output": output, "xp": world.xp}
     wanted = {name: service for name, service in services.items() if name in job.services}
     with run.phases("job"):
         return job.function(**wanted, **run.parameters)

@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _take_away(path: Path, stale: dict[str, Any]) -> None:
     """Remove a claim, unless another run has done so meanwhile, and made its own."""
-    aside = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+    aside = path.with_name(f"{path.name}.{os.urandom(6).hex()}")
     try:
         os.rename(path, aside)
     except FileNotFoundError:

@@ -66,7 +66,7 @@ def _in_chunks(run: Run, work: Work) -> Record:
         world.together(lambda: check_blocks(grid))
     blocks = world.together(lambda: _cut(run, grid_size(grid) or world.size, grid))
     streaming = Streaming(
-        world, blocks, run.source, run.target, options.stream, run.ending, run.phases, run.show
+        world, blocks, run.source, run.target, options.stream, run.ending, run.phases, run.inputs, run.show
     )
     details = streaming.write()
     proven = replace(work, result=streaming.work.result)
@@ -121,6 +121,7 @@ def _in_one_piece(run: Run, work: Work) -> Record:
     for region, result in pipeline.results(block):
         store.put(region, result)
     store.finish()
+    run.inputs.check(world)
     # One after another; what is beside these (room claimed, kernels compiled) is not of the data.
     wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
     proof = _proof(run, work, sink)

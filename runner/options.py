@@ -16,6 +16,7 @@ from runner.declaration import Job
 from runner.ending import Ending
 from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES
+from runner.inputs import Inputs
 from runner.pipeline import Progress, quiet
 from runner.signature import FORM
 from runner.storage import Form, Source
@@ -206,3 +207,4 @@ class Run:
     phases: Phases
     show: Show = unseen
     proof: Progress = quiet
+    inputs: Inputs = field(default_factory=Inputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner.errors import UserError
+from runner.files import is_protected, is_stream, longest_name
 from runner.partition import Region, Shape
 from runner.storage.faults import listing, write_error
 from runner.storage.forms import agree
+from runner.storage.paths import BESIDE, suffix
 from runner.storage.paths import partial_path as partial_path
 from runner.storage.paths import split as split
-from runner.storage.paths import suffix
 from runner.verdict import remove_partial as remove_partial
 
 HostArray = np.ndarray[Any, Any]
@@ -207,7 +209,7 @@ def check_output(path: Path) -> None:
     """Refuse an output that could not be written, before any work is done."""
     file, name = split(path)
     format = _format(file)
-    check_place(file, "output", folder=suffix(file) in FOLDERS)
+    check_place(file, "output", folder=suffix(file) in FOLDERS, beside=BESIDE)
     if suffix(file) in CONTAINERS and file.exists():
         lost = set(format.names(file)) - {name or format.NAME}
         if lost:
@@ -218,12 +220,16 @@ def check_output(path: Path) -> None:
             )
 
 
-def check_place(path: Path, what: str, folder: bool = False) -> None:
+def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) -> None:
     """Refuse a path at which no file could be made. what: the file's name in the sentence.
 
-    folder: it is a folder that is made, and a file that is in its way.
+    folder: it is a folder that is made, and a file that is in its way. beside: bytes that names have more
+    of files that are made next to it.
     """
     parent = path.parent
+    check_name(path.name, parent, what, beside)
+    if beside == 0 and is_stream(path) and os.access(path, os.W_OK):
+        return
     try:
         in_the_way = path.is_file() if folder else path.is_dir()
         is_in_folder = parent.is_dir()
@@ -238,26 +244,44 @@ def check_place(path: Path, what: str, folder: bool = False) -> None:
         raise UserError(f"the {what}'s folder does not exist", got=parent, hint=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"the {what}'s folder cannot be written to", got=parent, hint="another folder")
+    if is_protected(path):
+        mode = stat.filemode(path.stat().st_mode)
+        raise UserError(
+            f"the {what} is write-protected", got=f"{mode} {path}", hint=f"chmod u+w {path}, or another name"
+        )
+
+
+def check_name(name: str, folder: Path, what: str, beside: int) -> None:
+    """Refuse a name so long that a file beside it, of a name with `beside` bytes more, could have none."""
+    longest, length = longest_name(folder) - beside, len(os.fsencode(name))
+    if length > longest:
+        more = ", since files beside it have longer names" if beside else ""
+        raise UserError(f"the {what}'s name is too long", got=f"{length} bytes", expected=f"{longest}{more}")
 
 
 def commit(sink: Sink) -> None:
     """Give the finished file or folder its final name."""
-    old = sink.partial.with_suffix(".replaced")
+    rename(sink.partial, sink.path)
+
+
+def rename(partial: Path, path: Path) -> None:
+    """Give the finished file or folder at `partial` the name `path`, in place of an old one."""
+    old = partial.with_suffix(".replaced")
     try:
-        for stray in sink.partial.rglob("*.partial"):  # chunks that a killed writer of a folder has begun
+        for stray in partial.rglob("*.partial"):  # chunks that a killed writer of a folder has begun
             stray.unlink()
-        if sink.partial.is_dir() and sink.path.is_dir():  # a folder cannot be renamed over another one
+        if partial.is_dir() and path.is_dir():  # a folder cannot be renamed over another one
             if old.exists():  # of a run that was killed while it removed it
                 shutil.rmtree(old)
-            os.rename(sink.path, old)
+            os.rename(path, old)
         try:
-            os.replace(sink.partial, sink.path)
+            os.replace(partial, path)
         except OSError:
             if old.exists():
-                os.rename(old, sink.path)
+                os.rename(old, path)
             raise
     except OSError as reason:
-        raise write_error(sink.path, reason, partial=sink.partial) from reason
+        raise write_error(path, reason, partial=partial) from reason
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import UserError
-from runner.storage import FOLDERS, FORMATS, check_place
+from runner.storage import FOLDERS, FORMATS, check_name, check_place
 from runner.storage.faults import listing
-from runner.storage.paths import suffix
+from runner.storage.paths import BESIDE, suffix
 
 SUFFIXES = tuple(name for name, module in FORMATS.items() if module in ("npy", "image", "tiff"))
 LOSSY = (".jpg", ".jpeg")
@@ -69,13 +70,16 @@ def open_folder(path: Path) -> Folder | None:
     return Folder(path, tuple(sorted(images, key=lambda image: image.name)), tuple(sorted(others)))
 
 
-def check_output_folder(path: Path) -> None:
-    """Refuse an output that no new folder could be made at, before any work is done."""
+def check_output_folder(path: Path, images: Sequence[Image] = ()) -> None:
+    """Refuse an output that no new folder could be made at, or not with these images' names in it, before
+    any work is done."""
     if suffix(path) in FORMATS:
         raise UserError(
             "the input is a folder of images, the output a file", got=path, expected="a folder's name"
         )
-    check_place(path, "output", folder=True)
+    check_place(path, "output", folder=True, beside=BESIDE)
+    for image in images:
+        check_name(image.name, path.parent, f"output {path / image.name}", BESIDE)
     try:
         held = os.listdir(path) if path.is_dir() else []
     except OSError as reason:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runner.errors import UserError
 
+BESIDE = len(".." + 12 * "x" + ".partial")  # bytes that a name beside an output may have more than its own
 KEPT = "stream"  # in the name of what an interrupted run leaves, for a later one to go on with
 CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTALL)
 
@@ -31,6 +32,14 @@ def partial_path(path: Path, nonce: str) -> Path:
     """Where the file is until it is complete: beside its final name, so that the rename is atomic."""
     file, _ = split(path)
     return file.with_name(f".{file.name}.{nonce}.partial")
+
+
+def job_paths(path: Path, nonce: str) -> tuple[Path, Path]:
+    """Where a job's own output is until it is complete, with its suffix, and what the job is told: the same
+    path, with the array's name where one was given."""
+    file, _ = split(path)
+    partial = file.with_name(f".{file.stem}.{nonce}.partial{file.suffix}")
+    return partial, Path(f"{partial}{str(path)[len(str(file)) :]}")
 
 
 def is_kept(partial: Path) -> bool:

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from runner.ending import Ending
-from runner.errors import UserError
-from runner.files import sync_folder
+from runner.errors import RunError, UserError
+from runner.files import check_own, sync_folder
+from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
+from runner.spans import Spans
 from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
 from runner.stream.batch_engine import BatchEnds, BatchEngine, Decide, naming, sink_for
 from runner.stream.cut import known_result, need_of
-from runner.stream.dealt import Show, report, threads_of, unseen, work_off
+from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
 from runner.stream.identity import of_work
 from runner.stream.memory import limits
 from runner.stream.options import StreamOptions
@@ -44,10 +46,12 @@ class Batch:
     options: StreamOptions
     ending: Ending
     phases: Phases
+    inputs: Inputs
     show: Show = unseen
     partial: Path = field(init=False)
 
     def __post_init__(self) -> None:
+        self._spans = Spans()
         self.partial = partial_path(self.target, KEPT)
         self._journal = Journal(self.target)
 
@@ -58,13 +62,13 @@ class Batch:
         largest image cannot go through; RunError for an image that cannot, with its name.
         """
         world, images = self.world, self.folder.images
-        kept = world.once(lambda: look(self._journal, self.partial, self.options, self.ending))
+        kept = world.once(lambda: look(self._journal, self.partial, self.options))
         work = self._sample()
         depth = self._depth(work)
-        finished = world.once(lambda: self._settle(kept, of_work(world, work)))
+        finished = world.once(lambda: self._settle(kept, of_work(world, work, self.inputs)))
         self.ending.keeps("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
-        ends = BatchEnds(world, self.folder, self.partial, self.decide)
+        ends = BatchEnds(world, self.folder, self.partial, self.decide, self._spans)
         log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, lambda: self._sync(ends))) as syncer:
             deal = work_off(
@@ -79,7 +83,8 @@ class Batch:
                 total=sum(image.size for image in images),
                 show=self.show,
             )
-        about = {"job": work.job.name, "input": str(self.folder.path), "output": str(self.target)}
+        self._about = {"job": work.job.name, "input": str(self.folder.path), "output": str(self.target)}
+        self._check_unchanged()
         return {
             "chunks": len(images),
             "rows": None,
@@ -87,7 +92,7 @@ class Batch:
             "resumed": len(finished),
             "own": [one[0] for one in deal],
             "taken_over": [one[1] for one in deal],
-            **report(world, self.phases, ends.spans, self.options.timeline, about),
+            **report(world, self.phases, ends.spans),
         }
 
     @property
@@ -107,7 +112,15 @@ class Batch:
         self.world.once(rename)
         self.ending.keeps(None)
         self.world.once(self._journal.remove)
-        self.ending.let_go()
+        draw(self.world, self._spans, self.options.timeline, self._about)
+
+    def _check_unchanged(self) -> None:
+        """Of the files that parameters name: an image is looked at when it has been read."""
+        try:
+            self.inputs.check(self.world, f"{self.anew}, then the run again")
+        except RunError:
+            self.ending.keeps(None)
+            raise
 
     def _sample(self) -> Work:
         """The work on the largest image, with its result's shape and dtype, which its file can hold."""
@@ -144,7 +157,9 @@ class Batch:
     def _settle(self, kept: Identity | None, work: Identity) -> set[int]:
         """Begin the output, or go on with one: the images that are finished. On rank 0."""
         wanted = {**work, "input": str(self.folder.path.resolve())}
-        keys = settle(self.world, self.ending, self._journal, self.partial, kept, wanted, self._create)
+        keys = settle(
+            self.world, self.ending, self._journal, self.partial, kept, wanted, self._create, self._check_left
+        )
         if kept is None:
             return set()
         names = {image.name for image in self.folder.images}
@@ -153,6 +168,9 @@ class Batch:
             (self.partial / name).unlink()
         pairs = enumerate(self.folder.images)
         return {number for number, image in pairs if image.key in keys and image.name in there}
+
+    def _check_left(self) -> None:
+        check_own(self.partial, True, self.anew)
 
     def _create(self) -> None:
         try:

@@ -14,7 +14,7 @@ import numpy as np
 from runner.clock import clock_offsets
 from runner.comm import Control, Counters
 from runner.deal import Deal
-from runner.errors import RunError, UserError
+from runner.errors import MeshrunError, RunError
 from runner.report.flow_progress import BETWEEN, Rates, recent_rates
 from runner.report.limits import Limits, Summary, Table, combine, summary
 from runner.report.timeline import Lane, write_timeline
@@ -130,27 +130,41 @@ class Progress:
         )
 
 
-def report(
-    world: World, phases: Phases, spans: Spans, timeline: str | None, about: dict[str, Any]
-) -> dict[str, Any]:
-    """What set the pace, for the record; the stages among the phases, and drawn. Collective.
-
-    A timeline that cannot be drawn is a warning: the result is there, and more to the user than its picture.
-    """
+def report(world: World, phases: Phases, spans: Spans) -> dict[str, Any]:
+    """What set the pace, for the record; the stages among the phases. Collective."""
     tracks = spans.tracks()
     for stage in STAGES:
         if stage in tracks.stages:
             phases.add(stage, tracks.stages[stage].busy, tracks.stages[stage].moved)
-    offsets = [-clock.offset for clock in clock_offsets(world.control)]
     gpu = world.backend.asynchronous
-    limits = _limits(world, summary(tracks, gpu, offsets[world.rank]), gpu)
-    if timeline is not None:
-        whole = _gather(world.control, _table(spans.found))
-        if world.rank == 0:
-            places = zip(world.ranks, offsets, whole, strict=True)
-            lanes = [Lane(r.number, r.host, str(r.device), offset, _spans(t)) for r, offset, t in places]
-            _draw(world, Path(timeline), lanes, {**about, "ranks": world.size})
+    limits = _limits(world, summary(tracks, gpu, _offsets(world)[world.rank]), gpu)
     return {"limits": limits.record(), "limited_by": limits.sentence()}
+
+
+def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]) -> None:
+    """Draw the run where that was asked for, when its output is complete. Collective.
+
+    RunError on every rank where the timeline cannot be written.
+    """
+    if timeline is None:
+        return
+    offsets, whole = _offsets(world), _gather(world.control, _table(spans.found))
+
+    def write() -> None:
+        places = zip(world.ranks, offsets, whole, strict=True)
+        lanes = [Lane(r.number, r.host, str(r.device), offset, _spans(t)) for r, offset, t in places]
+        try:
+            write_timeline(Path(timeline), lanes, {**about, "ranks": world.size})
+        except MeshrunError as reason:
+            what = f"{about['output']} is complete, but {reason.what}"
+            raise RunError(what, got=reason.got, hint="--timeline on another disk, if need be") from reason
+
+    world.once(write)
+
+
+def _offsets(world: World) -> list[float]:
+    """Seconds to add to each rank's clock, so that all agree. Collective."""
+    return [-clock.offset for clock in clock_offsets(world.control)]
 
 
 def _limits(world: World, mine: Summary, gpu: bool) -> Limits:
@@ -185,13 +199,6 @@ def _spans(table: Table) -> list[Span]:
         Span(STAGES[int(stage)], int(chunk), begin, end, int(moved))
         for stage, chunk, begin, end, moved in table.tolist()
     ]
-
-
-def _draw(world: World, path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> None:
-    try:
-        write_timeline(path, lanes, about)
-    except (RunError, UserError, OSError) as reason:
-        world.warnings.append(f"the run was not drawn: {reason}")
 
 
 def threads_of(world: World) -> int:

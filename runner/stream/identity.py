@@ -6,52 +6,25 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable
-from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from runner.chunks import Chunks
 from runner.declaration import Job
+from runner.inputs import Inputs
 from runner.report.record import plain
 from runner.storage import Source
 from runner.work import Work
 from runner.world import World
 
 
-class State(NamedTuple):
-    """What changes when a file, or a folder of files, does. changed: last, nanoseconds since 1970."""
-
-    size: int
-    changed: int
-    files: int
-
-    def __str__(self) -> str:
-        seconds, fraction = divmod(self.changed, 10**9)
-        when = datetime.fromtimestamp(seconds, timezone.utc)
-        files = f" in {self.files} files" if self.files != 1 else ""
-        return f"{self.size:,} bytes{files}, changed {when:%Y-%m-%d %H:%M:%S}.{fraction:09d} UTC"
-
-
-def state_of(path: Path) -> State:
-    """What changes when a file, or a folder of files, does."""
-    if path.is_file():
-        found = path.stat()
-        return State(found.st_size, found.st_mtime_ns, 1)
-    size = changed = count = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            found = os.stat(os.path.join(folder, name))
-            size, changed, count = size + found.st_size, max(changed, found.st_mtime_ns), count + 1
-    return State(size, changed, count)
-
-
-def identity(world: World, work: Work, source: Source, chunks: Chunks, state: State) -> dict[str, Any]:
-    """Of a run, for its journal; plain values."""
-    size, changed, files = state
+def identity(world: World, work: Work, source: Source, chunks: Chunks, inputs: Inputs) -> dict[str, Any]:
+    """Of a run, for its journal; plain values. On rank 0."""
+    size, changed, files, _ = inputs.states["input"]
     return {
-        **of_work(world, work),
+        **of_work(world, work, inputs),
         "input": str(source.path.resolve()),
         "input_array": source.name,
         "input_order": source.form.order or "C",
@@ -68,13 +41,14 @@ def identity(world: World, work: Work, source: Source, chunks: Chunks, state: St
     }
 
 
-def of_work(world: World, work: Work) -> dict[str, Any]:
-    """What is done, to whatever array."""
+def of_work(world: World, work: Work, inputs: Inputs) -> dict[str, Any]:
+    """What is done, to whatever array. On rank 0."""
     return {
         "meshrun": _version(),
         "job": work.job.name,
         "code": code_of(work.job),
         "parameters": plain(work.parameters),
+        "files": inputs.of_parameters,
         "boundary": work.boundary,
         "cval": plain(work.cval),
         "device": world.backend.device.kind,  # whose rounding the result has

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.chunks import Chunks
 from runner.ending import Ending
-from runner.errors import RunError
+from runner.errors import RunError, UserError
+from runner.files import check_own
+from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
 from runner.spans import Spans
-from runner.storage import Sink, Source, open_sink
-from runner.storage.paths import KEPT
+from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
+from runner.storage.paths import KEPT, suffix
 from runner.stream.cut import chunks_of, known_result
-from runner.stream.dealt import Show, report, threads_of, unseen, work_off
+from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
 from runner.stream.device import DeviceEngine
 from runner.stream.direct import Direct
 from runner.stream.ends import Ends, Engine
 from runner.stream.host import HostEngine
-from runner.stream.identity import State, identity, state_of
+from runner.stream.identity import identity
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import look, settle
 from runner.timing import Phases
@@ -38,7 +42,9 @@ class Streaming:
     options: StreamOptions
     ending: Ending
     phases: Phases
+    inputs: Inputs
     show: Show = unseen
+    _spans: Spans = field(default_factory=Spans, init=False)
     sink: Sink = field(init=False)
     journal: Journal = field(init=False)
 
@@ -53,19 +59,18 @@ class Streaming:
         self.sink = open_sink(self.target, *self.work.known, KEPT)
         self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
-        before, kept = world.once(self._look)
+        kept = world.once(lambda: look(self.journal, self.sink.partial, options))
         rows = kept.get("rows") if kept else None
         chunks = chunks_of(world, self.work, self.source, self.sink, options, rows)
-        whole = identity(world, self.work, self.source, chunks, before)
-        finished = world.once(lambda: self._settle(kept, whole))
+        finished = world.once(lambda: self._settle(kept, chunks))
         self.ending.keeps("finished chunks are kept; the same command with --resume goes on")
         todo = [number for number in range(len(chunks)) if number not in finished]
-        ends = Ends(world, self.work, chunks, self.source, self.sink, Spans())
+        ends = Ends(world, self.work, chunks, self.source, self.sink, self._spans)
         direct = self._direct(ends)
         engine = DeviceEngine(ends, direct) if world.backend.asynchronous else HostEngine(ends)
         with closing(direct) if direct else nullcontext():
             deal = self._work_off(engine, ends, todo)
-        world.once(lambda: self._check_unchanged(before))
+        self._check_unchanged()
         return {
             "chunks": len(chunks),
             "rows": chunks.rows,
@@ -74,27 +79,40 @@ class Streaming:
             "direct": direct is not None,
             "own": [one[0] for one in deal],
             "taken_over": [one[1] for one in deal],
-            **report(world, self.phases, ends.spans, options.timeline, self._about),
+            **report(world, self.phases, ends.spans),
         }
 
     def commit(self) -> None:
-        """After the output has its name: nothing is unfinished any more."""
+        """After the output has its name: nothing is unfinished any more, and the run can be drawn."""
         self.ending.keeps(None)
         self.world.once(self.journal.remove)
-        self.ending.let_go()
+        draw(self.world, self._spans, self.options.timeline, self._about)
 
     @property
     def _about(self) -> dict[str, Any]:
         files = {"input": str(self.source.path), "output": str(self.target)}
         return {"job": self.work.job.name, **files}
 
-    def _look(self) -> tuple[State, dict[str, Any] | None]:
-        """The input's state, and the identity of an unfinished run; on rank 0."""
-        kept = look(self.journal, self.sink.partial, self.options, self.ending)
-        return state_of(self.source.path), kept
+    def _settle(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
+        """On rank 0."""
+        whole, partial = identity(self.world, self.work, self.source, chunks, self.inputs), self.sink.partial
+        return settle(
+            self.world, self.ending, self.journal, partial, kept, whole, self._create, self._check_left
+        )
 
-    def _settle(self, kept: dict[str, Any] | None, whole: dict[str, Any]) -> set[int]:
-        return settle(self.world, self.ending, self.journal, self.sink.partial, kept, whole, self._create)
+    def _check_left(self) -> None:
+        """Refuse an unfinished output that is another user's, leads elsewhere, or is no such array."""
+        sink, anew = self.sink, self.journal.anew(self.sink.partial)
+        check_own(sink.partial, suffix(sink.path) in FOLDERS, anew)
+        wrong = f"{sink.partial} is not what an unfinished run of this has left"
+        try:
+            found = read_back(sink)
+        except UserError as reason:
+            raise UserError(wrong, got=reason.what, hint=anew) from reason
+        cells, dtype = math.prod(self.work.known[0]), self.work.known[1].newbyteorder("=")
+        if (math.prod(found.shape), found.dtype, found.chunks) != (cells, dtype, sink.chunks):
+            got, expected = f"{found.dtype} of shape {found.shape}", f"{dtype} of shape {self.work.known[0]}"
+            raise UserError(wrong, got=got, expected=expected, hint=anew)
 
     def _direct(self, ends: Ends) -> Direct | None:
         """The files for GPUDirect Storage, where this rank's GPU has it."""
@@ -130,14 +148,9 @@ class Streaming:
                 syncer.sync()
             return found
 
-    def _check_unchanged(self, before: State) -> None:
-        after = state_of(self.source.path)
-        if after != before:
+    def _check_unchanged(self) -> None:
+        try:
+            self.inputs.check(self.world, f"{self.journal.anew(self.sink.partial)}, then the run again")
+        except RunError:
             self.ending.keeps(None)
-            raise RunError(
-                f"{self.source.path} changed while it was read",
-                got=after,
-                expected=before,
-                hint=f"rm -r {self.journal.folder} {self.sink.partial}, then the run again",
-                everywhere=True,
-            )
+            raise

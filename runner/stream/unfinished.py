@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,20 @@ from runner.errors import UserError
 from runner.journal import Journal
 from runner.report.timeline import check_timeline
 from runner.storage import remove_partial
+from runner.storage.faults import write_error
 from runner.stream.options import StreamOptions
 from runner.world import World
 
 Identity = dict[str, Any]
 
 
-def look(journal: Journal, partial: Path, options: StreamOptions, ending: Ending) -> Identity | None:
+def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | None:
     """The identity of an unfinished run; UserError where there is one that nobody asked to resume.
 
-    Holds the output from now on, so that this stays true.
+    This stays true, as this run holds the output.
     """
     if options.timeline is not None:
         check_timeline(Path(options.timeline))
-    ending.hold(journal.output)
     kept = journal.kept()
     if kept is not None and not options.resume:
         raise journal.unfinished(partial)
@@ -39,23 +40,31 @@ def settle(
     kept: Identity | None,
     wanted: Identity,
     create: Callable[[], None],
+    check: Callable[[], None],
 ) -> set[int]:
     """Begin the output, or go on with the one of `kept`: what is finished of it.
 
     create: makes the output at `partial`; on the disk on return, before anything says that it is there.
+    check: refuses an output at `partial` that no run of this has left.
     """
     done: set[int] = set()
+    there = os.path.lexists(partial)
     if kept is not None:
         journal.check(kept, wanted, partial)
         done = journal.finished({rank.host_id for rank in world.ranks})
-    if kept is None or not (done or partial.exists()):
-        remove_partial(partial)  # of a run that ended before its journal was there
+        if there:
+            check()
+    if kept is None or not (done or there):
+        try:
+            remove_partial(partial)  # of a run that ended before its journal was there
+        except OSError as reason:
+            raise write_error(partial, reason) from reason
         ending.unfinished(partial)
         create()
         journal.begin(wanted)
         ending.unfinished(None)
         return set()
-    if not partial.exists():
+    if not there:
         raise UserError(
             f"the unfinished output {partial} is gone",
             hint=f"rm -r {journal.folder}, to begin anew, or where {journal.output} is finished",

@@ -29,7 +29,7 @@ def run_on(
     ranks: int,
     job: Any,
     source: Path,
-    target: Path,
+    target: Path | None,
     *,
     devices: list[QueuedBackend] | None = None,
     parameters: dict[str, Any] | None = None,

@@ -32,6 +32,7 @@ LAYERS = (
     ("pipeline",),
     ("compare", "rates"),
     ("load", "reduce", "report", "work"),
+    ("inputs",),
     ("declaration", "ending"),
     ("exchange", "here", "storage"),
     ("world",),

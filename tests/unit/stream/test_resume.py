@@ -232,7 +232,7 @@ def test_a_run_whose_chunks_are_all_finished_only_gives_the_output_its_name(
         raise RunError("no name", everywhere=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.stream.run.Streaming._check_unchanged", lambda self, before: full(self))
+        patch.setattr("runner.stream.run.Streaming._check_unchanged", full)
         with pytest.raises(RunError, match="no name"):
             go(source)
     CALLED.clear()
@@ -368,3 +368,79 @@ def test_a_journal_without_an_output_and_without_chunks_is_begun_anew(source: Pa
     partial.unlink()
     assert go(source, resume=True)["stream"]["resumed"] == 0
     assert target_of(source).read_bytes() == whole(source)
+
+
+# ---- what somebody else has put where an unfinished output would be
+
+
+PARTIAL, JOURNAL = ".out.npy.stream.partial", "out.npy.journal"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "elsewhere" / "victim"
+    path.parent.mkdir()
+    path.write_bytes(b"x" * 4096)
+    yield path
+    assert path.read_bytes() == b"x" * 4096
+    assert os.listdir(path.parent) == ["victim"]
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_in_the_place_of_the_unfinished_output_is_not_written_through(
+    source: Path, victim: Path, link: Any
+) -> None:
+    fail(source, 5)
+    partial = source.with_name(PARTIAL)
+    partial.unlink()
+    link(victim, partial)
+    with pytest.raises(UserError, match=r"\.out\.npy\.stream\.partial is not of a run of yours: got a .*rm"):
+        go(source, resume=True)
+    assert not target_of(source).exists()
+
+
+def test_a_link_is_replaced_where_nothing_is_to_be_resumed(source: Path, victim: Path) -> None:
+    source.with_name(PARTIAL).symlink_to(victim)
+    go(source, resume=True)
+    assert target_of(source).read_bytes() == whole(source)
+
+
+def test_a_journal_of_somebody_else_is_not_believed(source: Path, tmp_path: Path) -> None:
+    fail(source, 5)
+    source.with_name(JOURNAL).rename(tmp_path / "theirs")
+    source.with_name(JOURNAL).symlink_to(tmp_path / "theirs")
+    for more in ({}, {"resume": True}):
+        with pytest.raises(UserError, match=r"out\.npy\.journal is not of a run of yours: got a link to"):
+            go(source, **more)
+    with pytest.raises(UserError, match="not of a run of yours"):
+        run_on(1, fragile, source, target_of(source))
+    assert (tmp_path / "theirs" / "identity.json").exists()
+
+
+@pytest.mark.parametrize("what", ["another shape", "another dtype", "no array"])
+def test_an_unfinished_output_of_another_form_is_refused(source: Path, what: str) -> None:
+    fail(source, 5)
+    partial = source.with_name(PARTIAL)
+    with partial.open("wb") as file:
+        if what == "no array":
+            file.write(b"x" * 4096)
+        else:
+            columns, dtype = (COLUMNS + 1, "f4") if what == "another shape" else (COLUMNS, "i4")
+            np.save(file, np.zeros((ROWS, columns), dtype))
+    with pytest.raises(UserError, match=r"partial is not what an unfinished run of this has left: got .*rm"):
+        go(source, resume=True)
+    assert not target_of(source).exists()
+
+
+def test_a_link_in_an_unfinished_store_is_not_written_through(source: Path, victim: Path) -> None:
+    pytest.importorskip("zarr")
+    target = source.with_name("out.zarr")
+    FAILING.add(0)
+    with pytest.raises((ZeroDivisionError, RunError)):
+        run_on(1, fragile, source, target, depth=1)
+    FAILING.clear()
+    store = source.with_name(".out.zarr.stream.partial")
+    (store / "c").mkdir(exist_ok=True)
+    (store / "c" / "planted").symlink_to(victim)
+    with pytest.raises(UserError, match=r"/c/planted is not of a run of yours: got a link to"):
+        run_on(1, fragile, source, target, depth=1, resume=True)

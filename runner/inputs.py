@@ -1,0 +1,148 @@
+"""The files that a run reads: what they were before it read them, and that they are so still.
+
+Each host looks for itself, before any rank reads and after all have: its first rank at folders of files, and
+every rank at plain files. So hosts may have copies of their own, and what one host's file server has not
+told it yet, another's has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runner.declaration import Job
+from runner.errors import RunError, UserError
+from runner.storage import split
+from runner.world import World
+
+
+class State(NamedTuple):
+    """What changes when a file, or a folder of files, does; of no files: nothing was there.
+
+    changed: the last change of contents. touched: or of name, owner or permissions too, which nobody can set
+    back. Both in nanoseconds since 1970.
+    """
+
+    size: int
+    changed: int
+    files: int
+    touched: int
+
+    def __str__(self) -> str:
+        if self.files == 0:
+            return "no file"
+        files = f" in {self.files} files" if self.files != 1 else ""
+        touched = "" if self.touched == self.changed else f", its status {_when(self.touched)}"
+        return f"{self.size:,} bytes{files}, changed {_when(self.changed)} UTC{touched}"
+
+
+def _when(nanoseconds: int) -> str:
+    seconds, fraction = divmod(nanoseconds, 10**9)
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S}.{fraction:09d}"
+
+
+def state_of(path: Path) -> State:
+    """What changes when a file, or a folder of files, does."""
+    if path.is_file():
+        return _sum([_status(path)])
+    found = []
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                found.append(os.stat(os.path.join(folder, name)))
+            except FileNotFoundError:  # removed at this moment
+                continue
+    return _sum(found)
+
+
+def _status(path: Path) -> os.stat_result:
+    """Opened for it: NFS answers stat(2) from memory, and open(2) only when the server has been asked."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:
+        return path.stat()
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sum(found: list[os.stat_result]) -> State:
+    return State(
+        sum(one.st_size for one in found),
+        max((one.st_mtime_ns for one in found), default=0),
+        len(found),
+        max((one.st_ctime_ns for one in found), default=0),
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """paths: by the name in the command, "input" or a parameter's. states: before the first read, as seen
+    from here, of what this rank looks at; on rank 0, of all."""
+
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
+
+    def check(self, world: World, hint: str | None = None) -> None:
+        """RunError on every rank where a file has changed; collective, for when all ranks have read."""
+        if not self.paths:
+            return
+        world.control.barrier()  # a rank that waits for another one's check may not read on meanwhile
+        world.together(lambda: self._check(hint))
+
+    def _check(self, hint: str | None) -> None:
+        for name, before in self.states.items():
+            if (after := _seen(self.paths[name])) != before:
+                raise RunError(
+                    f"{self.paths[name]} changed while it was read",
+                    got=after,
+                    expected=before,
+                    hint=hint or "the run again, when nobody writes it",
+                )
+
+    @property
+    def of_parameters(self) -> dict[str, Any]:
+        """The files that parameters name, as plain values, for a journal; on rank 0."""
+        return {
+            name: {
+                "path": str(self.paths[name].resolve()),
+                "bytes": state.size,
+                "changed_ns": state.changed,
+                "files": state.files,
+            }
+            for name, state in self.states.items()
+            if name != "input"
+        }
+
+
+def note(world: World, input: Path | None, job: Job, parameters: Mapping[str, Any]) -> Inputs:
+    """What is to be read, as it is now; collective, before anything is read.
+
+    input: None for a folder of images, each of which is checked when it is read. A file that a Path parameter
+    names is read by a block's function; a job may also write it, and is not asked.
+    """
+    paths = {} if input is None else {"input": split(input)[0]}
+    for parameter in job.parameters if job.kind != "job" else ():
+        value = parameters.get(parameter.name)
+        if value is not None and (parameter.type is Path or isinstance(value, Path)):
+            paths[parameter.name] = split(Path(value))[0]
+    first = world.here.local == 0
+
+    def look() -> dict[str, State]:
+        seen = {name: _seen(path, first) for name, path in paths.items()}
+        return {name: state for name, state in seen.items() if state and (state.files or name == "input")}
+
+    return Inputs(paths, world.together(look))
+
+
+def _seen(path: Path, folders: bool = True) -> State | None:
+    """None for a folder that this rank does not look at."""
+    try:
+        return state_of(path) if folders or not path.is_dir() else None
+    except OSError as reason:
+        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
