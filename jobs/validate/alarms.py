@@ -12,7 +12,7 @@ from typing import Literal
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe import Place, Wrong
 from jobs.validate.report import Change, Drift, Limit, Report
-from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict
+from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
 LOCAL = ("gpu", "pairs")  # rungs whose measurements nothing shares: the limit is within reach
 ALONE = ("host",)  # where a host has one GPU: several share its memory, which may be slower than PCIe
@@ -75,7 +75,7 @@ def drifted(one: Drift) -> str:
     part = one.part or "the fleet"
     share = 100 * one.rate / one.usual
     return (
-        f"{part}: {one.rung} {one.what} at {one.rate / 1e9:.3g} GB/s, {share:.0f} % of what "
+        f"{part}: {one.rung} {one.what} at {one.rate / 1e9:.3g} G{unit_of(one.what)}, {share:.0f} % of what "
         f"{one.runs} earlier run{'s'[: one.runs != 1]} had"
     )
 
@@ -86,8 +86,8 @@ def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limi
     copies = rates.get("copies", 0.0) if what == "flows" else 0.0
     good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not why" if rate < FAR * copies else ""
     return (
-        f"all GPUs alike: {rung} {what} at {rate / 1e9:.3g} GB/s, {share:.0f} % of what the hardware allows "
-        f"({limit.assumption}){good}"
+        f"all GPUs alike: {rung} {what} at {rate / 1e9:.3g} G{unit_of(what)}, {share:.0f} % of what the "
+        f"hardware allows ({limit.assumption}){good}"
     )
 
 

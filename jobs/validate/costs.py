@@ -15,7 +15,7 @@ from jobs.validate.budget import FLOORS
 from jobs.validate.fleet import Fleet, Ints, fleet_of
 from jobs.validate.ladder import CURVE
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe import ALONE, Probe, Seconds
+from jobs.validate.probe import ALONE, Probe, Seconds, counted
 from jobs.validate.rungs.leaves import LEAST, ROUNDS
 from jobs.validate.rungs.rounds import across, between, inside
 from jobs.validate.rungs.visits import effort
@@ -68,8 +68,9 @@ def size(plan: Plan, key: Key) -> int:
 
 
 def sizes(plan: Plan) -> dict[str, int]:
-    """Bytes by "rung what": a rate is compared with earlier ones of the same size only."""
-    return {" ".join(key): size(plan, key) for key in SIZES}
+    """Bytes by "rung what", of a product operations: a rate is compared with earlier ones of the same."""
+    found = {" ".join(key): size(plan, key) for key in SIZES}
+    return found | {"gpu product": counted("product", plan.product_bytes)}
 
 
 @dataclass(frozen=True)

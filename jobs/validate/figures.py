@@ -15,7 +15,7 @@ from jobs.validate.report import Matrix
 
 Figures = dict[
     tuple[RungName, str, str], float
-]  # rung, measurement, part ("": the fleet) -> bytes per second
+]  # rung, measurement, part ("": the fleet) -> its rate, in `verdict.unit_of` the measurement
 
 DRAWN = 16  # hosts whose GPU pairs are drawn, the slowest ones
 RAILS_DRAWN = 64  # hosts up to which every rail has a drawing of its own

@@ -19,7 +19,7 @@ from jobs.validate.fleet import fleet_of
 from jobs.validate.left_open import siblings_missing, unmeasured
 from jobs.validate.metered import Metered
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe import Alone, Probe, Wrong
+from jobs.validate.probe import Alone, Probe, Wrong, counted
 from jobs.validate.report import Change, Curve
 from jobs.validate.rungs.alone import AloneScope
 from jobs.validate.rungs.between import Between
@@ -36,7 +36,6 @@ NEEDS: dict[RungName, str] = {
     "all": "there is one rank",
 }
 BLIND = 0.5  # of the siblings' rate: where noise hides what is above, nothing is judged
-COPIED = 2  # a copy inside a GPU's memory reads and writes each byte
 CURVE = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: halved so often
 
 
@@ -52,7 +51,8 @@ class Ladder:
     """One climb. `rung` measures one rung; `verdict` concludes from what is there.
 
     told: called with each rung's name before it. spare: why there is no time for a rung; "": there is.
-    tables: what was measured, by rung and operation, with the bytes that its rates count.
+    tables: what was measured, by rung and operation, with the bytes (of a product: the floating-point
+    operations) that its rates count.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Ladder:
         """Ranks that findings so far explain."""
         known: Known = {}
         for one in self.found:
-            rate = one.evidence.rate
+            fault = (-float(np.log(one.factor)), one.evidence.rate)
             for rank in one.ranks:
-                known.setdefault(rank, []).append((-float(np.log(one.factor)), rate))
+                known.setdefault(rank, []).extend([fault] if one.evidence.unit == "B/s" else [])
         return known
 
     def climb(self) -> Verdict:
@@ -144,13 +144,13 @@ class Ladder:
         begin = time.perf_counter()
         found: list[Finding] = []
         rates: dict[str, float] = {}
-        for what, nbytes, scope, kinds in self.scopes(name):
+        for what, work, scope, kinds in self.scopes(name):
             answer = inquire(scope, self.plan)
             self.note(name, what, answer)
-            found += findings(answer, self.fleet, name, what, nbytes, kinds)
+            found += findings(answer, self.fleet, name, what, work, kinds)
             if len(answer.table):
-                self.tables[name, what] = answer.table, nbytes
-                rates[what] = float(np.median(nbytes / answer.table.siblings))
+                self.tables[name, what] = answer.table, work
+                rates[what] = float(np.median(work / answer.table.siblings))
         if name in ("node", "all"):
             self.curve(name)
         if name == "all":
@@ -185,7 +185,7 @@ class Ladder:
         return broken
 
     def scopes(self, name: RungName) -> list[tuple[str, int, Scope, dict[str, str]]]:
-        """What a rung measures: operation, bytes that its rates count, how, and what its parts are called."""
+        """What a rung measures: operation, what its rates count, how, and what its parts are called."""
         probe, fleet, plan, bad = self.probe, self.fleet, self.plan, self.bad
         single: tuple[Alone, ...]
         match name:
@@ -193,10 +193,7 @@ class Ladder:
                 single = ("memory", "product") if name == "gpu" else ("to_device", "to_host")
                 scopes = [AloneScope(probe, fleet, plan, what, bad) for what in single]
                 kinds = {"gpu": "gpu" if name == "gpu" else "pcie"}
-                return [
-                    (scope.what, scope.nbytes * (COPIED if scope.what == "memory" else 1), scope, kinds)
-                    for scope in scopes
-                ]
+                return [(scope.what, counted(scope.what, scope.nbytes), scope, kinds) for scope in scopes]
             case "pairs":
                 return [
                     (what, plan.pair_bytes, Inside(probe, fleet, plan, what, bad), {})

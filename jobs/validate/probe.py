@@ -6,6 +6,7 @@ judged (`runner.comm.simulated_fleet`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -21,6 +22,21 @@ Seconds = np.ndarray[Any, np.dtype[np.float64]]
 # to_host: a copy between pinned host memory and the GPU.
 Alone = Literal["memory", "product", "to_device", "to_host"]
 ALONE: tuple[Alone, ...] = ("memory", "product", "to_device", "to_host")
+
+EVEN = 16  # sides of matrices are multiples of it, as tiles are
+
+
+def side(nbytes: int) -> int:
+    """Of a square float32 matrix of about `nbytes`."""
+    length = math.isqrt(nbytes // 4)
+    return length - (length % EVEN if length > EVEN else 0)
+
+
+def counted(what: str, nbytes: int) -> int:
+    """What a rate of this operation on `nbytes` counts: bytes, of a product floating-point operations."""
+    if what == "product":
+        return 2 * side(nbytes) ** 3
+    return 2 * nbytes if what == "memory" else nbytes  # read and written
 
 
 Counter = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 1", counter

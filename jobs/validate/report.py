@@ -1,8 +1,9 @@
 """All that a validation found, for whoever writes it down: terminal, JSON, HTML, JUnit, Prometheus, Nagios.
 
-Rates are bytes per second, times seconds, None what is not known. What a rate counts: of a GPU alone the
-bytes read plus written of its memory, those of one operand of a product, the bytes copied; of a pair the
-bytes sent; of a ring the bytes that pass each link (2 (n - 1) / n of the data).
+Rates are bytes per second, those of a matrix product floating-point operations per second (`unit_of`); times
+seconds, None what is not known. What a rate counts: of a GPU alone the bytes read plus written of its memory,
+2 n^3 operations of a product, the bytes copied; of a pair the bytes sent; of a ring the bytes that pass each
+link (2 (n - 1) / n of the data).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jobs.validate.plan import RungName
 from jobs.validate.probe import Wrong
 from jobs.validate.verdict import Verdict
 
-SCHEMA = 1  # of the JSON document
+SCHEMA = 2  # of the JSON document
 
 
 @dataclass(frozen=True)

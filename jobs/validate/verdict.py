@@ -37,16 +37,25 @@ Kind = Literal[
 ]
 
 
+RateUnit = Literal["B/s", "FLOP/s"]
+
+
+def unit_of(what: str) -> RateUnit:
+    """Of the rate of one operation: bytes per second, of a matrix product floating-point operations."""
+    return "FLOP/s" if what == "product" else "B/s"
+
+
 @dataclass(frozen=True)
 class Evidence:
-    """The figures behind a finding. rate, siblings: bytes per second (product: operand bytes), medians."""
+    """The figures behind a finding. rate, siblings: medians, in `unit`."""
 
-    what: str  # operation or operations
+    what: str  # operation or operations; the rates are of the one that is the slowest
     rate: float
     siblings: float
     measurements: int
     partners: tuple[str, ...]  # whom it was measured again with
     slow_share: float  # of what was measured again
+    unit: RateUnit = "B/s"
 
 
 @dataclass(frozen=True)
@@ -81,8 +90,8 @@ class Finding:
     @property
     def sentence(self) -> str:
         e = self.evidence
-        scale, unit = (1e9, "GB/s") if e.siblings < 1e12 else (1e12, "TB/s")
-        details = [f"{e.rate / scale:.3g} of {e.siblings / scale:.3g} {unit}", e.what]
+        scale, prefix = (1e9, "G") if e.siblings < 1e12 else (1e12, "T")
+        details = [f"{e.rate / scale:.3g} of {e.siblings / scale:.3g} {prefix}{e.unit}", e.what]
         if e.partners:
             details.append(f"{len(e.partners)} partner{'s'[: len(e.partners) > 1]}")
         when = f" for {self.time:.0%} of the time".replace("%", " %") if self.time is not None else ""
@@ -133,7 +142,7 @@ class Rung:
     why: str = ""
     rounds: int = 0
     messages: int = 0
-    rates: dict[str, float] = field(default_factory=dict)  # medians of the siblings, bytes per second
+    rates: dict[str, float] = field(default_factory=dict)  # medians of the siblings, in `unit_of` each
     seconds: float = 0.0  # of analysis
     measured: float = 0.0  # seconds of measuring
 

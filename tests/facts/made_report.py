@@ -11,7 +11,7 @@ from jobs.validate.verdict import Alarm, Evidence, Finding, Rung, Verdict
 
 GB = 1e9
 RATES: dict[RungName, dict[str, float]] = {
-    "gpu": {"memory": 4021.4 * GB, "product": 10.21 * GB},
+    "gpu": {"memory": 4021.4 * GB, "product": 41820 * GB},
     "host": {"to_device": 55.43 * GB, "to_host": 55.12 * GB},
     "pairs": {"copies": 396.4 * GB, "flows": 389.2 * GB},
     "node": {"ring": 364.9 * GB},
@@ -244,7 +244,7 @@ def one_rank() -> Report:
 
 def cpu() -> Report:
     """Four CPU ranks on one host, one of them with a busy neighbour."""
-    low = {"memory": 11.2 * GB, "product": 0.0312 * GB}
+    low = {"memory": 11.2 * GB, "product": 63.9 * GB}
     rungs = [
         replace(rung("gpu"), result="broken", rates=low),
         unmeasured("host", "CPUs have no way to a GPU"),

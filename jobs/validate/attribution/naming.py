@@ -14,7 +14,7 @@ from jobs.validate.attribution.inquiry import Answer, Confirmed
 from jobs.validate.attribution.robust import MEDIAN_ERROR, spread
 from jobs.validate.fleet import Fleet
 from jobs.validate.plan import RungName
-from jobs.validate.verdict import Evidence, Finding, Kind, part
+from jobs.validate.verdict import Evidence, Finding, Kind, part, unit_of
 
 
 def place(name: Name, fleet: Fleet) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
@@ -38,10 +38,12 @@ def place(name: Name, fleet: Fleet) -> tuple[tuple[str, ...], tuple[int, ...], t
 
 
 def findings(
-    answer: Answer, fleet: Fleet, rung: RungName, what: str, nbytes: int, kinds: dict[str, str]
+    answer: Answer, fleet: Fleet, rung: RungName, what: str, work: int, kinds: dict[str, str]
 ) -> list[Finding]:
-    """kinds: what this rung calls its parts, where it is not the search's name."""
-    return [finding(one, answer, fleet, rung, what, nbytes, kinds) for one in answer.confirmed]
+    """work: bytes, of a product its operations. kinds: what this rung calls its parts, where it is not the
+    search's name.
+    """
+    return [finding(one, answer, fleet, rung, what, work, kinds) for one in answer.confirmed]
 
 
 def finding(
@@ -50,12 +52,12 @@ def finding(
     fleet: Fleet,
     rung: RungName,
     what: str,
-    nbytes: int,
+    work: int,
     kinds: dict[str, str],
 ) -> Finding:
     table = answer.table
     late = one.rows & (table.slow > 0.25 * table.count) if one.flaps is not None else one.rows
-    siblings = float(np.median(nbytes / table.siblings[one.rows]))
+    siblings = float(np.median(work / table.siblings[one.rows]))
     hosts, gpus, ranks = place(one.name, fleet)
     if one.ranks is not None:
         hosts, ranks = tuple(fleet.names[host] for host in fleet.host[list(one.ranks)]), one.ranks
@@ -68,7 +70,7 @@ def finding(
     )
     slow = float((table.level[late] > table.threshold[late]).mean()) if late.any() else 0.0
     rate = siblings / math.exp(one.effect)
-    evidence = Evidence(what, rate, siblings, int(table.count[one.rows].sum()), partners, slow)
+    evidence = Evidence(what, rate, siblings, int(table.count[one.rows].sum()), partners, slow, unit_of(what))
     instead = tuple(
         dict.fromkeys(
             called(tie, fleet, kinds) for tie in one.ties if place(tie, fleet)[2] != ranks or not ranks

@@ -53,9 +53,9 @@ def compare(
 ) -> tuple[tuple[Drift, ...], tuple[str, ...]]:
     """What differs from the earlier runs in `path`, the slowest first; and what of the comparison changed.
 
-    figures: bytes per second. The last 50 runs count, of whatever environment. The score of a drift is NaN
-    where there were fewer than 3 runs. A fleet of some of the hosts of an earlier one is compared part by
-    part. Raises UserError for a file that is none, is broken, or is of another fleet.
+    figures: in `verdict.unit_of` their measurements. The last 50 runs count, of whatever environment. The
+    score of a drift is NaN where there were fewer than 3 runs. A fleet of some of the hosts of an earlier one
+    is compared part by part. Raises UserError for a file that is none, is broken, or is of another fleet.
     """
     mine = run_of(report, figures)
     runs, same = reference(path, read(path), mine)

@@ -44,7 +44,7 @@ class Run:
     """number: counts the runs of a fleet from 1; 0 when not saved. started: as in the report.
 
     hosts: names and numbers of GPUs, sorted. devices: GPU models, sorted. environment: its fingerprint, as
-    text. figures: bytes per second, finite and positive.
+    text. figures: bytes per second, of a product operations per second; finite and positive.
     """
 
     started: str

@@ -4,7 +4,6 @@ host.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,13 +13,13 @@ import numpy as np
 import runner
 from jobs.bench import check
 from jobs.bench.data import Copied, Segment
+from jobs.validate import probe
 from jobs.validate.probe import Alone, Wrong
 from jobs.validate.ranks.buffers import Buffers
 from jobs.validate.ranks.part import BYTES, FLOAT, IDLE, Part, often
 from jobs.validate.ranks.part import compared as compared_with
 
 ITEM = FLOAT.itemsize
-EVEN = 16  # sides of matrices are multiples of it, as tiles are
 BLOCK = 8 << 20  # elements of a product that are compared at a time
 
 
@@ -69,8 +68,7 @@ def product(buffers: Buffers, nbytes: int) -> Part:
     |c| <= 16 n, and each partial sum too.
     """
     world, rank, xp = buffers.world, buffers.world.rank, buffers.world.xp
-    side = math.isqrt(nbytes // ITEM)
-    side -= side % EVEN if side > EVEN else 0
+    side = probe.side(nbytes)
     size = side * side * ITEM
     second = -(-size // 256) * 256  # where b begins: aligned
     buffers.hold(second + size, size)

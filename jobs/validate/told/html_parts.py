@@ -11,7 +11,7 @@ from jobs.validate.told.words import (
     MOST,
     assumptions,
     drift,
-    gbps,
+    figure,
     limits,
     name,
     number,
@@ -20,15 +20,21 @@ from jobs.validate.told.words import (
     rest,
     seconds,
     share,
+    unit_name,
 )
-from jobs.validate.verdict import Finding
+from jobs.validate.verdict import Finding, unit_of
 
 MEMBERS = 64  # ranks that are listed
 
 
 def escape(text: object) -> str:
     """As HTML; a number stays with its unit."""
-    return html.escape(plain(str(text))).replace(" %", "&nbsp;%").replace(" GB/s", "&nbsp;GB/s")
+    return (
+        html.escape(plain(str(text)))
+        .replace(" %", "&nbsp;%")
+        .replace(" GB/s", "&nbsp;GB/s")
+        .replace(" TFLOP/s", "&nbsp;TFLOP/s")
+    )
 
 
 def section(title: str, *inside: str) -> str:
@@ -80,7 +86,7 @@ def findings(report: Report) -> str:
 def card(one: Finding) -> str:
     e = one.evidence
     told = [
-        f"{gbps(e.rate)} of {gbps(e.siblings)} GB/s ({escape(e.what)})",
+        f"{figure(e.rate, e.unit)} of {figure(e.siblings, e.unit)} {unit_name(e.unit)} ({escape(e.what)})",
         f"rung {one.rung}",
         f"sure to {percent(one.confidence)}",
         f"{e.measurements} measurements",
@@ -127,17 +133,18 @@ def ladder(report: Report) -> str:
         state = {"ok": "ok", "broken": "broken"}.get(one.result, "")
         result = f'<span class="result {state}">{one.result}</span>'
         if not one.rates:
-            rows.append((one.name, result, escape(one.why), *[""] * 6))
+            rows.append((one.name, result, escape(one.why), *[""] * 7))
         for what, rate in one.rates.items():
             limit = known.get((one.name, what))
-            part, most = share(rate, limit), gbps(limit.rate if limit else None)
+            unit, part = unit_of(what), share(rate, limit)
+            figures = figure(rate, unit), figure(limit.rate if limit else None, unit), unit_name(unit)
             bar = meter(part) if part is not None else ""
-            cells = (one.name, result, escape(what), gbps(rate), most, percent(part), bar)
+            cells = (one.name, result, escape(what), *figures, percent(part), bar)
             rows.append((*cells, str(one.rounds), seconds(one.measured)))
-    titles = ("rung", "result", "what", "GB/s", "limit", "of it", "", "rounds", "time")
+    titles = ("rung", "result", "what", "rate", "limit", "unit", "of it", "", "rounds", "time")
     shown = table(
         "Medians of the siblings", titles, rows,
-        ("GB/s", "limit", "of it", "rounds", "time"),
+        ("rate", "limit", "of it", "rounds", "time"),
     )  # fmt: skip
     assumed = assumptions(report)
     if not assumed:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import runner
 from jobs.validate.report import SCHEMA, Matrix, Report
 from jobs.validate.told.words import headline
-from jobs.validate.verdict import Verdict
+from jobs.validate.verdict import Verdict, unit_of
 
 Json = dict[str, Any]
 HEAD = ("rung", "what", "title", "labels")  # of a matrix
@@ -39,7 +39,8 @@ def text(report: Report) -> str:
 def document(report: Report) -> Json:
     """All of the report, the verdict's parts at the top.
 
-    line, and part and sentence of each finding, are there to be read; `read` makes them anew.
+    line, units (of rates: of those of a measurement, "" for any other), and part and sentence of each finding
+    are there to be read; `read` makes them anew.
     matrices: cells [row, column, rate] in place of rates.
     """
     verdict = report.verdict
@@ -47,8 +48,10 @@ def document(report: Report) -> Json:
     whole = plain(verdict) | {"findings": found}
     rest = {one.name: getattr(report, one.name) for one in fields(report)}
     del rest["verdict"]
+    units = {"": "B/s", "product": unit_of("product")}
     rest["matrices"] = [cells(one) for one in report.matrices]
-    return {"schema": SCHEMA, "status": verdict.status, "line": headline(report), **whole, **plain(rest)}
+    head = {"schema": SCHEMA, "status": verdict.status, "line": headline(report)}
+    return {**head, **whole, **plain(rest), "units": units}
 
 
 def read(document: Mapping[str, Any]) -> Report:

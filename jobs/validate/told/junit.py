@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from jobs.validate.report import Report
-from jobs.validate.told.words import fleet, gbps, headline, plain
-from jobs.validate.verdict import Rung
+from jobs.validate.told.words import figure, fleet, headline, plain, unit_name
+from jobs.validate.verdict import Rung, unit_of
 
 CLASS = "meshrun.validate"
 
@@ -57,7 +57,10 @@ def rung_case(report: Report, one: Rung) -> ElementTree.Element:
     elif not one.rates or not all(map(math.isfinite, one.rates.values())):
         outcome(case, "error", "unknown", ["some of its figures are missing"])
     if one.rates:
-        lines = [f"{what}: {gbps(rate)} GB/s" for what, rate in one.rates.items()]
+        lines = [
+            f"{what}: {figure(rate, unit_of(what))} {unit_name(unit_of(what))}"
+            for what, rate in one.rates.items()
+        ]
         ElementTree.SubElement(case, "system-out").text = plain("; ".join(lines))
     return case
 

@@ -30,7 +30,7 @@ def exit_code(report: Report) -> int:
 
 
 def text(report: Report) -> str:
-    """One line. Rates are bytes per second without a unit, since the guidelines have none for rates."""
+    """One line. Rates are B/s, of products FLOP/s, without a unit: the guidelines have none for rates."""
     said = headline(report).partition(": ")[2].replace("|", "/")
     return f"MESHRUN {report.verdict.status.upper()} - {said} | {performance(report)}\n"
 

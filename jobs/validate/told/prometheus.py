@@ -9,6 +9,7 @@ from datetime import datetime
 from jobs.validate.report import Report
 from jobs.validate.told.nagios import exit_code
 from jobs.validate.told.words import plain
+from jobs.validate.verdict import unit_of
 
 Labels = tuple[tuple[str, str], ...]
 Samples = Mapping[Labels, float]
@@ -33,11 +34,14 @@ def metrics(report: Report) -> dict[str, tuple[str, Samples]]:
     """By name: what it is, and its samples."""
     verdict = report.verdict
     rates: dict[Labels, float] = {}
+    products: dict[Labels, float] = {}
     broken: dict[Labels, float] = {}
     for rung in verdict.rungs:
         if rung.result != "not measured":
             broken[(("rung", rung.name),)] = float(rung.result == "broken")
-        rates |= {(("rung", rung.name), ("what", what)): rate for what, rate in rung.rates.items()}
+        for what, rate in rung.rates.items():
+            of = products if unit_of(what) == "FLOP/s" else rates
+            of[("rung", rung.name), ("what", what)] = rate
     allowed: dict[Labels, float] = {
         (("rung", one.rung), ("what", one.what)): one.rate for one in report.limits if one.rate is not None
     }
@@ -58,6 +62,7 @@ def metrics(report: Report) -> dict[str, tuple[str, Samples]]:
         "ranks": ("Ranks that took part.", {(): float(len(report.members))}),
         "rung_broken": ("1: broken, 0: good; rungs that were not measured are absent.", broken),
         "rung_rate_bytes_per_second": ("Median rate of the siblings.", rates),
+        "rung_rate_flops_per_second": ("Median rate of the siblings' matrix products.", products),
         "rung_limit_bytes_per_second": ("What the hardware allows, where that is known.", allowed),
         "finding": ("A slow part: its rate over its siblings'.", findings(report)),
         "alarms": ("What is wrong beside slow parts: wrong data, error counters, a dead rank.", alarms),

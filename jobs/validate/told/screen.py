@@ -18,8 +18,8 @@ from jobs.validate.told.words import (
     assumptions,
     change,
     drift,
+    figure,
     fleet,
-    gbps,
     headline,
     limits,
     name,
@@ -28,8 +28,9 @@ from jobs.validate.told.words import (
     rest,
     seconds,
     share,
+    unit_name,
 )
-from jobs.validate.verdict import Finding
+from jobs.validate.verdict import Finding, unit_of
 
 STYLE = {"ok": "bold green", "warning": "bold yellow", "critical": "bold red", "unknown": "bold magenta"}
 RESULT = {"ok": "green", "broken": "bold red", "not measured": "dim"}
@@ -65,13 +66,17 @@ def about(report: Report) -> Iterator[Text]:
 def found(report: Report) -> Iterator[Text | Table]:
     findings = report.verdict.findings
     if findings:
-        yield title("Slower than their siblings (GB/s)")
+        yield title("Slower than their siblings")
         table = columns_of(
-            ("part", "left"), ("rate", ""), ("siblings", ""), ("%", ""), ("sure", ""), ("rung", "left")
-        )
+            ("part", "left"), ("rate", ""), ("siblings", ""), ("unit", "left"), ("%", ""), ("sure", ""),
+            ("rung", "left"),
+        )  # fmt: skip
         for one in findings[:MOST]:
-            figures = (gbps(one.evidence.rate), gbps(one.evidence.siblings), percent(one.factor))
-            table.add_row(words(called(one)), *figures, percent(one.confidence), one.rung)
+            unit = one.evidence.unit
+            figures = (figure(one.evidence.rate, unit), figure(one.evidence.siblings, unit), unit_name(unit))
+            table.add_row(
+                words(called(one)), *figures, percent(one.factor), percent(one.confidence), one.rung
+            )
         yield table
         yield from left_out(findings)
 
@@ -88,10 +93,10 @@ def alarms(report: Report) -> Iterator[Text | Padding]:
 
 
 def ladder(report: Report) -> Iterator[Text | Table]:
-    yield title("Ladder (GB/s)")
+    yield title("Ladder")
     table = columns_of(
-        ("rung", "left"), ("result", "left"), ("what", "left"), ("rate", ""), ("limit", ""), ("%", ""),
-        ("rounds", ""), ("time", ""),
+        ("rung", "left"), ("result", "left"), ("what", "left"), ("rate", ""), ("limit", ""), ("unit", "left"),
+        ("%", ""), ("rounds", ""), ("time", ""),
     )  # fmt: skip
     known = limits(report)
     for one in report.verdict.rungs:
@@ -99,11 +104,12 @@ def ladder(report: Report) -> Iterator[Text | Table]:
         meter = (str(one.rounds), seconds(one.measured))
         for what, rate in one.rates.items():
             limit = known.get((one.name, what))
-            allowed = gbps(limit.rate if limit else None), percent(share(rate, limit))
-            table.add_row(*cells, what, gbps(rate), *allowed, *meter)
+            unit = unit_of(what)
+            figures = figure(rate, unit), figure(limit.rate if limit else None, unit), unit_name(unit)
+            table.add_row(*cells, what, *figures, percent(share(rate, limit)), *meter)
             cells, meter = ("", ""), ("", "")
         if not one.rates and one.result != "not measured":
-            table.add_row(*cells, "nothing", "-", "-", "-", *meter)
+            table.add_row(*cells, "nothing", "-", "-", "", "-", *meter)
     if table.row_count:
         yield table
     idle = [one for one in report.verdict.rungs if one.result == "not measured"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report import Change, Drift, Limit, Member, Report
-from jobs.validate.verdict import Finding
+from jobs.validate.verdict import Finding, RateUnit, unit_of
 
 MOST = 20  # lines of one kind; how many more there are is said
 
@@ -24,9 +24,23 @@ def plain(text: str) -> str:
 
 def gbps(rate: float | None) -> str:
     """GB/s (1e9 bytes) with three digits; "-" for what is not known."""
+    return digits(rate, 1e9)
+
+
+def figure(rate: float | None, unit: RateUnit) -> str:
+    """As a table has it, in `unit_name(unit)`."""
+    return digits(rate, 1e12 if unit == "FLOP/s" else 1e9)
+
+
+def unit_name(unit: RateUnit) -> str:
+    """Of tables: GB/s (1e9 bytes a second), of products TFLOP/s (1e12 floating-point operations a second)."""
+    return "TFLOP/s" if unit == "FLOP/s" else "GB/s"
+
+
+def digits(rate: float | None, scale: float) -> str:
     if rate is None or not math.isfinite(rate):
         return "-"
-    value = rate / 1e9
+    value = rate / scale
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
@@ -119,11 +133,13 @@ def change(one: Change) -> str:
 
 def drift(one: Drift) -> str:
     """A measurement against earlier runs in one sentence."""
+    unit = unit_of(one.what)
     side = "below" if one.score < 0 else "above"
     ratio = one.rate / one.usual if one.usual else math.nan
     return (
         f"{name(one)}: {one.rung} {one.what} at {percent(ratio)} of {counted(one.runs, 'earlier run')} "
-        f"({gbps(one.rate)} of {gbps(one.usual)} GB/s, {abs(one.score):.1f} deviations {side})"
+        f"({figure(one.rate, unit)} of {figure(one.usual, unit)} {unit_name(unit)}, "
+        f"{abs(one.score):.1f} deviations {side})"
     )
 
 

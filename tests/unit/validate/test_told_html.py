@@ -150,7 +150,7 @@ def test_unknown_has_its_sign_and_dashes() -> None:
     page = text(made_report.unknown())
     assert '<header class="unknown">' in page
     rows = re.findall(r'<tr><th scope="row">all</th>.*?</tr>', page)
-    assert [re.sub("<.*?>", " ", row).split()[2:6] for row in rows] == [["ring", "-", "-", "-"]]
+    assert [re.sub("<.*?>", " ", row).split()[2:7] for row in rows] == [["ring", "-", "-", "GB/s", "-"]]
 
 
 # Heat maps.

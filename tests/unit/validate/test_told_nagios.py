@@ -57,7 +57,7 @@ def test_every_run_has_the_same_labels(name: str) -> None:
 def test_figures_and_limits() -> None:
     found = data(made_report.critical())
     assert found["host pairs flows"] == ("48130000000", "50000000000")
-    assert found["gpu product"] == ("10210000000", "")
+    assert found["gpu product"] == ("41820000000000", "")
     assert found["findings"][0] == "4"
 
 
