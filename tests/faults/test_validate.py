@@ -79,6 +79,15 @@ def flipped(memory, datatype, segments):
     return verify(memory, datatype, segments)
 check.verify = flipped
 """
+# Every sample of every rank took the same time, whoever else uses this machine; that of none stays none.
+EVEN = """
+def even(*words):
+    taken, wrong = disturbed(*words)
+    taken[0] += 0.01 - taken[0]
+    taken[1] = 0.0
+    return taken, wrong
+ranks.sampled = even
+"""
 MAIN = """
 from launch.cli import main
 sys.exit(main())
@@ -299,14 +308,14 @@ def test_wrong_data_of_a_rank_alone_ends_the_climb(site: Site) -> None:
     ],
 )
 def test_an_interrupted_run_is_unknown(site: Site, number: signal.Signals, timeout: str) -> None:
-    process = site.begin(*CPU, "--keep-going", "-T", timeout)
+    process = site.begin(*CPU, "--keep-going", "-T", timeout, more=EVEN)
     site.inside(process)
     process.send_signal(number)
     errors = site.end(process)
     assert process.returncode == 128 + number
     assert errors == f"meshrun: interrupted by {number.name}: every rank has ended"
     report = site.report
-    assert report["status"] in ("unknown", "critical")  # a busy machine may have shown a slow part before
+    assert report["status"] == "unknown"
     assert report["ended"] == ""
     assert f"interrupted by {number.name}: every rank has ended" in report["not_judged"]
     assert site.answer.startswith(f"{report['line']}\n3 ranks on 1 host")

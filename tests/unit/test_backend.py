@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from unittest.mock import MagicMock
+from collections.abc import Callable
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 
-from runner.backend import POISON, poison
+from runner.backend import POISON, cpu, poison
 from runner.backend.cpu import CpuBackend
 
 DTYPES = ("bool", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64")
@@ -29,16 +32,33 @@ def test_poison_reaches_every_cell_of_any_view_and_no_other(dtype: str, part: ob
     np.testing.assert_array_equal(poisoned, inside)
 
 
-def test_marks_measure_the_time_between_them() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the host's clock show these seconds, one after another."""
+
+    def show(*seconds: float) -> None:
+        shown = iter(seconds)
+        monkeypatch.setattr(cpu, "time", SimpleNamespace(perf_counter=lambda: next(shown)))
+
+    return show
+
+
+def test_marks_measure_the_time_between_them(clock: Callable[..., None]) -> None:
+    clock(3.0, 5.5)
     backend = CpuBackend()
     begin, end = backend.mark(), backend.mark()
-    assert 0 <= backend.elapsed(begin, end) < 10
+    assert backend.elapsed(begin, end) == 2.5
 
 
-def test_a_copy_rate_is_positive_and_the_processor_has_a_name() -> None:
-    backend = CpuBackend()
-    assert backend.copy_rate() > 0
-    assert backend.device.name
+def test_a_copy_rate_is_what_the_quickest_of_three_reads_and_writes(clock: Callable[..., None]) -> None:
+    clock(0.0, 1.0, 10.0, 10.5, 20.0, 22.0)
+    assert CpuBackend().copy_rate() == 2 * (16 << 20) / 0.5
+
+
+def test_the_processor_has_the_name_that_linux_gives_it() -> None:
+    with open("/proc/cpuinfo") as lines:
+        names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    assert CpuBackend().device.name == (names[0] if names else os.uname().machine)
 
 
 @pytest.mark.parametrize("available", [False, True])
@@ -52,5 +72,6 @@ def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.Mo
     lanes = importlib.import_module("runner.backend.cuda_lanes")
     monkeypatch.delitem(sys.modules, "runner.backend.cuda_lanes")  # nobody else's: it has this CuPy
     with lanes.CudaLanes(0, MagicMock()).named("chunk 3"):
-        inside = len(cupy.cuda.nvtx.method_calls)
-    assert (inside, len(cupy.cuda.nvtx.method_calls)) == ((1, 2) if available else (0, 0))
+        inside = list(cupy.cuda.nvtx.method_calls)
+    assert inside == ([call.RangePush("chunk 3")] if available else [])
+    assert cupy.cuda.nvtx.method_calls == [*inside, call.RangePop()][: 2 * available]

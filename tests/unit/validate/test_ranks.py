@@ -25,10 +25,11 @@ from jobs.validate.probe import ALONE, Place, Wrong
 from jobs.validate.ranks import alone as ranks_alone
 from jobs.validate.ranks import buffers as ranks_buffers
 from jobs.validate.ranks import part
-from jobs.validate.ranks.moving import KEPT, Rings
+from jobs.validate.ranks.moving import Rings
 from jobs.validate.ranks.probe import RankProbe, gathered, host_names, opened, suited
-from jobs.validate.verdict import EXIT
 from runner import Call, World
+from runner.backend.cpu import CpuBackend
+from runner.comm.host import HostMark
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.world import open_world
 
@@ -78,6 +79,38 @@ def flip(offset: int) -> Callable[[Call], None]:
         call.recv.bytes(offset + 1)[offset] ^= 1
 
     return after
+
+
+class Clock(threading.local):
+    """One for each rank. Only looks at it and what a test spends take time: not this machine's work."""
+
+    look = 0.001
+    seconds = 0.0
+
+    def spend(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def read(self) -> float:
+        self.spend(self.look)
+        return self.seconds
+
+
+def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What ranks on CPUs measure by from now on."""
+    clock = Clock()
+    monkeypatch.setattr(CpuBackend, "mark", lambda backend: clock.read())
+    monkeypatch.setattr(HostMark, "record", lambda mark: setattr(mark, "seconds", clock.read()))
+    return clock
+
+
+def slow_alone(monkeypatch: pytest.MonkeyPatch, spend: Callable[[World], object]) -> None:
+    """From now on, what a rank does by itself is preceded by `spend`, and timed with it."""
+    timed = ranks_alone.timed
+
+    def slowly(world: World, queue: Callable[[], object], count: int) -> float:
+        return timed(world, lambda: (spend(world), queue()), count)
+
+    monkeypatch.setattr(ranks_alone, "timed", slowly)
 
 
 def asked(world: World, script: Script, trail: runner.Progress | None = None) -> Any:
@@ -197,45 +230,45 @@ def test_who_sends_to_whom() -> None:
 
 
 def test_a_slow_rank_is_a_slow_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = ranks_alone.timed
-
-    def slowly(world: World, queue: Callable[[], object], count: int) -> float:
-        return timed(world, lambda: (time.sleep(0.05 * (world.rank == 2)), queue()), count)
-
-    monkeypatch.setattr(ranks_alone, "timed", slowly)
+    clock = simulated_clock(monkeypatch)
+    slow_alone(monkeypatch, lambda world: clock.spend(0.05 * (world.rank == 2)))
 
     def prepare(world: World) -> None:
         if world.rank == 2:
-            alter(world, KIB, lambda call: time.sleep(0.05))
+            alter(world, KIB, lambda call: clock.spend(0.05))
 
     def script(probe: RankProbe) -> Any:
         flows = probe.flows([(0, 1), (1, 0), (2, 3)], KIB, 3)
         return probe.alone("memory", KIB, 3), flows, probe.rings([[0, 1], [3, 2]], KIB, 3)
 
     alone, flows, rings = on_rank_0(4, script, prepare)
-    assert (alone[2] > 0.05).all()
-    assert np.median(alone[[0, 1, 3]]) < 0.04
-    for found in flows, rings:
-        assert (found[-1] > 0.05).all()
-        assert np.median(found[:-1]) < 0.04
+    assert alone == pytest.approx(np.array([[0.001] * 3, [0.001] * 3, [0.051] * 3, [0.001] * 3]))
+    assert flows == pytest.approx(np.array([[0.001] * 3, [0.001] * 3, [0.051] * 3]))
+    assert rings == pytest.approx(np.array([[0.001] * 3, [0.051] * 3]))
+
+
+def test_a_real_clock_measures() -> None:
+    def prepare(world: World) -> None:
+        if world.rank == 1:
+            alter(world, KIB, lambda call: time.sleep(0.02))
+
+    found = on_rank_0(2, lambda probe: probe.flows([(0, 1)], KIB, 2), prepare)
+    assert (found >= 0.02).all()
 
 
 def test_what_a_hypervisor_takes_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 is slow because its processors are stolen meanwhile, rank 1 for another reason."""
-    timed, mine = ranks_alone.timed, threading.local()
+    clock, mine = simulated_clock(monkeypatch), threading.local()
 
     def stolen(cores: set[int]) -> float:
         assert cores == os.sched_getaffinity(0)
         return float(getattr(mine, "stolen", 7.0))
 
     def steal(rank: int) -> None:
-        time.sleep(0.06 * (rank in (1, 2)))
+        clock.spend(0.06 * (rank in (1, 2)))
         mine.stolen = stolen(os.sched_getaffinity(0)) + 0.06 * (rank == 2)
 
-    def slowly(world: World, queue: Callable[[], object], count: int) -> float:
-        return timed(world, lambda: (steal(world.rank), queue()), count)
-
-    monkeypatch.setattr(ranks_alone, "timed", slowly)
+    slow_alone(monkeypatch, lambda world: steal(world.rank))
     monkeypatch.setattr(runner, "stolen_seconds", stolen)
     monkeypatch.setattr(part, "TOO_SHORT", 0.05)
 
@@ -248,8 +281,10 @@ def test_what_a_hypervisor_takes_is_no_part_of_it(monkeypatch: pytest.MonkeyPatc
         return probe.alone("memory", KIB, 3), flows, rings
 
     alone, flows, rings = on_rank_0(4, script, prepare)
-    slow = [[np.median(one) > 0.05 for one in found] for found in (alone, flows, rings)]
-    assert slow == [[False, True, False, False], [False, True, False, False], [False, True, False]]
+    # A tenth of a sample is left at least, whatever the kernel counts as stolen: 0.0061 s of 0.061 s.
+    assert alone[:, 0] == pytest.approx([0.001, 0.061, 0.0061, 0.001])
+    assert [found[0, 0] for found in flows] == pytest.approx([0.001, 0.061, 0.0061, 0.0061])
+    assert [found[0, 0] for found in rings] == pytest.approx([0.001, 0.061, 0.0061])
 
 
 @pytest.mark.parametrize("nbytes", [KIB, 3 * MIB])
@@ -398,7 +433,6 @@ def test_few_communicators_stay_open() -> None:
     first = ["open 0", "open 1", "open 2", "open 3", "close 1"]
     assert found[0] == [*first, "open 4", "close 2", "close 3", "open 1", "close 4", "close 0", "close 1"]
     assert found[1] == [*first, "close 2", "open 5", "close 3", "open 1", "close 0", "close 5", "close 1"]
-    assert KEPT == 4
 
 
 def test_it_measures_inside_lead_only() -> None:
@@ -459,7 +493,7 @@ def test_rank_0s_error_ends_all_ranks() -> None:
 
     found = errors(3, script)
     assert [str(one) for one in found] == ["no such baseline"] * 3
-    assert all(one.everywhere for one in found if isinstance(one, runner.MeshrunError))
+    assert [getattr(one, "everywhere", None) for one in found] == [True] * 3
 
 
 def test_a_bug_on_rank_0_lets_the_others_go() -> None:
@@ -585,7 +619,7 @@ def test_every_rank_is_where_the_others_are() -> None:
 
 
 def test_while_rank_0_thinks_nobody_is_watched() -> None:
-    thinking = threading.Event()
+    thinking, looked = threading.Event(), threading.Event()
 
     def body(world: World) -> Any:
         trail = runner.Progress()
@@ -593,16 +627,20 @@ def test_while_rank_0_thinks_nobody_is_watched() -> None:
         def script(probe: RankProbe) -> Any:
             probe.alone("memory", KIB, 1)
             thinking.set()
-            time.sleep(0.1)
+            assert looked.wait(20)
             return trail._state
 
         if world.rank:
-            seen = []
+            seen: list[Any] = []
 
             def look() -> None:
-                thinking.wait(10)
-                time.sleep(0.05)
+                thinking.wait(20)
+                # Rank 1 may still be on its way out of the measurement.
+                deadline = time.monotonic() + 10
+                while trail._state is not None and time.monotonic() < deadline:
+                    time.sleep(0.001)
                 seen.append(trail._state)
+                looked.set()
 
             watcher = threading.Thread(target=look)
             watcher.start()
@@ -893,21 +931,28 @@ def test_gathered(size: int) -> None:
     assert found[1:] == [([], [])] * (size - 1)
 
 
-def test_the_whole_ladder() -> None:
-    """Four ranks of two hosts climb it to a verdict; what it is depends on who else uses this machine."""
-    plan = Plan(
-        rungs=("gpu", "pairs", "node", "host pairs", "rails", "all"), keep_going=True, samples=3, again=4,
-        enough=8, passes=1, memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=256 * KIB,
-        nic_bytes=256 * KIB, ring_bytes=256 * KIB,
-    )  # fmt: skip
-    verdict = ranks(4, lambda world: asked(world, lambda probe: validate(probe, plan)), ["a", "b"])[0]
+LADDER = Plan(
+    rungs=("gpu", "pairs", "node", "host pairs", "rails", "all"), keep_going=True, samples=3, again=4,
+    enough=8, passes=1, memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=256 * KIB,
+    nic_bytes=256 * KIB, ring_bytes=256 * KIB,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", [None, 2])
+def test_the_whole_ladder(slow: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks of two hosts climb it to a verdict."""
+    clock = simulated_clock(monkeypatch)
+    slow_alone(monkeypatch, lambda world: clock.spend(0.001 * (world.rank == slow)))
+    hosts = ["a", "b"]
+    verdict = ranks(4, lambda world: asked(world, lambda probe: validate(probe, LADDER)), hosts)[0]
     results = {rung.name: rung.result for rung in verdict.rungs}
-    assert results.pop("host") == "not measured"
-    assert set(results.values()) <= {"ok", "broken"}
-    assert verdict.status in EXIT  # which one, depends on who else uses this machine
+    fine = dict.fromkeys(LADDER.rungs, "ok")
+    assert results == {**fine, "host": "not measured", "gpu": "ok" if slow is None else "broken"}
+    assert [(one.kind, one.ranks) for one in verdict.findings] == ([] if slow is None else [("gpu", (2,))])
+    assert verdict.status == ("ok" if slow is None else "critical")
     rates = {rung.name: rung.rates for rung in verdict.rungs}
-    assert all(rate > 0 for name in results for rate in rates[name].values())
-    assert set(rates["gpu"]) == {"memory", "product"}
+    assert rates["gpu"] == pytest.approx({"memory": 2 * MIB / 0.001, "product": 64 * KIB / 0.001})
+    assert rates["all"] == pytest.approx({"ring": 256 * KIB / 0.001 * 2 * 3 / 4}), "bus bandwidth"
 
 
 @pytest.mark.parametrize(("asynchronous", "before"), [(True, ["queue"]), (False, [])])

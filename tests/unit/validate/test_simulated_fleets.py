@@ -19,11 +19,15 @@ sys.modules[spec.name] = campaign
 spec.loader.exec_module(campaign)
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 16])
+# Fleets whose fault no measurement can show, by the seed.
+BLIND = {2: [20_000, 20_004, 20_017, 20_018], 4: [], 16: []}
+
+
+@pytest.mark.parametrize("hosts", BLIND)
 def test_single_faults_are_named(hosts: int) -> None:
     runs = [campaign.run("one", hosts, 8, 20_000 + seed) for seed in range(20)]
-    wrong = [(one.faults, one.said) for one in runs if not one.right and not one.blind]
-    assert len(wrong) <= 1, wrong
+    assert [one.seed for one in runs if one.blind] == BLIND[hosts]
+    assert [(one.faults, one.said) for one in runs if not one.right and not one.blind] == []
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 16])
@@ -34,5 +38,5 @@ def test_healthy_fleets_are_not_blamed(hosts: int) -> None:
 
 def test_two_faults_are_both_named() -> None:
     runs = [campaign.run("two", 16, 8, 20_000 + seed) for seed in range(20)]
-    wrong = [(one.faults, one.said) for one in runs if not one.right and not one.blind]
-    assert len(wrong) <= 2, wrong
+    assert [one.seed for one in runs if one.blind] == [20_015]
+    assert [(one.faults, one.said) for one in runs if not one.right and not one.blind] == []
