@@ -61,17 +61,14 @@ def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) ->
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
     work = decide(job, job.complete({}), shape, np.dtype(np.float32), world.size)
-    pipeline = Pipeline(world, work, Phases(world.backend), overlap)
-    block = world.backend.empty(pipeline.plan.shape, work.dtype)
+    block = world.backend.empty(work.plan(world.rank).shape, work.dtype)
     block[...] = 1
-    pipeline.prepare(block)
     found = []
     for number in range(rounds + 3):
-        pipeline.phases = phases = Phases(world.backend)
+        phases = Phases(world.backend)
+        pipeline = Pipeline(world, work, phases, overlap)
         world.control.barrier()
-        if not pipeline.overlap:
-            with phases("exchange"):
-                pipeline.plan.fill(block, world.arrays)
+        pipeline.prepare(block)
         begin = time.perf_counter()
         for _ in pipeline.results(block):
             pass
