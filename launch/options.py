@@ -71,8 +71,9 @@ class JobCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # click would take INPUT for the value in `--verify INPUT OUTPUT`.
-        pairs = zip(args, [*args, ""][1:], strict=True)
-        alone = [word == "--verify" and after not in VERIFY for word, after in pairs]
+        end = args.index("--") if "--" in args else len(args)
+        pairs = enumerate(zip(args, [*args, ""][1:], strict=True))
+        alone = [word == "--verify" and after not in VERIFY and at < end for at, (word, after) in pairs]
         words = ["--verify=sample" if lone else word for word, lone in zip(args, alone, strict=True)]
         rest = super().parse_args(ctx, words)
         options = [one for one in self.params if isinstance(one, click.Option)]

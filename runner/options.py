@@ -161,6 +161,10 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if not all(word.isascii() and word.isdecimal() for word in words):
         raise UserError("--shape does not parse", got=repr(text), expected="lengths joined by x: 1000x512")
     lengths = tuple(int(word) for word in words)
+    try:
+        np.empty((0,) * len(lengths))
+    except ValueError as reason:  # NumPy says how many axes it can have
+        raise UserError("--shape has more axes than an array can have", got=reason) from None
     if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
         raise UserError(
             "--shape is more than any array has", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"

@@ -17,6 +17,8 @@ from runner.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.here import Here
 from runner.partition import Partition, Region, Shape, parse_grid
 
+NUMBERS = "biufc"  # kinds of dtypes
+
 
 @dataclass(frozen=True)
 class Work:
@@ -110,6 +112,10 @@ class Work:
                 expected=f"a {here.xp.__name__} array of shape {here.block}",
                 hint="return the result, or fill the parameter `out`",
             )
+        if result.dtype.kind not in NUMBERS:
+            raise RunError(
+                f"job {name} returned no numbers", got=f"dtype {result.dtype}", expected="a numeric dtype"
+            )
         if declared is not None and tuple(result.shape) != declared[0]:
             raise RunError(
                 f"job {name} returned a block of the wrong shape", got=result.shape, expected=declared[0]
@@ -139,7 +145,7 @@ def decide(
     """Check the input against the job and cut it. UserError for whatever cannot be."""
     if not shape:
         raise UserError("the input is a single number", got="no axes", expected="an array")
-    if dtype.kind not in "biufc":
+    if dtype.kind not in NUMBERS:
         raise UserError("the input holds no numbers", got=f"dtype {dtype}", expected="a numeric dtype")
     if job.check is not None:
         job.check(shape, dtype, **parameters)

@@ -188,7 +188,8 @@ def _open(path: Path, name: str | None, form: Form) -> Source:
         folder = suffix(path) in FOLDERS
         there = path.is_dir() if folder else path.is_file()
         if not there:
-            kind = "a folder" if path.is_dir() else "a file" if path.exists() else "nothing there"
+            kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "nothing there"
+            kind = "a device or a pipe" if path.exists() and kind == "nothing there" else kind
             expected = "a folder that holds arrays" if folder else "an array file"
             raise UserError(f"cannot read {path}", got=kind, expected=expected, hint=f"ls {path.parent}")
         source: Source = _format(path).open_source(path, name, form)
@@ -232,12 +233,19 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
         return
     try:
         in_the_way = path.is_file() if folder else path.is_dir()
+        special = path.exists() and not path.is_file() and not path.is_dir()
         is_in_folder = parent.is_dir()
     except OSError as reason:  # a name too long, for one
         raise UserError(f"the {what}'s name cannot be used", got=reason.strerror) from reason
     if in_the_way:
         kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
         raise UserError(f"the {what} is {kinds[1]}", got=path, expected=kinds[0])
+    if special:  # such as /dev/null, which would be replaced
+        raise UserError(
+            f"the {what} is a device or a pipe",
+            got=path,
+            expected="a folder's name" if folder else "a file name",
+        )
     if not is_in_folder and parent.exists():
         raise UserError(f"the {what}'s folder is a file", got=parent, expected="a folder")
     if not is_in_folder:

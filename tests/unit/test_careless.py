@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import runner
 from launch import cli, installation, mpi_library
 from launch.mpi_library import Library
 from runner import launcher
+from runner.errors import RunError
 from runner.rates import nominal_cpu, rates_file, save
 from runner.report.summary import render
 
@@ -45,6 +47,11 @@ def double(block: Any, *, out: Any) -> None:
     out[...] = 2 * block
 
 
+@runner.map_blocks
+def cast(block: Any, *, to: str) -> Any:
+    return block.astype(to)
+
+
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
@@ -58,6 +65,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("mine.py").write_text(JOBS)
     Path("text.txt").write_text("words\n")
     Path("folder").mkdir()
+    for name in ("null", "null.npy"):
+        os.mkfifo(name)
     return tmp_path
 
 
@@ -110,6 +119,10 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("run ~ in.npy out.npy", "unknown job: got '', expected convolve"),
         ("plan mine.py:same ~ --ranks 2", "INPUT has no name"),
         (f"{PLAN} --json ~", "--json has no name"),
+        (f"{RUN} --json null", "the record is a device or a pipe: got null, expected a file name"),
+        (f"{PLAN} --json null", "the plan is a device or a pipe: got null"),
+        ("doctor --json null", "the record is a device or a pipe: got null"),
+        ("run mine.py:same null.npy out.npy", "cannot read null.npy: got a device or a pipe, expected"),
         ("plan --calibrate --at ~", "--at has no name"),
         ("plan --calibrate --at text.txt", "the test file's folder is a file: got text.txt"),
         ("doctor --json ~", "--json has no name"),
@@ -119,6 +132,9 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         # What cannot be done.
         ("run mine.py:size in.npy out.npy --verify",
          "--verify: job size has no reference to compare with. Try: reference= in its decorator"),
+        (f"run mine.py:same raw.raw out.npy --shape {'x'.join('1' * 65)} --dtype f4",
+         "--shape has more axes than an array can have: got maximum supported dimension"),
+        ("run mine.py:same -- in.npy out.npy --verify", "unexpected extra argument (--verify)"),
         ("selftest --mutate --device cuda", "--mutate simulates its ranks on the CPU: leave --device"),
         ("run mine.py:halved in.npy out.npy",
          "changes an axis along which the array is cut: got (50, 6) from (100, 6), expected the first axis "
@@ -134,6 +150,13 @@ def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sen
 def test_the_advice_for_a_result_of_another_shape_can_be_taken() -> None:
     assert cli.main(["run", "mine.py:narrowed", "in.npy", "out.npy", "--grid", "0"]) == 0
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy")[:, ::2])
+
+
+@pytest.mark.parametrize("dtype", ["object", "S3"])
+def test_a_result_that_is_no_numbers_is_a_failure(dtype: str) -> None:
+    with pytest.raises(RunError, match="job cast returned no numbers: got dtype "):
+        cast.run("in.npy", "out.npy", to=dtype)
+    assert not Path("out.npy").exists()
 
 
 def test_a_chunk_is_no_longer_than_the_array() -> None:
