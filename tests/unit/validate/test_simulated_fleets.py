@@ -19,19 +19,20 @@ sys.modules[spec.name] = campaign
 spec.loader.exec_module(campaign)
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 16])
+@pytest.mark.parametrize("hosts", [2, 4, pytest.param(16, marks=pytest.mark.nightly)])
 def test_single_faults_are_named(hosts: int) -> None:
     runs = [campaign.run("one", hosts, 8, 20_000 + seed) for seed in range(20)]
     wrong = [(one.faults, one.said) for one in runs if not one.right and not one.blind]
     assert len(wrong) <= 1, wrong
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 16])
+@pytest.mark.parametrize("hosts", [2, 4, pytest.param(16, marks=pytest.mark.nightly)])
 def test_healthy_fleets_are_not_blamed(hosts: int) -> None:
     runs = [campaign.run("healthy", hosts, 8, 20_000 + seed) for seed in range(20)]
     assert [one.said for one in runs if one.extra] == []
 
 
+@pytest.mark.nightly
 def test_two_faults_are_both_named() -> None:
     runs = [campaign.run("two", 16, 8, 20_000 + seed) for seed in range(20)]
     wrong = [(one.faults, one.said) for one in runs if not one.right and not one.blind]
