@@ -23,7 +23,7 @@ from typing import Any
 LATE = 3  # beats that this process may itself have slept through before others' silence counts from anew
 BEATS = 5  # in the time that a host may be silent
 TICK = 0.1  # seconds: a launcher waits for this process too, when the rank beside it has ended
-LAST = 5.0  # seconds for a rank to end the run
+LAST = 5.0  # seconds for a rank to end the run, unless the setting says "last"
 
 
 @dataclass
@@ -102,7 +102,8 @@ def follow(setting: dict[str, Any]) -> list[int]:
         if messages is None:  # rank 0's is gone, and did not say so
             time.sleep(TICK)
         elif told := [message["lost"] for message in messages if "lost" in message]:
-            select.select([sys.stdin], [], [], LAST)  # rank 0 is to end the run, and this rank with it
+            # Rank 0 is to end the run, and this rank with it.
+            select.select([sys.stdin], [], [], setting.get("last", LAST))
             return [] if ended() else list(told[0])
         elif any("leaving" in message for message in messages):
             silence.leave(0)
@@ -135,7 +136,7 @@ def main() -> None:
     if not lost:
         return
     tell({"lost": lost})
-    select.select([sys.stdin], [], [], LAST)
+    select.select([sys.stdin], [], [], setting.get("last", LAST))
     if not ended() and os.getppid() == rank_process:
         os.kill(rank_process, signal.SIGKILL)
 

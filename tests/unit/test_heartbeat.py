@@ -30,7 +30,8 @@ from runner.heartbeat_process import Silence
 from runner.watch_channel import LOOPBACK, Hub, Line, connect
 from runner.world import Rank, World
 
-SECONDS = 1.5  # that a host may be silent
+SECONDS = 1.0  # that a host may be silent
+LAST = 1.5  # seconds for a rank to end the run
 DEADLINE = 60.0  # seconds; nothing that is waited for takes a sixth of it
 TOKEN = "secret"
 
@@ -140,7 +141,7 @@ def start() -> Iterator[Start]:
     made: list[Started] = []
 
     def one(before: str = "", **setting: Any) -> Started:
-        made.append(Started({"token": TOKEN, "seconds": SECONDS, **setting}, before))
+        made.append(Started({"token": TOKEN, "seconds": SECONDS, "last": LAST, **setting}, before))
         return made[-1]
 
     yield one

@@ -14,7 +14,7 @@ import pytest
 
 from runner import calibrate as module
 from runner.backend.cpu import CpuBackend
-from runner.calibrate import PIECE, calibrate
+from runner.calibrate import calibrate
 from runner.errors import RunError, UserError
 from runner.rates import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
 
@@ -100,10 +100,17 @@ def test_a_file_that_holds_no_rates_is_named(tmp_path: Path, spoil: Any) -> None
         load(file)
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a row instead of 64 MiB."""
+    monkeypatch.setattr(module, "PIECE", module.ROW)
+
+
 def measured(folder: Path, gpus: int, backend: type[CpuBackend] = CpuBackend) -> Machine:
-    return calibrate(folder, gpus, lambda index: backend(), file=PIECE, copy=1 << 16)
+    return calibrate(folder, gpus, lambda index: backend(), file=module.PIECE, copy=1 << 16)
 
 
+@pytest.mark.usefixtures("small")
 def test_a_host_without_gpus_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     found = measured(tmp_path, 0)
     assert set(found.rates) == {"read", "write", "read and write", "host memory", "kernel"}
@@ -132,6 +139,8 @@ class Shared(Slow):
     bus = threading.Lock()
 
 
+@pytest.mark.timed
+@pytest.mark.usefixtures("small")
 def test_gpus_are_measured_alone_and_together(tmp_path: Path) -> None:
     for backend, gain in ((Slow, 2), (Shared, 1)):
         rates = {name: rate.value for name, rate in measured(tmp_path, 2, backend).rates.items()}
@@ -149,6 +158,7 @@ def test_a_folder_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         module._room(tmp_path, 1 << 62)
 
 
+@pytest.mark.usefixtures("small")
 def test_a_disk_that_fills_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> int:
         raise OSError(28, "No space left on device")

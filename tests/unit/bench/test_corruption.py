@@ -29,7 +29,14 @@ from runner import OPERATIONS as NAMES
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 GATHERING = ("all_gather", "hypercube", "gather")
 RANKS = dict.fromkeys(NAMES, (2, 3, 4, 5)) | {"hypercube": (2, 4)}
-COUNTS = [pytest.param(name, ranks, id=f"{name}-{ranks}") for name in NAMES for ranks in RANKS[name]]
+DAILY = dict.fromkeys(NAMES, 3) | {"hypercube": 4}  # by day; all numbers of ranks at night
+COUNTS = [
+    pytest.param(
+        name, ranks, id=f"{name}-{ranks}", marks=[] if ranks == DAILY[name] else [pytest.mark.nightly]
+    )
+    for name in NAMES
+    for ranks in RANKS[name]
+]
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ def test_every_contribution_counts(datatype: Datatype, reduction: str) -> None:
     # Seven bits of sum, averaged over many ranks, are next to nothing.
     few = reduction == "avg" and not datatype.floating and datatype.itemsize == 1
     ranks = 8 if few else 70
-    seeds = range(64)
+    seeds = range(16 if datatype.itemsize == 1 else 4)
     totals = [inputs(datatype, reduction, ranks, seed) for seed in seeds]
     results = [expected(datatype, reduction, ranks, seed) for seed in seeds]
     for lost in (0, 1, 5, ranks - 1):

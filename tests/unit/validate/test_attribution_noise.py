@@ -22,7 +22,7 @@ def verdict_of(fleet: NoisyFleet) -> Verdict:
     return validate(fleet, replace(PLAN, seed=fleet.seed))
 
 
-@pytest.mark.parametrize("sigma", [0.3, 0.5])
+@pytest.mark.parametrize("sigma", [0.5, pytest.param(0.3, marks=pytest.mark.nightly)])
 def test_nobody_is_blamed_of_noise(sigma: float) -> None:
     verdicts = [verdict_of(NoisyFleet(seed, sigma=sigma)) for seed in range(40)]
     assert [one.line for one in verdicts if one.status != "ok"] == []

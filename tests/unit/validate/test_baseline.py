@@ -567,7 +567,7 @@ for number in range(count):
 
 @pytest.mark.parametrize("suffix", [".json", ".sqlite"])
 def test_runs_that_save_at_the_same_time_lose_nothing(tmp_path: Path, suffix: str) -> None:
-    path, writers, each = tmp_path / f"b{suffix}", 5, 8
+    path, writers, each = tmp_path / f"b{suffix}", 3, 8
     savers = [
         subprocess.Popen(
             [sys.executable, "-c", SAVER, str(path), f"writer {number}", str(each)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import struct
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from jobs.validate.told.words import gbps, percent
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason="no Chromium is installed")
 
 SPOKEN = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-REPORTS = {**made_report.ALL, "large": lambda: made_report.simulated(512, 307), "crowd": made_report.crowd}
+nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
+LARGE = functools.cache(lambda: made_report.simulated(512, 307))
+REPORTS = {**made_report.ALL, "large": LARGE, "crowd": made_report.crowd}
 # Elements that stick out on the right without a box of their own to scroll in.
 OUTSIDE = """[...document.querySelectorAll("body *")].filter((one) =>
   !one.closest(".box, details:not([open]), script") && one.getBoundingClientRect().right > innerWidth + 1
@@ -46,8 +49,13 @@ def spoken(events: list[Any]) -> list[Any]:
     return [one["params"] for one in events if one["method"] in SPOKEN]
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *((name, 390) for name in REPORTS),
+        *((name, 1280) if name in ("healthy", "large") else nightly(name, 1280) for name in REPORTS),
+    ],
+)
 def test_no_network_no_errors_no_overflow(
     tab: browser.Browser, tmp_path: Path, name: str, width: int
 ) -> None:
@@ -86,10 +94,17 @@ def test_the_policy_holds_where_escaping_would_fail(tab: browser.Browser, tmp_pa
     assert tab.run("window.entered === undefined")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (1280, False),
+        (390, True),
+        nightly(1280, True),
+        nightly(390, False),
+    ],
+)
 def test_the_slow_host_of_512_is_seen(tab: browser.Browser, tmp_path: Path, width: int, dark: bool) -> None:
-    opened(tab, tmp_path, text(made_report.simulated(512, 307)), width, dark)
+    opened(tab, tmp_path, text(LARGE()), width, dark)
     count = tab.run('document.querySelector("canvas").width')
     assert count == 256  # two hosts a pixel
     pixels = tab.run(
@@ -113,7 +128,7 @@ def colour(tab: browser.Browser, name: str) -> tuple[int, ...]:
 
 
 def test_a_pair_is_read_by_pointing_at_it(tab: browser.Browser, tmp_path: Path) -> None:
-    report = made_report.simulated(512, 307)
+    report = LARGE()
     (matrix,) = report.matrices
     sender = next(row for row in range(80, 512) if matrix.rates[row][307])
     opened(tab, tmp_path, text(report), 390)
