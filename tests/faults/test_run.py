@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
+from processes import DEADLOCK, MARK, launcher_problem, left_running, of_the_run, own_lines, wait_for
 
 from launch import local, mpiexec, shm
 
@@ -107,7 +107,7 @@ class Site:
         wait_for(lambda: process.poll() is not None or any(self.notes.glob("failing-*")))
         _, errors = process.communicate(timeout=promise)
         assert left_running(self.notes) == []
-        return errors
+        return of_the_run(errors)
 
     def run(self, words: list[str], promise: float = PROMISE, **changes: str) -> tuple[int, str]:
         """The exit status and stderr of a run that fails; its folder must be as before."""
