@@ -67,7 +67,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def of_the_run(errors: str) -> str:
+    """stderr without the line that a machine of few cores gets."""
+    return "".join(line for line in errors.splitlines(keepends=True) if not FEW_CORES.match(line))
+
+
 def own_lines(errors: str) -> list[str]:
-    """stderr without what this machine's MPI has to say of the machine, and without that it has few cores."""
-    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("[hwloc")]
-    return [line for line in lines if not FEW_CORES.match(line)]
+    """The same without what this machine's MPI has to say of the machine."""
+    lines = of_the_run(errors).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("[hwloc")]

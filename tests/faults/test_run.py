@@ -26,6 +26,7 @@ from processes import (
     launcher_problem,
     left_running,
     nightly,
+    of_the_run,
     own_lines,
     promised,
     wait_for,
@@ -119,7 +120,7 @@ class Site:
         wait_for(lambda: process.poll() is not None or any(self.notes.glob("failing-*")))
         _, errors = process.communicate(timeout=promised(promise, self.begun))
         assert left_running(self.notes) == []
-        return errors
+        return of_the_run(errors)
 
     def run(self, words: list[str], promise: float = PROMISE, **changes: str) -> tuple[int, str]:
         """The exit status and stderr of a run that fails; its folder must be as before."""
