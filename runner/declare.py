@@ -168,8 +168,8 @@ def job(
 
     It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
     lists, is the run's result. output: a path with OUTPUT's suffix, at which the job has to make a file
-    or folder; that gets OUTPUT's name when every rank has returned. reference: (array, **parameters) -> the mapping to
-    expect, or (mapping, {name: absolute tolerance}).
+    or folder; that gets OUTPUT's name when every rank has returned. reference: (array, **parameters) -> the
+    mapping to expect, or (mapping, {name: absolute tolerance}).
     trials: as in `map_blocks`.
     """
 
