@@ -215,11 +215,13 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
 
 
 def _remove_notes(*jobs: str) -> None:
+    from runner.files import temporaries
     from runner.verdict import lost_note
 
     for job in jobs:
-        for note in Path().glob(f"{lost_note(job)}*"):  # unfinished ones too
-            note.unlink(missing_ok=True)
+        for pattern in (str(lost_note(job)), temporaries(lost_note(job))):  # unfinished ones too
+            for note in Path().glob(pattern):
+                note.unlink(missing_ok=True)
 
 
 def _submit(text: str) -> str:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import slurm_ask
+from launch import slurm_ask, slurm_job
 from launch.local import PROGRAM
 from launch.mpi_library import Library
 from launch.plan import Plan
@@ -316,6 +316,16 @@ def test_a_loss_after_which_slurm_starts_the_job_again(
     one = followed(tmp_path, RUNNING, restarts=True)
     assert one.run.failure() is None
     assert note.exists(), "for the script, which asks Slurm for that"
+
+
+def test_the_notes_of_a_job_are_removed_with_those_that_were_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("meshrun-17.lost", "meshrun-17_3.lost", ".meshrun-17_3.lost.0123456789abcdef.partial"):
+        (tmp_path / name).touch()
+    slurm_job._remove_notes("17", "17_*")
+    assert os.listdir(tmp_path) == []
 
 
 def test_nodes_that_slurm_has_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
