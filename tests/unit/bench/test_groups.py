@@ -142,6 +142,7 @@ def slow_group(bench_on: Any, disturbed: Any) -> Row:
     return row
 
 
+@pytest.mark.timed
 def test_a_slow_group_is_named(slow_group: Row) -> None:
     for measured in (slow_group.out_of_place, slow_group.in_place):
         assert [group.ranks for group in measured.groups] == [(0, 1), (2, 3), (4, 5), (6, 7)]

@@ -110,6 +110,7 @@ def told(measured: Measured) -> str:
     return names.names(row, Header("all_reduce_perf", 0, "", seats))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("operation", ["all_reduce", "alltoall", "hypercube"])
 def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any, operation: str) -> None:
     """With -z 3 every call begins after a barrier. One rank is late from it, and has the shortest time."""
@@ -129,6 +130,7 @@ def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any
     assert f"rank {LATE}" not in next(line for line in lines if "slowest" in line)
 
 
+@pytest.mark.timed
 def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, disturbed: Any) -> None:
     """Only the calls are between the clock's two readings: all ranks take as long, one holds them up."""
 

@@ -170,6 +170,7 @@ def test_an_answer_fits_whatever_the_size(played: Any, datatype: str) -> None:
     assert all((r["one_way"] > 0) == (r["size"] > 0) for r in results)
 
 
+@pytest.mark.timed
 def test_what_the_figures_mean(played: Any, disturbed: Any) -> None:
     """When each message that is sent takes a nap: half a round trip, bytes one way, bytes both ways."""
 

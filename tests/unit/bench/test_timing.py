@@ -165,6 +165,7 @@ def test_the_call_before_is_not_timed(timed: Any, disturbed: Any) -> None:
     assert all(2 * one.clock.seconds < one.wall - NAP for one in timed(2, slow_start, iters=2))
 
 
+@pytest.mark.timed
 def test_a_single_slow_iteration_is_found(bench_on: Any, disturbed: Any) -> None:
     """Rank 1 stops before the third of five; -I tells which, and of which rank's operations."""
 
