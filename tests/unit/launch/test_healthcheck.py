@@ -556,14 +556,6 @@ def test_every_shell_reads_it(played: Played, shell: str) -> None:
     assert played.updates == [DRAINED]
 
 
-def test_shellcheck() -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("no shellcheck")
-    for words in (["-s", "sh", SCRIPT], [SLURM / "validate.sbatch"]):
-        done = subprocess.run(["shellcheck", *words], capture_output=True, text=True, check=False)
-        assert done.stdout == ""
-
-
 # validate.sbatch
 
 

@@ -1,0 +1,77 @@
+"""`meshrun selftest` and `meshrun selftest --mutate` as they are, in this process."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from launch import cli
+from runner import selftest
+from runner.launcher import RANK_ONLY, VARIABLES, Started
+from runner.mutations import MUTATIONS, Mutation
+
+README = Path(__file__).parents[2] / "README.md"
+NUMBERS = {"fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18}
+NAMED = {mutation.name: mutation for mutation in MUTATIONS}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, *names in (*VARIABLES, *RANK_ONLY):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+
+
+def test_every_broken_runner_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["selftest", "--mutate"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    caught = [line for line in lines if line.startswith("caught")]
+    # What was found, and what should be there, of different values.
+    for line in caught:
+        got, expected = re.search(r"got (\S+), expected (\S+)", line).groups()
+        assert got != expected, line
+    documented = re.search(r"selftest --mutate` breaks the runner in (\w+) ways", README.read_text())
+    assert len(caught) == NUMBERS[documented[1]]
+    assert lines[len(caught) :] == ["", f"Verification caught all {len(caught)} broken runners."]
+
+
+def test_a_broken_runner_that_nobody_notices_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harmless = Mutation("harmless", "nothing is broken", nullcontext)
+    monkeypatch.setattr(selftest, "MUTATIONS", (NAMED["halo skipped"], harmless))
+    assert cli.main(["selftest", "--mutate"]) == 1
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert lines[0].startswith("caught  halo skipped")
+    assert re.fullmatch(r"MISSED  harmless +nothing is broken +the wrong result was accepted", lines[1])
+    assert lines[3] == "Verification is NOT to be trusted here: it missed 1 of 2 broken runners."
+
+
+def test_a_sound_runner_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert selftest.main(device="cpu", started=Started(ranks=1)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    alone, together = (
+        [re.sub(r" \([\d.]+ s\)$", "", line) for line in lines if where in line]
+        for where in ("1 rank, CPU", "4 simulated ranks, CPU")
+    )
+    assert len(alone) + len(together) == len(lines)
+    assert all(line.startswith("ok    ") for line in lines)
+    assert len(alone) == len(together) + 1, "one for the all-reduce"
+    for boundary in ("reflect", "mirror", "nearest", "constant", "wrap"):
+        for cut in ("rows", "rows and columns"):
+            assert f"ok    4 simulated ranks, CPU: stencil, {boundary}, {cut} cut" in together
+    for name in ("laplacian", "convolve", "grayscale", "elementwise", "statistics"):
+        assert any(f": {name}, " in line for line in together), name
+
+
+def test_a_broken_runner_does_not_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    with NAMED["unfinished kernel"].broken():
+        assert selftest.main(device="cpu", started=Started(ranks=1)) == 1
+    said = capsys.readouterr()
+    failed = [line for line in said.out.splitlines() if line.startswith("FAIL")]
+    assert any("4 simulated ranks, CPU: stencil, reflect, rows cut" in line for line in failed)
+    assert any("1 rank, CPU" in line for line in failed)
+    assert said.err == f"meshrun: selftest: {len(failed)} check(s) failed\n"
