@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -130,7 +131,7 @@ def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
 @bench.command(cls=BenchCommand)
 @click.argument("records", nargs=-1, required=True, metavar="RECORD...")
 @click.option("--to", "target", required=True, metavar="FILE", help="The plot: .html, .svg or .png.")
-@click.option("--title", default="", help="Above it.")
+@click.option("--title", default="", help="Above it.  [default: the records' names]")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None:
     """Draw records, one over the other: latency and bandwidth against size.
@@ -142,4 +143,5 @@ def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None
     from jobs.bench.read import read_each
 
     read = [one for record in records for one in read_each(record).values()]
+    title = title or f"Time and bandwidth by size: {', '.join(Path(record).name for record in records)}"
     draw([line for one in read for line in series(one)], target, title)

@@ -10,6 +10,7 @@ import html
 import importlib
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +26,33 @@ if TYPE_CHECKING:
 Place = TypeVar("Place", int, float)
 
 SUFFIXES = (".html", ".png", ".svg")
-TICKS = 9  # labels on an axis, at most
+TICKS = 9  # labels on an axis, about
+LEGEND = 0.23  # inches that a line of the legend takes
+MARKERS = ".x^s"  # of ten records each, as there are ten colours
+WIDTH = 110  # characters of a title's line
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
-svg {{ max-width: 100%; height: auto; }}
+:root {{ color-scheme: light dark; }}
+body {{ font-family: system-ui, sans-serif; margin: 1.5em auto; max-width: 75em; padding: 0 1em; }}
+h1 {{ font-size: clamp(1.2rem, 4vw, 1.7rem); line-height: 1.3; overflow-wrap: anywhere; }}
+/* What is wide scrolls in a box of its own; the page never does. A drawing stays on paper. */
+div {{ overflow-x: auto; margin-bottom: 1.5em; }}
+svg {{ display: block; width: 100%; min-width: 42rem; height: auto; background: #fff; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ border-bottom: 1px solid #ccc; padding: 0.2em 0.8em; text-align: right; }}
+caption {{ text-align: left; font-weight: bold; padding: 0.3em 0; }}
+th, td {{ border-bottom: 1px solid #8888; padding: 0.2em 0.8em; text-align: right; white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
 </style>
 </head>
 <body>
 <h1>{title}</h1>
-{figure}
-{table}
+<div tabindex="0">{figure}</div>
+{tables}
 </body>
 </html>
 """
@@ -119,7 +130,8 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
                 points = _on_logarithms(getattr(line, placement))
                 if not points:
                     continue
-                look: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": dash, "marker": "."}
+                look: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": dash}
+                look["marker"] = MARKERS[number // 10 % len(MARKERS)]
                 look["label"] = f"{line.label}, {PLACEMENTS[placement]}"
                 sizes = [point.size for point in points]
                 latency.plot(sizes, [point.time_us for point in points], **look)
@@ -135,7 +147,9 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         places = sorted({point.size for point in shown})
         for axes in (latency, bandwidth):
             against(axes, places, size_name, "size")
-        figure.legend(*bandwidth.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        named = bandwidth.get_legend_handles_labels()
+        figure.set_figheight(figure.get_figheight() + LEGEND * max(0, len(named[1]) // 3 - 2))
+        figure.legend(*named, loc="outside lower center", ncols=3)
 
     titles = ("record", "placement", "size", "time (us)", "busbw (GB/s)")
     cells = [
@@ -145,7 +159,7 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         for p in getattr(line, placement)
     ]
     cells += [("limit", limit.label, "", "", _number(limit.busbw)) for limit in limits]
-    save(draw, Path(target), title, titles, cells)
+    save(draw, Path(target), title, [Sheet(titles, cells)])
 
 
 def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") -> None:
@@ -157,17 +171,17 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
         _line(bandwidth, points, lambda point: point.busbw, "bus bandwidth")
         _line(bandwidth, points, lambda point: point.wire, "wire")
         _line(efficiency, points, lambda point: point.efficiency, "efficiency")
-        bandwidth.set_ylabel("GB/s")
-        efficiency.set_ylabel("efficiency")
+        bandwidth.set_ylabel("bandwidth (GB/s)")
+        efficiency.set_ylabel("efficiency (1: as on the fewest ranks)")
         efficiency.axhline(1, color="0.4", linestyle=":")
         for axes in (bandwidth, efficiency):
             from_zero(axes)
-            against(axes, ranks, str, "ranks")
+            against(axes, ranks, str, "number of ranks")
         figure.legend(*bandwidth.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
     titles = ("ranks", "busbw (GB/s)", "wire (GB/s)", "efficiency")
     cells = [(str(p.ranks), _number(p.busbw), _number(p.wire), _number(p.efficiency)) for p in points]
-    save(draw, Path(target), title, titles, cells)
+    save(draw, Path(target), title, [Sheet(titles, cells)])
 
 
 def check(target: str | Path) -> None:
@@ -217,30 +231,54 @@ def from_zero(axes: Axes) -> None:
 def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], label: str) -> None:
     """A logarithmic horizontal axis, with some of the measured places as its labels."""
     axes.set_xscale("log", base=2)
-    ticks = places[:: max(1, math.ceil(len(places) / TICKS))]
-    axes.set_xticks(ticks, [name(place) for place in ticks], rotation=45, ha="right")
+    ticks = apart(places)
+    names(axes, ticks, [name(place) for place in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel(label)
     axes.grid(True, color="0.9")
 
 
-def save(
-    draw: Callable[[Figure], None],
-    target: Path,
-    title: str,
-    titles: Iterable[str],
-    cells: Iterable[Iterable[str]],
-) -> None:
-    """Write what `draw` draws, in .html with the numbers below it; errors as for `plot`."""
+def apart(places: Sequence[Place]) -> list[Place]:
+    """Of places on a logarithmic axis those whose labels do not touch, powers of two first."""
+    if len(places) < 2:
+        return list(places)
+    least = 0.99 * math.log2(places[-1] / places[0]) / (TICKS - 0.5)
+    found: list[Place] = []
+    for place in sorted(places, key=lambda one: (not math.log2(one).is_integer(), one)):
+        if all(abs(math.log2(place / other)) >= least for other in found):
+            found.append(place)
+    return sorted(found)
+
+
+def names(axes: Axes, places: Sequence[float], words: Sequence[str]) -> None:
+    """Label these places of the horizontal axis, aslant where the words are long."""
+    aslant: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, words), default=0) > 3 else {}
+    axes.set_xticks(places, words, **aslant)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Numbers below a drawing. caption: above them, where there are several."""
+
+    titles: Sequence[str]
+    rows: Iterable[Iterable[str]]
+    caption: str = ""
+
+
+def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Iterable[Sheet]) -> None:
+    """Write what `draw` draws, in .html with the numbers below it; errors as for `plot`.
+
+    The title is in the image, of .html above it.
+    """
     check(target)
     suffix = target.suffix.lower()
-    image = _render(draw, title, "png" if suffix == ".png" else "svg")
+    image = _render(draw, "" if suffix == ".html" else title, "png" if suffix == ".png" else "svg")
     if suffix == ".html":
         drawing = image.decode()
         page = PAGE.format(
             title=html.escape(title),
             figure=drawing[drawing.index("<svg") :].strip(),  # without the XML prologue
-            table=_table(titles, cells),
+            tables="\n".join(map(_table, sheets)),
         )
         image = page.encode()
     try:
@@ -259,14 +297,17 @@ def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:
     with style.context(["default", settings]):
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         draw(figure)
-        figure.suptitle(title)
+        if title:
+            figure.suptitle(textwrap.fill(title, WIDTH))
         stream = io.BytesIO()
         figure.savefig(stream, format=form, dpi=150, metadata=nothing)
     return stream.getvalue()
 
 
-def _table(titles: Iterable[str], cells: Iterable[Iterable[str]]) -> str:
+def _table(sheet: Sheet) -> str:
     def row(tag: str, values: Iterable[str]) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(value)}</{tag}>" for value in values) + "</tr>"
 
-    return "\n".join(["<table>", row("th", titles), *(row("td", values) for values in cells), "</table>"])
+    caption = f"<caption>{html.escape(sheet.caption)}</caption>" if sheet.caption else ""
+    rows = [row("th", sheet.titles), *(row("td", values) for values in sheet.rows)]
+    return "\n".join([f'<div tabindex="0"><table>{caption}', *rows, "</table></div>"])

@@ -66,7 +66,8 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
         wrong += _complaints(name, footer)
         curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
     if asked.plot and world.rank == 0:
-        draw(asked.plot, f"{', '.join(asked.operations)} on {world.size} ranks", curves)
+        what = asked.operations[0] if len(asked.operations) == 1 else "All operations"
+        draw(asked.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", curves)
     if wrong:
         raise WrongResults("; ".join(wrong), everywhere=True)
     return {"command": "bench", "operations": list(asked.operations), "ranks": world.size}

@@ -193,7 +193,8 @@ def _keep(world: World, asked: Asked, rungs: list[Rung], kept: Kept) -> None:
             plot.Scaled(ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
             for ranks, r in firsts.items()
         ]
-        title = f"{asked.operations[0]} {rungs[0].row.datatype}, {plot.size_name(largest)}"
+        what = f"{asked.operations[0]} of {plot.size_name(largest)}, {rungs[0].row.datatype}"
+        title = f"{what}: bandwidth by number of ranks"
         plot.plot_scaling(points, asked.plot, title)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ def draw(results: Sequence[tuple[str, Result]], target: str) -> None:
             _map(axes, panel)
 
     titles = ("host", "matrix", "row", "column", "value", "unit")
-    plot.save(figure, Path(target), "Copies inside a host", titles, _cells(results))
+    plot.save(figure, Path(target), "Copies inside a host", [plot.Sheet(titles, _cells(results))])
 
 
 def _rows(panels: Sequence[Panel], across: int) -> list[Sequence[Panel]]:
@@ -57,7 +58,9 @@ def _map(axes: Axes, panel: Panel) -> None:
     values = result.matrix(number)
     shown = [[math.nan if value is None else value for value in row] for row in values]
     late = result.case.unit == "ns"
-    axes.imshow(shown, cmap="viridis_r" if late else "viridis", aspect="auto")
+    # From 0: what is nearly alike looks alike.
+    image = axes.imshow(shown, cmap="viridis_r" if late else "viridis", aspect="auto", vmin=0)
+    axes.figure.colorbar(image, ax=axes, label=result.case.unit, fraction=0.08, pad=0.03)
     odd = {(one.cell.row, one.cell.column) for one in judge.odd(result, number)}
     for row, cells in enumerate(values):
         for column, value in enumerate(cells):
@@ -68,7 +71,9 @@ def _map(axes: Axes, panel: Panel) -> None:
     axes.set_xticks(range(result.gpus))
     axes.set_yticks(range(len(values)))
     key = result.case.matrices[number][0]
-    axes.set_title(f"{host} {key} ({result.case.unit})".strip(), fontsize="x-small")
+    axes.set_title(f"{host} {key}".strip(), fontsize="small")
+    for unit, place in re.findall(r"(\w+)\((row|column)\)", result.case.arrow):
+        (axes.set_ylabel if place == "row" else axes.set_xlabel)(unit)
 
 
 PALE = {"color": "white", "backgroundcolor": (0.0, 0.0, 0.0, 0.35)}

@@ -97,7 +97,7 @@ def _lesson(
 
     level = rate(shifted[0].access.useful, shifted[0].seconds)
     charts = (
-        Chart("stride (elements)", "GB/s", (line("useful", True), line("moved", False))),
+        Chart("stride (elements)", "read (GB/s)", (line("useful", True), line("moved", False))),
         Chart(
             "offset (elements)",
             "useful (GB/s)",

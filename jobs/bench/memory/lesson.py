@@ -87,7 +87,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over x, logarithmic unless said, sizes in bytes where `bytes`; y from 0 or logarithmic."""
+    """Lines over x, logarithmic unless said, sizes in bytes where `bytes`; y from 0 or logarithmic.
+
+    names: of x = 0, 1, ... where it counts things, which are drawn as bars.
+    """
 
     x: str
     y: str
@@ -95,6 +98,7 @@ class Chart:
     bytes: bool = False
     log_x: bool = True
     log_y: bool = False
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

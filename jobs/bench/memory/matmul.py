@@ -107,7 +107,7 @@ def _lesson(stage: Stage, side: int, timed: list[Timed], skipped: list[str], wro
     }  # fmt: skip
     return Lesson(
         "matmul",
-        f"matrix products, {side} x {side}, random numbers; {name(stage)}",
+        f"Matrix products, {side} x {side}, random numbers; {name(stage)}",
         (Table(TITLES, rows),),
         (*paragraphs(stage, timed), *skipped),
         (_chart(timed),),
@@ -117,10 +117,10 @@ def _lesson(stage: Stage, side: int, timed: list[Timed], skipped: list[str], wro
 
 
 def _chart(timed: list[Timed]) -> Chart:
-    """A line a kernel, over the precisions in the order of the table."""
-    places = {precision: at for at, precision in enumerate(dict.fromkeys(one.precision for one in timed), 1)}
+    """Bars for each kernel at each precision."""
+    places = {precision: at for at, precision in enumerate(dict.fromkeys(one.precision for one in timed))}
     lines = tuple(
         Line(way, tuple((places[one.precision], one.rate) for one in timed if one.way == way))
         for way in dict.fromkeys(one.way for one in timed)
     )
-    return Chart(", ".join(f"{at}: {precision}" for precision, at in places.items()), "TFLOP/s", lines)
+    return Chart("elements", "TFLOP/s", lines, names=tuple(places))

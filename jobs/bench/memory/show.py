@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -84,21 +84,33 @@ def draw(lesson: Lesson, target: str | Path) -> None:
             else:
                 _chart(axes, chart)
 
-    plot.save(figure, Path(target), lesson.title, lesson.tables[0].titles, _cells(lesson))
+    sheets = [
+        plot.Sheet(one.titles, [map(cell, row) for row in one.rows], one.title) for one in lesson.tables
+    ]
+    plot.save(figure, Path(target), lesson.title, sheets)
 
 
-def _cells(lesson: Lesson) -> Iterator[list[str]]:
-    first = lesson.tables[0]
-    for row in first.rows:
-        yield [cell(value) for value in row]
-    for table in lesson.tables[1:]:
-        yield [table.title]
-        yield list(table.titles)
-        for row in table.rows:
-            yield [cell(value) for value in row]
+def _groups(axes: Axes, chart: Chart) -> None:
+    """A group of bars for each name, one a line."""
+    wide = 0.8 / max(len(chart.lines), 1)
+    for number, line in enumerate(chart.lines):
+        known = [(x + (number + 0.5) * wide - 0.4, y) for x, y in line.points if y is not None]
+        axes.bar([x for x, _ in known], [y for _, y in known], wide, label=line.label)
+    plot.names(axes, range(len(chart.names)), chart.names)
+    plot.from_zero(axes)
+    axes.set_xlabel(chart.x)
+    axes.grid(True, axis="y", color="0.9")
+    axes.set_axisbelow(True)
 
 
 def _chart(axes: Axes, chart: Chart) -> None:
+    axes.set_ylabel(chart.y)
+    (_groups if chart.names else _lines)(axes, chart)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize="small")
+
+
+def _lines(axes: Axes, chart: Chart) -> None:
     for line in chart.lines:
         points = [(x, y) for x, y in line.points if y is not None]
         if points:
@@ -114,9 +126,6 @@ def _chart(axes: Axes, chart: Chart) -> None:
     else:
         axes.set_xlabel(chart.x)
         axes.grid(True, color="0.9")
-    axes.set_ylabel(chart.y)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize="small")
 
 
 def _bars(axes: Axes, bars: Bars) -> None:
@@ -128,7 +137,7 @@ def _bars(axes: Axes, bars: Bars) -> None:
         axes.barh(lanes.index(lane), (end - begin) * 1e3, left=(begin - zero) * 1e3, color=colour, height=0.6)
     axes.set_yticks(range(len(lanes)), lanes)
     axes.invert_yaxis()
-    axes.set_xlabel("ms")
+    axes.set_xlabel("time (ms)")
     axes.set_title(bars.title)
     for number, label in enumerate(labels):
         axes.barh(0, 0, color=f"C{number % 10}", label=label)

@@ -67,7 +67,7 @@ def measure(stage: Stage) -> Lesson:
         f"Copies inside the host's memory, {name(stage)}",
         (Table(("size", *(f"{column} (GB/s)" for column in COLUMNS)), rows),),
         said(sizes, seconds),
-        (Chart("size", "GB/s", tuple(lines), bytes=True),),
+        (Chart("size", "bandwidth (GB/s)", tuple(lines), bytes=True),),
         tuple(wrong),
         {"device": device(stage), "bytes": sizes, "seconds": seconds},
     )

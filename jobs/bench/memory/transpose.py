@@ -125,9 +125,9 @@ def _lesson(
         )
         tables.append(Table(titles, rows, dtype.name))
         lines = tuple(
-            Line(way, tuple((number, one.rate(way)) for number, one in enumerate(group, 1))) for way in ways
+            Line(way, tuple((number, one.rate(way)) for number, one in enumerate(group))) for way in ways
         )
-        charts.append(Chart(f"shape of {dtype.name}, by row of the table", "GB/s", lines))
+        charts.append(Chart(f"shape, {dtype.name}", "GB/s", lines, names=tuple(str(row[0]) for row in rows)))
     if not tables:
         tables.append(Table(titles, ()))
     facts = {
@@ -140,7 +140,7 @@ def _lesson(
     }
     return Lesson(
         "transpose",
-        f"transposes, read plus written bytes a second; {name(stage)}",
+        f"Transposes, read plus written bytes a second; {name(stage)}",
         tuple(tables),
         (*paragraphs(stage, timed), *skipped),
         tuple(charts),

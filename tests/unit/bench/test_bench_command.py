@@ -110,6 +110,7 @@ def test_records_of_all_operations_are_compared_and_drawn(
     assert "A: all.json, gather" in capsys.readouterr().out
     assert main(["bench", "plot", "all.json", "--to", "all.svg"]) == 0
     assert "all.json, gather, out of place" in Path("all.svg").read_text()
+    assert ">Time and bandwidth by size: all.json<" in Path("all.svg").read_text()
     Path("one.json").write_text(document("all_reduce", 1))
     assert main(["bench", "compare", "all.json", "one.json"]) == 6
     assert (

@@ -7,12 +7,13 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
 
-from jobs.bench.plot import Limit, Point, Scaled, Series, check, plot, plot_scaling, series, size_name
+from jobs.bench.plot import Limit, Point, Scaled, Series, apart, check, plot, plot_scaling, series, size_name
 from jobs.bench.read import Figures, Key, Record
 from runner import UserError
 
@@ -69,6 +70,45 @@ def test_a_page_has_the_figure_the_title_and_the_numbers(tmp_path: Path) -> None
     assert cells[:5] == ["a <b> & $c_d$", "out of place", "8 B", "10.00", "0"]
     assert cells[-3:] == ["limit", "NVLink", "450"]
     assert page.tags.count("tr") == 1 + len(POINTS) + len(POINTS[1:]) + 4 + 1
+
+
+@pytest.mark.parametrize(("name", "drawn_in"), [("plot.html", 0), ("plot.svg", 1)])
+def test_a_title_is_shown_once(tmp_path: Path, name: str, drawn_in: int) -> None:
+    text = drawn(tmp_path, name).read_text()
+    image = text[text.index("<svg") : text.index("</svg>")]
+    assert image.count("all_reduce") == drawn_in
+
+
+def test_a_page_fits_a_phone(tmp_path: Path) -> None:
+    text = drawn(tmp_path).read_text()
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert re.search(r"div \{[^}]*overflow-x: auto", text)
+    assert len(re.findall(r'<div tabindex="0">\s*<(?:svg|table)', text)) == 2
+
+
+def test_labels_of_an_axis_do_not_touch() -> None:
+    """Sizes of several operations are nearly the same."""
+    assert apart([4080, 4096, 16368, 16384, 65520, 65536]) == [4096, 16384, 65536]
+    assert apart([8 << i for i in range(12)]) == [8 << i for i in range(0, 12, 2)]
+    assert apart([2, 3, 4, 6]) == [2, 3, 4, 6]
+    assert apart([3]) == [3]
+
+
+def test_more_records_than_colours_differ_by_their_markers(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    lines = [Series(f"r{number}", POINTS, ()) for number in range(12)]
+    looks: list[tuple[object, object]] = []
+    kept = Figure.legend
+
+    def legend(self: Figure, handles: list[Any], *rest: Any, **more: Any) -> Any:
+        looks.extend((one.get_color(), one.get_marker()) for one in handles)
+        return kept(self, handles, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "legend", legend)
+        plot(lines, tmp_path / "many.svg")
+    assert len(looks) == len(set(looks)) == 12
 
 
 def test_axes_are_labelled(tmp_path: Path) -> None:
@@ -143,7 +183,8 @@ def test_scaling(tmp_path: Path, name: str) -> None:
     if name.endswith("html"):
         page = Page((tmp_path / name).read_text())
         assert page.texts["td"] == ["1", "-", "-", "-", "2", "300", "310", "1", "4", "280", "-", "0.9333"]
-        assert {"ranks", "GB/s", "efficiency", "bus bandwidth", "wire"} <= set(page.texts["text"])
+        axes = {"number of ranks", "bandwidth (GB/s)", "efficiency (1: as on the fewest ranks)"}
+        assert axes | {"bus bandwidth", "wire"} <= set(page.texts["text"])
 
 
 @pytest.mark.parametrize(

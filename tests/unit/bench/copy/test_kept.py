@@ -90,7 +90,15 @@ def test_heat_maps(bench_copy: Any, tmp_path: Path, suffix: str) -> None:
         assert content.startswith(b"\x89PNG")
         return
     text = content.decode()
-    for key in ("host_to_device_memcpy_ce (GB/s)", "_memcpy_read_ce_total (GB/s)", "latency_sm (ns)"):
+    for key in (
+        ">host_to_device_memcpy_ce<",
+        "_memcpy_read_ce_total<",
+        "latency_sm<",
+        ">GB/s<",
+        ">ns<",
+        ">CPU<",
+        ">GPU<",
+    ):
         assert key in text
     if suffix == ".html":
         assert (
@@ -111,7 +119,7 @@ def test_hosts_are_named_where_there_are_several(tmp_path: Path) -> None:
     (cell,) = case.cells(1)
     one = Result(case, 1, (Cell(0, 0, cell[2], (5.0,)),))
     draw.draw([("n1", one), ("n2", one)], str(tmp_path / "two.svg"))
-    assert "n2 device_local_copy (GB/s)" in (tmp_path / "two.svg").read_text()
+    assert "n2 device_local_copy" in (tmp_path / "two.svg").read_text()
 
 
 def test_a_plot_that_cannot_be_is_refused_before_all(bench_copy: Any) -> None:

@@ -109,6 +109,16 @@ def test_a_page_has_the_labels_and_every_table(tmp_path: Path) -> None:
     assert "<td>mapped &amp; more</td>" in page
 
 
+def test_what_is_no_number_is_a_group_of_bars_with_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "lesson.svg"
+    lines = (Line("copy", ((0, 2.0), (1, 3.0))), Line("tiled", ((0, None), (1, 1.0))))
+    show.draw(lesson(charts=(Chart("shape", "GB/s", lines, names=("64 x 64", "8 x 512")),)), target)
+    page = target.read_text()
+    for word in ("64 x 64", "8 x 512", "shape", "GB/s", "copy", "tiled"):
+        assert f">{word}<" in page, word
+
+
 def test_lanes_are_drawn_from_a_common_zero() -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     axes = figure.subplots()
