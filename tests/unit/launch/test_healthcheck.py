@@ -226,7 +226,7 @@ def test_a_meshrun_that_hangs_is_ended_and_unknown(played: Played, act: str) -> 
 
 
 def test_what_outlives_meshrun_neither_delays_nor_locks_the_next(played: Played) -> None:
-    played.verdict(OK, 0, act="setsid sleep 1000 & echo $! >>$PLAYED/strays\n")
+    played.verdict(OK, 0, act="setsid sleep 100 & echo $! >>$PLAYED/strays\n")
     for _ in range(2):
         assert played.run().stdout == IS_OK
     strays = [int(line) for line in (played.folder / "strays").read_text().split()]
