@@ -218,9 +218,7 @@ def test_a_meshrun_that_is_missing_is_unknown(played: Played) -> None:
 @pytest.mark.parametrize("act", ["sleep 100\n", "trap '' TERM\nwhile :; do sleep 1; done\n"])
 def test_a_meshrun_that_hangs_is_ended_and_unknown(played: Played, act: str) -> None:
     played.verdict(OK, 0, act=act + "touch $PLAYED/outlived\n")
-    begun = time.monotonic()
     assert played.run(MESHRUN_SECONDS="14").returncode == 0
-    assert time.monotonic() - begun < 12
     ((priority, sentence),) = played.logged
     assert priority == "err"
     assert sentence in {f"c1: unknown: no verdict within {seconds} s" for seconds in (1, 2)}
@@ -228,14 +226,13 @@ def test_a_meshrun_that_hangs_is_ended_and_unknown(played: Played, act: str) -> 
 
 
 def test_what_outlives_meshrun_neither_delays_nor_locks_the_next(played: Played) -> None:
-    played.verdict(OK, 0, act="setsid sleep 30 & echo $! >$PLAYED/stray\n")
-    begun = time.monotonic()
-    try:
-        for _ in range(2):
-            assert played.run().stdout == IS_OK
-        assert time.monotonic() - begun < 20
-    finally:
-        os.kill(int((played.folder / "stray").read_text()), signal.SIGKILL)
+    played.verdict(OK, 0, act="setsid sleep 100 & echo $! >>$PLAYED/strays\n")
+    for _ in range(2):
+        assert played.run().stdout == IS_OK
+    strays = [int(line) for line in (played.folder / "strays").read_text().split()]
+    assert len(strays) == 2
+    for stray in strays:
+        os.kill(stray, signal.SIGKILL)  # which is still there: nobody waited for it
 
 
 @pytest.mark.parametrize(
