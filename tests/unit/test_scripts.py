@@ -31,7 +31,7 @@ ALLOWED = {
     "container.sbatch": {"SC1097": "NCCL takes =ib0 for exactly that interface"},
     "everything.sbatch": {"SC1097": "NCCL takes =ib0 for exactly that interface"},
 }
-# Of scripts inside manifests: a launcher pod's begins with await_hosts.sh, and under Open MPI takes words apart.
+# Inside manifests: a launcher pod's script begins with await_hosts.sh, and takes words apart under Open MPI.
 LAUNCHER = {
     "openmpi": {"SC2013", "SC2059", "SC2086"},
     "mpich": {"SC2013", "SC2059"},
