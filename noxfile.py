@@ -1,12 +1,11 @@
 """What must hold, in three tiers; each session has an environment of its own.
 
 nox              lint and types, unit tests, faults, ranks on Open MPI: before every commit
-.ci/run          that, and `nox -s hosts mpich`: hosts and Slurm, another number of ranks, MPICH
+.ci/run          that, and `nox -s hosts mpich first_command`: hosts, Slurm, another number of ranks, MPICH, README
 nox -s nightly   everything: both MPIs on 1 to 5 ranks, full products, the lowest versions; no reruns
 """
 
 import os
-import re
 
 import nox
 
@@ -54,10 +53,17 @@ def mpich(session: nox.Session) -> None:
     on_ranks(session, MPICH, 4, "-m", "mpi_library and not nightly")
 
 
+@nox.session
+def first_command(session: nox.Session) -> None:
+    """README's first command, in an environment with only what it installs."""
+    session.install("numpy", "pillow")  # of the comparison
+    session.run("python", "tests/first_command.py")
+
+
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Everything."""
-    for name in ("lint", f"full-{OPEN_MPI}", f"full-{MPICH}", "lowest"):
+    for name in ("lint", f"full-{OPEN_MPI}", f"full-{MPICH}", "lowest", "lowest_zarr", "first_command"):
         session.notify(name)
 
 
@@ -75,13 +81,22 @@ def full(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python="3.10")
 def lowest(session: nox.Session) -> None:
-    """The oldest Python and the lowest versions of dependencies that pyproject.toml allows."""
-    project = nox.project.load_toml("pyproject.toml")["project"]
-    lowest = [re.sub(r">=([\w.]+).*", r"==\1", words) for words in project["dependencies"]]
-    session.install(f".[{OPEN_MPI},test]")
-    session.install(*lowest)
+    """The oldest Python, and the lowest versions that pyproject.toml allows, of extras too."""
+    install_lowest(session)
     unit(session, nightly=False)
     on_ranks(session, OPEN_MPI, 3)
+
+
+@nox.session(python="3.11")
+def lowest_zarr(session: nox.Session) -> None:
+    """The lowest version of Zarr, which needs a newer Python."""
+    install_lowest(session)
+    session.run("pytest", "tests/unit/test_storage_zarr.py", *session.posargs)
+
+
+def install_lowest(session: nox.Session) -> None:
+    session.install("uv")
+    session.run("uv", "pip", "install", "--resolution", "lowest-direct", f".[{OPEN_MPI},test]")
 
 
 def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
