@@ -1,7 +1,7 @@
 """What must hold, in three tiers; each session has an environment of its own.
 
-nox              lint and types, unit tests, faults, ranks on Open MPI: before every commit
-.ci/run          that, and `nox -s hosts mpich first_command`: hosts, Slurm, another number of ranks, MPICH, README
+nox              lint and types, unit tests, faults, three ranks on Open MPI: before every commit
+.ci/run          that, and the sessions hosts, mpich and first_command
 nox -s nightly   everything: both MPIs on 1 to 5 ranks, full products, the lowest versions; no reruns
 """
 
@@ -14,7 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
 
 OPEN_MPI, MPICH = "mpi", "mpich"  # our extras
-EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "-m")
+EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns")
 
 
 @nox.session
@@ -70,12 +70,15 @@ def nightly(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("mpi", [OPEN_MPI, MPICH], ids=[OPEN_MPI, MPICH])
 def full(session: nox.Session, mpi: str) -> None:
-    """All tests that need no GPU, with one MPI, on 1 to 5 ranks."""
+    """All tests that need no GPU, on 1 to 5 ranks; of the unit tests with MPICH those that depend on the MPI."""
     session.install(f".[{mpi},test]")
-    unit(session, "--hypothesis-profile=nightly", "--no-reruns", nightly=True)
-    session.run("pytest", "tests/faults", "tests/cluster", *EVERYTHING, "", *session.posargs)
+    if mpi == OPEN_MPI:
+        unit(session, *EVERYTHING, nightly=True)
+    else:
+        session.run("pytest", "tests/unit", *EVERYTHING, "-m", "mpi_library", *session.posargs)
+    session.run("pytest", "tests/faults", "tests/cluster", *EVERYTHING, "-m", "", *session.posargs)
     for ranks in range(1, 6):
-        on_ranks(session, mpi, ranks, *EVERYTHING, "")
+        on_ranks(session, mpi, ranks, *EVERYTHING, "-m", "")
     unprivileged(session)
 
 
