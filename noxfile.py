@@ -70,7 +70,7 @@ def nightly(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("mpi", [OPEN_MPI, MPICH], ids=[OPEN_MPI, MPICH])
 def full(session: nox.Session, mpi: str) -> None:
-    """All tests that need no GPU, on 1 to 5 ranks; of the unit tests with MPICH those that depend on the MPI."""
+    """All tests that need no GPU, on 1 to 5 ranks; with MPICH, of the unit tests those that depend on it."""
     session.install(f".[{mpi},test]")
     if mpi == OPEN_MPI:
         unit(session, *EVERYTHING, nightly=True)
