@@ -40,6 +40,7 @@ def test_a_python_without_mpi4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert loaded() is None
 
 
+@pytest.mark.mpi_library
 def test_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     found = loaded()
     if found is None:
