@@ -128,6 +128,7 @@ def test_the_formats_pages_commands_succeed(tmp_path: Path) -> None:
     assert (tmp_path / "gray" / "rocket.png").exists()
 
 
+@pytest.mark.mpi_library
 def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
     (tmp_path / "edges.py").write_text(example)

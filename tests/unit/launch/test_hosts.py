@@ -217,6 +217,7 @@ def test_a_network_that_a_host_does_not_have_is_named(ssh: Ssh) -> None:
     assert "there is no network interface eth on n1, n2" in refused(*names, network="eth")
 
 
+@pytest.mark.mpi_library
 def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
     here = os.uname().nodename
     ssh.host(here, "exit 255")
