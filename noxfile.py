@@ -1,7 +1,7 @@
 """What must hold, in three tiers; each session has an environment of its own.
 
 nox              lint and types, unit tests, faults, ranks on Open MPI: before every commit
-.ci/run          that, and `nox -s hosts mpich first_command`: hosts, Slurm, another number of ranks, MPICH, README
+.ci/run          that, and `nox -s hosts mpich first_command`: hosts, Slurm, five ranks, MPICH, README
 nox -s nightly   everything: both MPIs on 1 to 5 ranks, full products, the lowest versions; no reruns
 """
 

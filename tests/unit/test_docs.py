@@ -11,10 +11,12 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 
 import runner
 from jobs.validate.verdict import EXIT
@@ -34,6 +36,19 @@ def test_python_examples_define_what_they_show(page: Path) -> None:
     for number, code in enumerate(blocks(page, "python")):
         compiled = compile(code, f"{page.name}[{number}]", "exec")
         exec(compiled, {"runner": runner})
+
+
+def test_the_jobs_pages_examples_compute_what_they_say() -> None:
+    shown: dict[str, Any] = {"runner": runner}
+    for code in blocks(ROOT / "docs" / "jobs.md", "python"):
+        exec(code, shown)
+    array = np.random.default_rng(3).random((9, 7))
+    side, beside = 0.25 / 2, 0.75 / 3
+    kernel = [[0, 0, side, 0, 0], [beside, beside, beside, 0, 0], [0, 0, side, 0, 0]]
+    expected = ndimage.correlate(array, kernel, mode="mirror")
+    np.testing.assert_allclose(shown["smear"](array, weight=0.25), expected, rtol=1e-12)
+    assert shown["totals"](array) == {"sum": pytest.approx(array.sum()), "max": array.max()}
+    assert shown["spread"](array, scale=3.0) == {"spread": 3 * (array.max() - array.min())}
 
 
 def run_commands(
