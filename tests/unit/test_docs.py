@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 
 import runner
 from jobs.validate.verdict import EXIT
@@ -59,6 +60,17 @@ def test_the_jobs_pages_reduction_may_have_an_option() -> None:
     names: dict[str, Any] = {"runner": runner}
     exec(code, names)
     assert names["totals"](np.array([1.0, 2.0]), scale=3.0) == {"sum": 3.0, "max": 2.0}
+
+
+def test_the_jobs_pages_examples_compute_what_they_say() -> None:
+    shown = jobs_of_the_page()
+    array = np.random.default_rng(3).random((9, 7))
+    side, beside = 0.25 / 2, 0.75 / 3
+    kernel = [[0, 0, side, 0, 0], [beside, beside, beside, 0, 0], [0, 0, side, 0, 0]]
+    expected = ndimage.correlate(array, kernel, mode="mirror")
+    np.testing.assert_allclose(shown["smear"](array, weight=0.25), expected, rtol=1e-12)
+    assert shown["totals"](array) == {"sum": pytest.approx(array.sum()), "max": array.max()}
+    assert shown["spread"](array, scale=3.0) == {"spread": 3 * (array.max() - array.min())}
 
 
 def run_commands(

@@ -203,8 +203,13 @@ def test_a_host_without_any(tmp_path: Path) -> None:
 
 
 def test_this_machine_can_be_read() -> None:
-    for nic in nics():
-        assert nic.rate.source.startswith("/sys/class/")
+    ports = {f"{path.parts[-3]}:{path.name}" for path in Path("/sys/class/infiniband").glob("*/ports/*")}
+    hardware = {path.parent.name for path in Path("/sys/class/net").glob("*/device")}
+    found = nics()
+    assert {nic.name for nic in found if nic.kind == "rdma"} == ports
+    assert {nic.name for nic in found if nic.kind != "rdma"} <= hardware
+    assert ports or {nic.name for nic in found} == hardware
+    assert all(nic.rate.source.startswith("/sys/class/") for nic in found)
 
 
 def test_a_ranks_share(tmp_path: Path) -> None:
