@@ -66,6 +66,9 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
             Path(path).write_text(show.record(lesson, kept(runner.environment())), encoding="utf-8")
         if asked.plot:
             show.draw(lesson, asked.plot)
+    nothing = world.control.broadcast(not any(table.rows for table in lesson.tables))
+    if nothing:
+        raise runner.UserError(f"{asked.name}: nothing was measured", hint="smaller ones", everywhere=True)
     wrong = world.control.broadcast(lesson.wrong)
     if wrong:
         raise WrongResults(f"{asked.name}: " + "; ".join(wrong[:4]), everywhere=True)
