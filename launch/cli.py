@@ -7,6 +7,8 @@ each with the same words.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -258,8 +260,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at its end
         return 0
+    except OSError as failure:
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:  # Python flushes stdout again
+            os.dup2(nothing.fileno(), 1)
+        return _ended(words, 1, _full(failure), debug)
     except _meshrun_error() as failure:
         return _ended(words, failure.exit_code, str(failure), debug)
+
+
+def _full(failure: OSError) -> str:
+    """An error of a file that nobody has put in words, most often a full disk that is written to."""
+    from runner.errors import RunError, describe
+
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), got=failure.strerror))
+    return describe(failure)
 
 
 def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:

@@ -13,6 +13,7 @@ import click
 from launch.pods import CleanPods, Implementation, Pods, Toleration
 from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
 
+LONGEST = 2**31 - 1  # seconds, of a pod's activeDeadlineSeconds
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 PREFIXES = ("", "K", "M", "G", "T")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)((?:[KMGT]i)?|[kMGT])")
@@ -56,7 +57,9 @@ def seconds(text: str) -> int:
     match = DURATION.fullmatch(text)
     if not match:
         raise ValueError(f"expected seconds, or 90s, 30m, 2h, 1d, not {text!r}")
-    return int(match[1]) * UNITS[match[2]]
+    if (found := int(match[1]) * UNITS[match[2]]) > LONGEST:
+        raise ValueError(f"{text!r} is too long; expected at most {LONGEST} s")
+    return found
 
 
 def size(text: str) -> str:

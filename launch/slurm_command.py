@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 import click
 
-from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, made
+from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
 from launch.slurm import CPUS_PER_RANK, INDEX, PER_TASK, Job, script, srun
 
 # What only a job of its own can be asked for.
@@ -19,14 +20,37 @@ OF_A_JOB = (
 )  # fmt: skip
 
 
+LIMIT = re.compile(r"\d+(-\d+)?(:\d+){0,2}|unlimited|infinite", re.IGNORECASE)  # of time
+INDICES = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
+
+
+def limit(text: str) -> str:
+    if not LIMIT.fullmatch(text):
+        raise ValueError(f"{text!r} is no time limit; expected minutes, HH:MM:SS or D-HH")
+    return text
+
+
+def indices(text: str) -> str:
+    if not INDICES.fullmatch(text):
+        raise ValueError(f"{text!r} is no list of indices; expected such as 0-9%2 or 1,3,5")
+    return text
+
+
 @click.command()
 @SHAPE
 @click.option("--partition", metavar="NAME", help="Where, of the cluster. sinfo shows all.")
 @click.option("--account", metavar="NAME", help="Who pays.")
-@click.option("--time", metavar="LIMIT", help="How long at most: minutes, HH:MM:SS or D-HH.")
+@click.option(
+    "--time", type=Form("LIMIT", limit), metavar="LIMIT", help="How long at most: minutes, HH:MM:SS or D-HH."
+)
 @click.option("--constraint", metavar="FEATURES", help="Which hosts, by their features.")
 @click.option("--exclusive", is_flag=True, help="No other job on the hosts: for measurements.")
-@click.option("--array", metavar="0-9%2", help="Many runs; %a in COMMAND is each one's index.")
+@click.option(
+    "--array",
+    type=Form("INDICES", indices),
+    metavar="0-9%2",
+    help="Many runs; %a in COMMAND is each one's index.",
+)
 @click.option("--dependency", metavar="LIST", help="After other jobs: afterok:17.")
 @click.option("--requeue", is_flag=True, help="Start again when a host fails or the job is preempted.")
 @click.option("--cpus-per-task", type=click.IntRange(min=1), metavar="N",
@@ -82,9 +106,7 @@ def slurm(
         options["cpus_per_task"] = cores(os.environ, plan.per_host) if inside else CPUS_PER_RANK
     mpi, reason = _mpi(way, plan.ranks, options["container"], show)
     try:
-        job = Job(
-            mpi, working_directory(), bind_gpus=bind_gpus, srun_args=tuple(shlex.split(srun_args)), **options
-        )
+        job = Job(mpi, working_directory(), bind_gpus=bind_gpus, srun_args=split(srun_args), **options)
         text = shlex.join(srun(plan, job)) + "\n" if inside else script(plan, job)
     except ValueError as mistake:
         raise click.UsageError(str(mistake)) from mistake
@@ -98,6 +120,13 @@ def slurm(
         tell(f"inside job {os.environ['SLURM_JOB_ID']}: a step of it, by srun")
         return slurm_job.start_inside(plan, job, debug=debug)
     return slurm_job.start(plan, job, debug=debug)
+
+
+def split(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as reason:
+        raise ValueError(f"--srun-args {text}: {reason}") from reason
 
 
 def cores(environment: Mapping[str, str], ranks: int) -> int:

@@ -26,6 +26,7 @@ from jobs.bench.options import (
     with_options,
 )
 from jobs.bench.start import as_ranks
+from jobs.usage import Finite
 
 
 @click.group(cls=BenchGroup, no_args_is_help=False)
@@ -102,7 +103,7 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
 @click.argument("b", metavar="B")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=0.05,
     show_default=True,
     help="Of the ratio, a fraction.",

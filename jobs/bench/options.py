@@ -13,7 +13,7 @@ import click
 import runner
 from jobs.bench.asked import Asked
 from jobs.bench.settings import Settings, parse_size, size_text
-from jobs.usage import StrictCommand
+from jobs.usage import Finite, StrictCommand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -162,7 +162,7 @@ LETTERS = {
 NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {field.name for field in fields(Settings)}
 PLOT = click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png.")
 LINK_RATE = click.option(
-    "--link-rate", type=click.FloatRange(min=0, min_open=True), metavar="GB/s",
+    "--link-rate", type=Finite(min=0, min_open=True), metavar="GB/s",
     help="The tight link's nominal rate, where the machine does not tell.",
 )  # fmt: skip
 SPLITS = (
@@ -189,12 +189,12 @@ LAST = (
 )  # fmt: skip
 
 TRAFFIC = (
-    click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=float, default=1.0, show_default=True,
-                 help="0 alike to all ... 1 by distance."),
+    click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=Finite(0, 1), default=1.0,
+                 show_default=True, help="0 alike to all ... 1 by distance."),
     click.option("--matrix", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_FILE", type=click.Path(path_type=Path),
                  metavar="FILE", help="Bytes from each rank to each."),
-    click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", type=float, default=1.0,
-                 help="Times this.", show_default=True),
+    click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
+                 type=Finite(min=0, min_open=True), default=1.0, help="Times this.", show_default=True),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import html
 import importlib
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,32 +31,7 @@ TICKS = 9  # labels on an axis, about
 LEGEND = 0.23  # inches that a line of the legend takes
 MARKERS = ".x^s"  # of ten records each, as there are ten colours
 WIDTH = 110  # characters of a title's line
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font-family: system-ui, sans-serif; margin: 1.5em auto; max-width: 75em; padding: 0 1em; }}
-h1 {{ font-size: clamp(1.2rem, 4vw, 1.7rem); line-height: 1.3; overflow-wrap: anywhere; }}
-/* What is wide scrolls in a box of its own; the page never does. A drawing stays on paper. */
-div {{ overflow-x: auto; margin-bottom: 1.5em; }}
-svg {{ display: block; width: 100%; min-width: 42rem; height: auto; background: #fff; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-caption {{ text-align: left; font-weight: bold; padding: 0.3em 0; }}
-th, td {{ border-bottom: 1px solid #8888; padding: 0.2em 0.8em; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<div tabindex="0">{figure}</div>
-{tables}
-</body>
-</html>
-"""
+PAGE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
@@ -275,11 +251,12 @@ def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Itera
     image = _render(draw, "" if suffix == ".html" else title, "png" if suffix == ".png" else "svg")
     if suffix == ".html":
         drawing = image.decode()
-        page = PAGE.format(
-            title=html.escape(title),
-            figure=drawing[drawing.index("<svg") :].strip(),  # without the XML prologue
-            tables="\n".join(map(_table, sheets)),
-        )
+        parts = {
+            "title": html.escape(title),
+            "figure": drawing[drawing.index("<svg") :].strip(),  # without the XML prologue
+            "tables": "\n".join(map(_table, sheets)),
+        }
+        page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
         image = page.encode()
     try:
         runner.write_file(target, image)

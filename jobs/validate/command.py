@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 import runner
-from jobs.usage import StrictCommand
+from jobs.usage import Finite, StrictCommand
 from jobs.validate.asked import Asked
 from jobs.validate.budget import quick as quick_plan
 from jobs.validate.budget import seconds
-from jobs.validate.outputs import Outputs
+from jobs.validate.outputs import Outputs, check
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.verdict import EXIT
 
@@ -44,6 +44,10 @@ class ValidateCommand(StrictCommand):
             status = max(status, UNKNOWN)
         elif status == 1:  # of the runner, where no rank has failed first: a launcher's, a host's
             status = kept
+        try:
+            check(named, typed.get("save_baseline"))
+        except runner.UserError:  # told where they were refused
+            named = Outputs()
         return conclude(words, status, why, answer, named, typed["nagios"])
 
 
@@ -99,7 +103,7 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "-T",
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-import runner
 from jobs.validate import outputs
 from jobs.validate.alarms import unjudged, with_alarms
 from jobs.validate.outputs import Outputs
@@ -37,7 +35,7 @@ def conclude(
     critical = status == EXIT["critical"]
     report = told_json.read(json.loads(answer)) if answer else nothing(words)
     report = cut_short(report, sentence(why), critical)
-    write(report, files)
+    outputs.write(report, files)
     say(report, nagios, colour=sys.stdout.isatty())
     return status if critical or status >= 128 else EXIT["unknown"]
 
@@ -62,13 +60,6 @@ def sentence(failure: str) -> str:
     """What a failure tells on one line, without what to try."""
     what, _, _ = failure.partition(" Try: ")
     return "; ".join(line.strip() for line in what.removesuffix(".").splitlines())
-
-
-def write(report: Report, files: Outputs) -> None:
-    """What can be written is; of what cannot, the verdict on the screen is what is left."""
-    with contextlib.suppress(OSError, runner.MeshrunError):
-        outputs.check(files)
-        outputs.write(report, files)
 
 
 def say(report: Report, nagios: bool, colour: bool) -> None:

@@ -27,23 +27,35 @@ class Outputs:
         return {name: Path(path) for name, path in given.items() if path}
 
 
-def check(outputs: Outputs) -> None:
-    """Refuse what cannot be written, before anything is measured; UserError. Nothing is left or changed."""
+def check(outputs: Outputs, baseline: Path | None = None) -> None:
+    """Refuse what cannot be written, before anything is measured; UserError. Nothing is left or changed.
+
+    baseline: that this run is kept in.
+    """
     from jobs.bench.keep import refuse_unwritable  # the words are read without it
 
-    named = outputs.named()
-    for path in named.values():
-        if list(named.values()).count(path) > 1:
+    paths = [*outputs.named().values(), *([baseline] if baseline else [])]
+    places = [path.resolve() for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
             raise runner.UserError("one file for two reports", got=str(path))
-        refuse_unwritable(path)
+        if path is not baseline:
+            refuse_unwritable(path)
 
 
-def write(report: Report, outputs: Outputs, last: bool = True) -> None:
-    """Every file whole at every moment: whoever collects them may read at any time. OSError.
+def write(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
+    """Every file whole at every moment: whoever collects them may read at any time. What could not be written
+    is returned, a sentence each.
 
     last: False while the run goes on. Then what is read now and then, or as it comes, is left alone.
     """
+    failed = []
     for name, path in outputs.named().items():
         if not last and (runner.is_stream(path) or name == "prometheus"):
             continue
-        runner.write_file(path, importlib.import_module(f"jobs.validate.told.{name}").text(report))
+        text: str = importlib.import_module(f"jobs.validate.told.{name}").text(report)
+        try:
+            runner.write_file(path, text)
+        except OSError as reason:
+            failed.append(f"cannot write {path}: {reason.strerror}")
+    return failed

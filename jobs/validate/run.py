@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import runner
 from jobs.bench.record import kept
 from jobs.bench.screen import CLEAR
 from jobs.validate import outputs
+from jobs.validate.alarms import unjudged
 from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.climbing import Climbing, Told, measured
-from jobs.validate.ended import FROM_OUTSIDE, say, sentence, write
+from jobs.validate.ended import FROM_OUTSIDE, say, sentence
 from jobs.validate.fallen import fallen, stay
 from jobs.validate.limits import gather, limits
 from jobs.validate.plan import RungName
@@ -32,7 +34,7 @@ from runner import World
 def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
     """Measure and tell; the completion record. Raises BadResult, on every rank, unless all is well."""
     asked = world.control.broadcast(asked)
-    world.once(lambda: outputs.check(asked.outputs))
+    world.once(lambda: outputs.check(asked.outputs, asked.save_baseline))
     climbing = Climbing(asked, environment(world))
     if world.rank == 0:
         ending.keep = lambda: leave(ending, climbing, door, world)
@@ -61,7 +63,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
                 refuse(asked, climbing.members)
                 report = measured(climbing, probe, noting(ending, climbing, progress(door)), runner.tell)
             ending.keep = None
-            tell(report, asked, door)
+            report = tell(report, asked, door)
             if ending.run is not None:
                 ending.run.keep_answer("")
             verdict = report.verdict.status, headline(report)
@@ -80,10 +82,10 @@ def rehearse(asked: Asked, door: Any) -> int:
         Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")
         for place in fleet.places
     )
-    outputs.check(asked.outputs)
+    outputs.check(asked.outputs, asked.save_baseline)
     refuse(asked, climbing.members)
     report = measured(climbing, fleet, progress(door), runner.tell)
-    tell(report, asked, door)
+    report = tell(report, asked, door)
     return EXIT[report.verdict.status]
 
 
@@ -131,7 +133,9 @@ def leave(ending: runner.Ending, climbing: Climbing, door: Any, world: World | N
         report = climbing.cut_short(FROM_OUTSIDE, guilty=False)
     if not note(ending, report) and world and not ending.failed and (dead := fallen(world)):
         report = climbing.cut_short(f"died: {'; '.join(dead)}", guilty=True)
-    write(report, climbing.asked.outputs)
+    with suppress(runner.UserError):  # of files that were refused
+        outputs.check(climbing.asked.outputs, climbing.asked.save_baseline)
+        outputs.write(report, climbing.asked.outputs)
     if ending.run is None:
         clear(door)
         say(report, climbing.asked.nagios, door.colour)
@@ -192,10 +196,14 @@ def progress(door: Any) -> Told:
     return told
 
 
-def tell(report: Report, asked: Asked, door: Any) -> None:
+def tell(report: Report, asked: Asked, door: Any) -> Report:
+    """Write and tell; what is told: unknown, where a report cannot be written."""
     clear(door)
-    outputs.write(report, asked.outputs)
+    if failed := outputs.write(report, asked.outputs):
+        report = replace(report, verdict=unjudged(report.verdict, "; ".join(failed)))
+        outputs.write(report, asked.outputs)
     say(report, asked.nagios, door.colour)
+    return report
 
 
 def clear(door: Any) -> None:

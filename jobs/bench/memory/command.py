@@ -83,7 +83,7 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
 }  # fmt: skip
 
 
-@click.group(cls=OwnGroup, no_args_is_help=True)
+@click.group(cls=OwnGroup, no_args_is_help=False)
 def memory() -> None:
     """What memory is fast at: one lesson a command, each a table and what it shows.
 

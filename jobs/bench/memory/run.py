@@ -66,6 +66,9 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
             runner.write_file(Path(path), show.record(lesson, kept(runner.environment())))
         if asked.plot:
             show.draw(lesson, asked.plot)
+    nothing = world.control.broadcast(not any(table.rows for table in lesson.tables))
+    if nothing:
+        raise runner.UserError(f"{asked.name}: nothing was measured", hint="smaller ones", everywhere=True)
     wrong = world.control.broadcast(lesson.wrong)
     if wrong:
         raise WrongResults(f"{asked.name}: " + "; ".join(wrong[:4]), everywhere=True)
