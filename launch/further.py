@@ -21,6 +21,7 @@ SUMMARIES = {
     "launch.forecast_command:plan": "Tell what a run will take, without a GPU or MPI.",
     "jobs.validate.command:validate": "Say whether the GPUs and wires are healthy.",
 }
+VALUES = {"--colour": 0, "--expect": 2}  # of options before the command; one of any other
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 
 
@@ -78,12 +79,25 @@ def conclude(
     return status if give is None else int(give(ran[1:], status, why, kept, answer, files))
 
 
+def usage_status(ran: Sequence[str], status: int) -> int:
+    """The exit status of wrong words, or of a run that cannot be started: the command's own, if it has one.
+
+    ran: as `conclude` takes it. status: of a command without.
+    """
+    entry = _further_commands().get(ran[0]) if ran else None
+    try:
+        kind = getattr(entry.load(), "bad_usage", None) if entry else None
+    except BROKEN:  # told when it was asked for
+        return status
+    return status if kind is None else int(kind.exit_code)
+
+
 def command_in(words: Sequence[str]) -> Sequence[str]:
     """Of the words of a `meshrun`, the command that ranks run and what follows it; () where there is none."""
     rest = list(words)
     while rest and rest[0].startswith("-"):
         joined = "=" in rest[0] or (rest[0].startswith("-n") and rest[0] != "-n")
-        del rest[: 1 if joined else 2]  # all options before the command that a person types take a value
+        del rest[: 1 if joined else 1 + VALUES.get(rest[0], 1)]
     if rest and rest[0] == "launch":
         return rest[rest.index("--") + 1 :] if "--" in rest else ()
     return rest

@@ -23,6 +23,7 @@ TITLES = re.compile(r"# +size +count +type +redop +root +((?:cpu)?time .*)")
 ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(runner.DATATYPES)}|char|int) +(.*)")
 PROGRAM = re.compile(r"# Collective test (?:starting|concluded): *(\S+)")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
+OTHERS = ("pingpong", "scale")  # of our own, whose JSON is not nccl-tests'
 AVERAGE = re.compile(r"# Avg bus bandwidth +: +([-+.0-9a-z]+)")
 
 
@@ -227,6 +228,11 @@ def _read_json(text: str, gathered: _Gathered) -> None:
             document, documents = {}, [json.loads(line) for line in text.splitlines() if line.strip()]
         except json.JSONDecodeError as reason:
             raise runner.UserError(f"{gathered.name} is JSON cut short", got=str(reason)) from reason
+    if document.get("program") in OTHERS:
+        raise runner.UserError(
+            f"{gathered.name} is a record of {document['program']}, which has other rows",
+            expected="a record of an operation, or of all",
+        )
     if "results" in document:
         if document["version"] not in (1, 2, 3):
             raise ValueError(f"version {document['version']}")

@@ -92,6 +92,12 @@ def parse(tmp_path: Path, text: str) -> Record:
     return read(path)
 
 
+@pytest.mark.parametrize("program", ["pingpong", "scale"])
+def test_a_record_with_other_rows_is_told_for_what_it_is(tmp_path: Path, program: str) -> None:
+    with pytest.raises(UserError, match=f"is a record of {program}, which has other rows"):
+        parse(tmp_path, json.dumps({"program": program, "results": [{"size": 8}]}))
+
+
 def test_nccl_tests_text(tmp_path: Path) -> None:
     found = parse(tmp_path, OLD)
     assert found.rows == EXPECTED
