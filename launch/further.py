@@ -70,12 +70,7 @@ def conclude(
     its words. why: as it was told. kept: the status of ranks that end and say nothing; None where no rank was
     started. answer: what rank 0 has kept of it. files: the command may write those that its words name.
     """
-    from runner.errors import MeshrunError
-
-    try:
-        give = getattr(_load(ran[0]), "conclude", None) if ran else None
-    except (MeshrunError, click.UsageError):  # told when it was asked for
-        return status
+    give = getattr(_of(ran), "conclude", None)
     return status if give is None else int(give(ran[1:], status, why, kept, answer, files))
 
 
@@ -84,11 +79,7 @@ def usage_status(ran: Sequence[str], status: int) -> int:
 
     ran: as `conclude` takes it. status: of a command without.
     """
-    entry = _further_commands().get(ran[0]) if ran else None
-    try:
-        kind = getattr(entry.load(), "bad_usage", None) if entry else None
-    except BROKEN:  # told when it was asked for
-        return status
+    kind = getattr(_of(ran), "bad_usage", None)
     return status if kind is None else int(kind.exit_code)
 
 
@@ -107,6 +98,16 @@ def _further_commands() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
+
+
+def _of(ran: Sequence[str]) -> click.Command | None:
+    """The command of other packages that `ran` begins with; None where there is none or it cannot be loaded."""
+    from runner.errors import MeshrunError
+
+    try:
+        return _load(ran[0]) if ran else None
+    except (MeshrunError, click.UsageError):  # told when it was asked for
+        return None
 
 
 def _load(name: str) -> click.Command | None:
