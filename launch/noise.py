@@ -98,7 +98,7 @@ class NoiseFilter:
     def __init__(self) -> None:
         self.withheld = b""
         self._pending = b""  # an unfinished line that may be noise
-        self._ruler = b""  # a line that may open a banner
+        self._ruler = b""  # an empty line or a ruler, or both, that may open a banner
         self._banner = b""  # an unfinished banner
 
     def feed(self, chunk: bytes) -> bytes:
@@ -108,8 +108,8 @@ class NoiseFilter:
         if self._may_be_noise(rest):
             self._pending = rest
             return passed
-        self._pending = b""
-        return passed + self._without_nul(rest)
+        blank, self._ruler, self._pending = self._ruler, b"", b""
+        return passed + blank + self._without_nul(rest)
 
     def finish(self) -> bytes:
         """What was still held back at the end of the stream."""
@@ -122,22 +122,28 @@ class NoiseFilter:
             return self._judge_in_banner(line)
         line = self._without_nul(line)
         ruler, self._ruler = self._ruler, b""
-        if ruler and BANNER.match(line):
+        if ruler.strip() and BANNER.match(line):
             self._banner = ruler + line
             return b""
         if LINE.match(line):
             self.withheld += line
             return ruler
+        if line == b"\n":
+            self._ruler = line
+            return ruler
         if opening := RULER.search(line):
-            self._ruler = line[opening.start() :]
-            return ruler + line[: opening.start()]
+            blank = (
+                ruler if ruler == b"\n" and line.startswith(b"=") else b""
+            )  # MPICH's banner begins with it
+            self._ruler = blank + line[opening.start() :]
+            return ruler.removeprefix(blank) + line[: opening.start()]
         return ruler + line
 
     def _judge_in_banner(self, line: bytes) -> bytes:
         if line.startswith(b"meshrun: "):  # a rank spoke meanwhile
             return line
         self._banner += line
-        if RULER.match(line) and line[:1] == self._banner[:1]:
+        if RULER.match(line) and line[:1] == self._banner.lstrip()[:1]:
             self.withheld += self._banner
             self._banner = b""
         elif self._banner.count(b"\n") > LONGEST_BANNER:
@@ -147,7 +153,7 @@ class NoiseFilter:
     def _may_be_noise(self, rest: bytes) -> bool:
         return bool(
             self._banner
-            or self._ruler
+            or self._ruler.strip()
             or not rest.strip(b"-")
             or not rest.strip(b"=")
             or LINE.match(rest)

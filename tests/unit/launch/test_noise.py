@@ -76,7 +76,7 @@ OPEN_MPI_5_EVENT = (
     "[warn] Epoll MOD(4) on fd 21 failed. Old events were 6; read change was 2 (del); write change was 0 "
     "(none); close change was 0 (none): Bad file descriptor\n"
 )
-MPICH_KILLED = f"""{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+MPICH_KILLED = f"""\n{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   PID 6569 RUNNING AT vm
 =   EXIT CODE: 9
 =   CLEANING UP REMAINING PROCESSES
@@ -94,7 +94,7 @@ MPICH_ABORT = (
 MPICH_INTERRUPTED = (
     "[mpiexec@vm] Sending Ctrl-C to processes as requested\n[mpiexec@vm] Press Ctrl-C again to force abort\n"
 )
-INTEL_KILLED = f"""{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+INTEL_KILLED = f"""\n{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   RANK 1 PID 1234 RUNNING AT n1
 =   KILLED BY SIGNAL: 9 (Killed)
 {BOX}"""
@@ -190,3 +190,22 @@ def test_no_end_is_read_where_none_is_told(noise: str) -> None:
 
 def test_a_signal_comes_before_a_status() -> None:
     assert [end.signal for end in process_ends(OPEN_MPI_5_STATUS + OPEN_MPI_5_KILLED)] == [9, None]
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+def test_the_empty_line_before_a_banner_is_part_of_it(pieces: int) -> None:
+    """MPICH's begins with one, on standard output, where a monitor reads the first line."""
+    noise_filter = NoiseFilter()
+    text = f"first\n\n{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n{BOX}".encode()
+    passed = b"".join(noise_filter.feed(text[at : at + pieces]) for at in range(0, len(text), pieces))
+    assert passed + noise_filter.finish() == b"first\n"
+
+
+def test_other_empty_lines_pass() -> None:
+    noise_filter = NoiseFilter()
+    assert noise_filter.feed(b"a\n\n\nb") == b"a\n\n\nb"
+    assert (
+        noise_filter.feed(b"\n\n" + RULER.encode() + b"a table\n") == b"\n\n" + RULER.encode() + b"a table\n"
+    )
+    assert noise_filter.feed(b"\n") == b""
+    assert noise_filter.finish() == b"\n"
