@@ -101,7 +101,7 @@ def _further_commands() -> dict[str, EntryPoint]:
 
 
 def _of(ran: Sequence[str]) -> click.Command | None:
-    """The command of other packages that `ran` begins with; None where there is none or it cannot be loaded."""
+    """The command of other packages that `ran` begins with; None where none can be loaded."""
     from runner.errors import MeshrunError
 
     try:
