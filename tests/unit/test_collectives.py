@@ -175,11 +175,11 @@ def all_faults(group: Collectives, operation: str, counts: tuple[int, ...] = (5,
     ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("operation", "size"),
+    [(name, size) for name in OPERATIONS for size in ((1, 2, 4) if name == "hypercube" else (1, 2, 3, 4, 5))],
+)
 def test_every_operation(operation: str, size: int) -> None:
-    if operation == "hypercube" and size in (3, 5):
-        pytest.skip("a power of two")
     results = run_ranks(size, lambda comm: all_faults(SimulatedCollectives(comm), operation))
     assert results == [[]] * size
 
