@@ -151,7 +151,7 @@ def test_a_job_gets_its_defaults(calls: Calls, monkeypatch: pytest.MonkeyPatch) 
 def test_a_jobs_parameters_are_options(calls: Calls, words: list[str], name: str, value: object) -> None:
     found = run_edges(calls, *words)["parameters"][name]
     assert found == value
-    assert type(found) is type(value) or isinstance(value, Path)
+    assert type(found) is type(value)
 
 
 @pytest.mark.usefixtures("job_file")

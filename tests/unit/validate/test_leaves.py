@@ -83,7 +83,7 @@ def test_what_is_slow_of_most_of_a_rail_is_the_whole_of_it() -> None:
     """Of two switches and between them all ways: neither side is blamed alone."""
     fleet = leaf_fleet(32, np.tile([0, 1], 16), [(0, 2)])
     fleet.factor = 0.3
-    assert [(one.gpus, len(one.hosts)) for one in judged(fleet).findings] in ([], [((2,), 32)])
+    assert [(one.gpus, len(one.hosts)) for one in judged(fleet).findings] == []
 
 
 def test_a_healthy_fleet_and_its_rate() -> None:
