@@ -63,10 +63,10 @@ def start(
     Raises UserError where there is no launcher, or one of another MPI than mpi4py loads. 130 (128 + signal)
     when interrupted.
     """
-    check_room(ranks)
     launcher = mpiexec.find()
     if not launcher.bundled:  # else both are of one environment, and asking takes a tenth of a second
         mpi_library.check(launcher, {"here": mpi_library.loaded()})
+    check_room(ranks)
 
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         ours = [*rank_words(str(run), columns), "-n", str(ranks)]

@@ -85,12 +85,16 @@ def check_writable(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether it is there and no file that can be replaced: a terminal, a pipe, /dev/stdout."""
+    """Whether it is there and no file that can be replaced: a terminal, /dev/stdout, a shell's >(...).
+
+    Not a named pipe, at which whoever opens it waits for a reader.
+    """
     try:
         kind = path.stat().st_mode
     except OSError:
         return False
-    return stat.S_ISCHR(kind) or stat.S_ISFIFO(kind) or (path.parent in DEVICES and stat.S_ISREG(kind))
+    opened = path.parent in DEVICES and (stat.S_ISFIFO(kind) or stat.S_ISREG(kind))
+    return stat.S_ISCHR(kind) or opened
 
 
 def is_protected(path: Path) -> bool:

@@ -240,9 +240,9 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
     if in_the_way:
         kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
         raise UserError(f"the {what} is {kinds[1]}", got=path, expected=kinds[0])
-    if special:  # such as /dev/null, which would be replaced
+    if special:
         raise UserError(
-            f"the {what} is a device or a pipe",
+            f"the {what} is a named pipe, a socket or a device",
             got=path,
             expected="a folder's name" if folder else "a file name",
         )

@@ -99,7 +99,8 @@ def test_of_many_ranks_one_says_that_it_was_interrupted(
 def statuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.Queue[int]]:
     """The exit statuses that this process would have ended with; its signals are its own again afterwards."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in numbers}
+    # Not as a shell has it, which has what runs in the background ignore them.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     found: queue.Queue[int] = queue.Queue()
     monkeypatch.setattr("os._exit", found.put)
     yield found
