@@ -31,7 +31,7 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> No
     """
     data = content.encode() if isinstance(content, str) else content
     if is_stream(path):
-        with open(path, "ab") as stream:
+        with _open_stream(path) as stream:
             stream.write(data)
         return
     temporary = _beside(path)
@@ -85,16 +85,19 @@ def check_writable(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether it is there and no file that can be replaced: a terminal, /dev/stdout, a shell's >(...).
-
-    Not a named pipe, at which whoever opens it waits for a reader.
-    """
+    """Whether it is there and no file that can be replaced: a terminal, a pipe, /dev/stdout."""
     try:
         kind = path.stat().st_mode
     except OSError:
         return False
-    opened = path.parent in DEVICES and (stat.S_ISFIFO(kind) or stat.S_ISREG(kind))
-    return stat.S_ISCHR(kind) or opened
+    return stat.S_ISCHR(kind) or stat.S_ISFIFO(kind) or (path.parent in DEVICES and stat.S_ISREG(kind))
+
+
+def _open_stream(path: Path) -> BinaryIO:
+    """To write; OSError (ENXIO) for a pipe that nobody reads, rather than to wait for a reader."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "wb")
 
 
 def is_protected(path: Path) -> bool:

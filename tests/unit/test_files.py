@@ -198,3 +198,9 @@ def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(files, "_owner_of_new", lambda folder: 4242)
     with pytest.raises(UserError, match=r"got a file of \w+, expected one of user 4242"):
         check(tmp_path / "a", False)
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device or address"):
+        files.write_file(tmp_path / "pipe", "text")
