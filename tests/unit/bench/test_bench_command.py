@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from typed import LAUNCHERS, typed
 
+from jobs.bench.operations import OPERATIONS
 from jobs.bench.record import record, together
 from jobs.bench.result import Footer, Header, Measured, Row
 from jobs.bench.settings import Settings
 from launch.cli import main
 from launch.local import PROGRAM
-from runner import DATATYPES, OPERATIONS
+from runner import DATATYPES
 from runner.backend.cpu import CpuBackend
 
 DEADLOCK = 60  # seconds; nothing here takes a tenth of it
