@@ -281,6 +281,7 @@ def test_a_killed_launcher_ends_all(site: Site) -> None:
     process = site.begin_bare("all_reduce", "-b", "64", "-e", "64", "-n", "5000000", "--device", "cpu")
     site.in_full_swing(process, rows=0)
     wait_for(lambda: "#wrong" in site.out.read_text())
+    assert process.pid in left_running(site.notes)
     process.kill()
     wait_for(lambda: left_running(site.notes) == [])
 

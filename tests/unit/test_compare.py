@@ -49,7 +49,14 @@ def test_results_are_compared_name_by_name() -> None:
     assert unlike({**expected, "none": 0}, expected, {}) == ("['none']", 0, None)
     assert unlike({"mean": 1.0, "none": None}, expected, {}) == ("['histogram']", "nothing", [1, 2, 3])
     assert unlike({**expected, "mean": 1.1}, expected, {"mean": 0.2}) is None
-    assert unlike({**expected, "histogram": [1, 2]}, expected, {}) is not None
+    assert unlike({**expected, "histogram": [1, 2]}, expected, {}) == ("['histogram']", [1, 2], [1, 2, 3])
+
+
+def test_a_result_that_is_not_a_number_equals_itself_alone() -> None:
+    nan = float("nan")
+    assert unlike({"mean": nan, "max": [nan, 1.0]}, {"mean": nan, "max": [nan, 1.0]}, {}) is None
+    assert unlike({"mean": 1.0}, {"mean": nan}, {}) is not None
+    assert unlike({"mean": nan}, {"mean": 1.0}, {}) is not None
 
 
 def test_what_the_tolerance_reaches_may_round_to_infinity() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import re
 import resource
@@ -236,6 +237,30 @@ def work(output: Path, boot: str, writer: str = "a-0") -> None:
     syncer.close()
     os.replace(partial, output)
     journal.remove()
+
+
+def test_what_a_run_is_reaches_the_disk_before_its_name_and_names_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, done = Journal(tmp_path / "out.npy"), []
+    sync, replace = os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        done.append(("on the disk", Path(os.readlink(f"/proc/self/fd/{file}"))))
+        sync(file)
+
+    def named(source: Path, target: Path) -> None:
+        done.append(("named", target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    journal.begin(IDENTITY_OF)
+    (_, written), (_, name), *folders = done
+    assert done[:2] == [("on the disk", written), ("named", name)]
+    assert written.parent == name.parent == journal.folder
+    assert json.loads(name.read_text()) == IDENTITY_OF
+    assert folders == [("on the disk", journal.folder), ("on the disk", tmp_path)]
 
 
 CALLS: dict[Any, tuple[str, ...]] = {

@@ -57,6 +57,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, told: str, scal
     assert told in str(refused.value)
 
 
+def test_no_cell_holds_more_than_an_address_reaches(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.txt"
+    path.write_text(f"{2**61}\n")
+    assert read_matrix(path, 2.0, 1) == ((2**62,),)
+    with pytest.raises(runner.UserError, match="no number of bytes"):
+        read_matrix(path, 2.1, 1)
+
+
 def test_a_matrix_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(runner.UserError, match="No such file"):
         read_matrix(tmp_path / "none", 1.0, 2)

@@ -220,6 +220,14 @@ def test_odd_curves_are_drawn(points: tuple[tuple[int, float], ...]) -> None:
     assert "nan" not in page
 
 
+def test_a_curves_rates_and_sizes_are_named() -> None:
+    points = tuple((1 << power, power * 10e9) for power in range(20, 31))  # 1 MiB at 200 GB/s to 1 GiB at 300
+    page = curves(replace(made_report.healthy(), curves=(Curve("all", "ring", points),)))
+    assert re.findall(r'text-anchor="end">([^<]*)', page) == ["0", "100", "200", "300"]
+    sizes = re.findall(r'text-anchor="middle">([^<]*)', page)
+    assert [word.replace("\xa0", " ") for word in sizes] == ["1 MiB", "8 MiB", "64 MiB", "512 MiB"]
+
+
 @pytest.mark.parametrize(
     ("least", "found"), [(1.0, 1.0), (1.1, 2.0), (2.1, 5.0), (123e9, 200e9), (0.06, 0.1)]
 )

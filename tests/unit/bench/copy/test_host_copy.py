@@ -91,8 +91,9 @@ def test_halved_until_it_fits() -> None:
     assert fitting.within(512, [(2, 1024.0), (1, 600.0)]) == 512
     assert fitting.within(512, [(2, 1023.0)]) == 256
     assert fitting.within(48, [(1, 47.0)]) == 16  # whole units of 16 bytes
-    with pytest.raises(runner.UserError, match="no memory for buffers"):
+    with pytest.raises(runner.UserError, match="no memory for buffers") as refused:
         fitting.within(512, [(1, 15.0)])
+    assert refused.value.everywhere
 
 
 def test_the_name_of_a_world_is_not_needed(on_ranks: Ranks) -> None:
