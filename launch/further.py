@@ -70,17 +70,13 @@ def conclude(
     its words. why: as it was told. kept: the status of ranks that end and say nothing; None where no rank was
     started. answer: what rank 0 has kept of it. files: the command may write those that its words name.
     """
-    give = getattr(_of(ran), "conclude", None)
+    from runner.errors import MeshrunError
+
+    try:
+        give = getattr(_load(ran[0]), "conclude", None) if ran else None
+    except (MeshrunError, click.UsageError):  # told when it was asked for
+        return status
     return status if give is None else int(give(ran[1:], status, why, kept, answer, files))
-
-
-def usage_status(ran: Sequence[str], status: int) -> int:
-    """The exit status of wrong words, or of a run that cannot be started: the command's own, if it has one.
-
-    ran: as `conclude` takes it. status: of a command without.
-    """
-    kind = getattr(_of(ran), "bad_usage", None)
-    return status if kind is None else int(kind.exit_code)
 
 
 def command_in(words: Sequence[str]) -> Sequence[str]:
@@ -98,16 +94,6 @@ def _further_commands() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
-
-
-def _of(ran: Sequence[str]) -> click.Command | None:
-    """The command of other packages that `ran` begins with; None where none can be loaded."""
-    from runner.errors import MeshrunError
-
-    try:
-        return _load(ran[0]) if ran else None
-    except (MeshrunError, click.UsageError):  # told when it was asked for
-        return None
 
 
 def _load(name: str) -> click.Command | None:

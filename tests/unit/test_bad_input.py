@@ -377,7 +377,7 @@ def test_the_installed_command_says_the_same(run: Run, run_apart: Run, words: st
         ("NCCL_TESTS_SPLIT", "nope", "the split does not parse: got 'nope'"),
         ("NCCL_TESTS_SPLIT_MASK", "0xg", "the split mask is no hexadecimal number: got '0xg'"),
         ("NCCL_TESTS_MIN_BW", "fast", "'fast' is not a valid float"),
-        ("NCCL_TESTS_ALLTOALLV_SPREAD", "wide", "'wide' is not a valid number"),
+        ("NCCL_TESTS_ALLTOALLV_SPREAD", "wide", "'wide' is not a valid float"),
     ],
 )
 def test_a_mistake_in_the_environment(run: Run, name: str, value: str, says: str) -> None:
@@ -402,13 +402,10 @@ def test_measuring_gpus_where_there_are_none(run_apart: Run) -> None:
     one_sentence(ended.stderr, "[rank 0, host ", "cuda")
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [("jobs", 2), ("bench compare a b", BAD_USAGE), ("bench plot a --to b.svg", BAD_USAGE)],
-)
-def test_ranks_for_what_no_rank_does(run: Run, words: str, status: int) -> None:
+@pytest.mark.parametrize("words", ["jobs", "bench compare a b", "bench plot a --to b.svg"])
+def test_ranks_for_what_no_rank_does(run: Run, words: str) -> None:
     ended = run(["-n", "2", *words.split()])
-    assert (ended.returncode, ended.stdout) == (status, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     one_sentence(ended.stderr, "has nothing for -n to start", "Try: ")
 
 
