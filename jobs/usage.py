@@ -41,7 +41,7 @@ class Finite(click.FloatRange):
         try:
             number = float(value)
         except ValueError:
-            self.fail(f"{value!r} is not a valid number.", param, ctx)
+            self.fail(f"{value!r} is not a valid float.", param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return float(super().convert(number, param, ctx))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.further import WORDS, Commands, command_in, conclude, usage_status
+from launch.further import WORDS, Commands, command_in, conclude
 from launch.plan import HOST_TIMEOUT
 from launch.refuse import BROKEN, Shadowed, brief, one_line, refuse, refuse_shadows
 
@@ -279,11 +279,10 @@ def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int
     """Tell a mistake or a failure, and give the answer of a command that has one; the exit status."""
     from runner.launcher import announced
 
-    ran, told = command_in(words), announced()
-    status = refuse(sentence, usage_status(ran, status) if status == 2 else status, words, debug)
+    status, told = refuse(sentence, status, words, debug), announced()
     if words[0] == "--run-dir" or (told is not None and told.rank):
         return status  # whoever started the ranks answers, or rank 0 does
-    return conclude(ran, status, sentence)
+    return conclude(command_in(words), status, sentence)
 
 
 def _meshrun_error() -> type[MeshrunError]:

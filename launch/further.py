@@ -77,19 +77,6 @@ def conclude(
     return status if give is None else int(give(ran[1:], status, why, kept, answer, files))
 
 
-def usage_status(ran: Sequence[str], status: int) -> int:
-    """The exit status of wrong words, or of a run that cannot be started: the command's own, if it has one.
-
-    ran: as `conclude` takes it. status: of a command without.
-    """
-    entry = _further_commands().get(ran[0]) if ran else None
-    try:
-        kind = getattr(entry.load(), "bad_usage", None) if entry else None
-    except BROKEN:  # told when it was asked for
-        return status
-    return status if kind is None else int(kind.exit_code)
-
-
 def command_in(words: Sequence[str]) -> Sequence[str]:
     """Of the words of a `meshrun`, the command that ranks run and what follows it; () where there is none."""
     rest = list(words)

@@ -156,7 +156,7 @@ def test_a_plot_has_a_point_for_each_number_of_ranks(scaled: Any, monkeypatch: p
         (rung["ranks"], rung["row"]["out_of_place"]["busbw"], rung["efficiency"]) for rung in chosen[1:]
     ]
     assert [point.ranks for point in points] == [2, 3]
-    assert title == "all_gather half, 1000 B"
+    assert title == "all_gather of 1000 B, half: bandwidth by number of ranks"
 
 
 def test_wrong_data_are_told_with_the_number_of_ranks(

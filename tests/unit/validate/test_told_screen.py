@@ -90,7 +90,7 @@ def test_shares_are_whole_numbers() -> None:
 
 def test_what_is_not_known_is_a_dash_and_no_zero() -> None:
     (line,) = [line for line in text(made_report.unknown()).splitlines() if line.startswith("all ")]
-    assert line.split()[2:6] == ["ring", "-", "-", "-"]
+    assert line.split()[2:6] == ["ring", "-", "-", "GB/s"]
 
 
 def test_every_kind_of_finding_has_its_advice_and_command() -> None:
