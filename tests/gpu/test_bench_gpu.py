@@ -33,13 +33,13 @@ from jobs.bench.settings import Settings
 from jobs.bench.state import Point
 from jobs.bench.sweep import sweep
 from launch import mpiexec
+from launch.local import PROGRAM
 from runner import DATATYPES, REDUCTIONS, Call, World
 from runner.errors import MeshrunError
 
 ROOT = Path(__file__).parents[2]
 same = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "unit" / "bench" / "test_corruption.py")))
 
-MESHRUN = (sys.executable, str(ROOT / "launch" / "__main__.py"))
 DEADLOCK = 110  # seconds; nothing here takes half of it
 ALLOWED = 3  # seconds without progress, where a rank is stopped
 ROW = re.compile(
@@ -231,7 +231,7 @@ def run(command: Sequence[str], **environment: str) -> subprocess.CompletedProce
 
 
 def meshrun(ranks: int, words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run([*MESHRUN, "-n", str(ranks), *words.split()], **environment)
+    return run([*PROGRAM, "-n", str(ranks), *words.split()], **environment)
 
 
 def on_ranks(ranks: int, program: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -239,9 +239,7 @@ def on_ranks(ranks: int, program: Sequence[str], **environment: str) -> subproce
     launcher = mpiexec.find()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         place = Path(folder)
-        found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        base = {**os.environ, "PYTHONPATH": os.pathsep.join(found), **environment}
-        around = launcher.environment(ranks, base, place)
+        around = launcher.environment(ranks, {**os.environ, **environment}, place)
         return run([*launcher.command(ranks), sys.executable, *program], **around)
 
 
@@ -347,7 +345,7 @@ def test_a_stopped_rank_ends_the_run(tmp_path: Path, calls: int) -> None:
     words = f"bench all_reduce -b 16M -e 16M -n {calls} -N 0 -T {ALLOWED} --device cuda".split()
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(
-            [*MESHRUN, "-n", "2", *words], stdout=subprocess.PIPE, stderr=errors, text=True
+            [*PROGRAM, "-n", "2", *words], stdout=subprocess.PIPE, stderr=errors, text=True
         )
         pids: dict[int, int] = {}
         try:

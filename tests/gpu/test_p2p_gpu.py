@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ import runner
 from jobs import kernels
 from jobs.bench.memory.p2p_ways import peer_copies
 from launch import mpiexec
+from launch.local import PROGRAM
 from runner.errors import MeshrunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
-ROOT = Path(__file__).parents[2]
-MESHRUN = (sys.executable, str(ROOT / "launch" / "__main__.py"))
 SIZES = (1, 15, 16, 31, 33, 4097 * 129, (1 << 22) + 5)
 GUARD, POISON = 64, 0xA5
 # A line of the kernel, and one that is wrong.
@@ -98,7 +96,7 @@ def lesson(ranks: int, tmp_path: Path, *words: str) -> Any:
         pytest.skip(str(reason))
     record = tmp_path / "p2p.json"
     sizes = ("-b", "4099", "-e", str(5 << 20), "-n", "2", "-J", str(record))
-    command = [*MESHRUN, "-n", str(ranks), "bench", "memory", "p2p", *sizes, *words]
+    command = [*PROGRAM, "-n", str(ranks), "bench", "memory", "p2p", *sizes, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return json.loads(record.read_text())
