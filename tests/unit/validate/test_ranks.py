@@ -951,7 +951,7 @@ def test_the_whole_ladder(slow: int | None, monkeypatch: pytest.MonkeyPatch) -> 
     assert [(one.kind, one.ranks) for one in verdict.findings] == ([] if slow is None else [("gpu", (2,))])
     assert verdict.status == ("ok" if slow is None else "critical")
     rates = {rung.name: rung.rates for rung in verdict.rungs}
-    assert rates["gpu"] == pytest.approx({"memory": 2 * MIB / 0.001, "product": 64 * KIB / 0.001})
+    assert rates["gpu"] == pytest.approx({"memory": 2 * MIB / 0.001, "product": 2 * 128**3 / 0.001})
     assert rates["all"] == pytest.approx({"ring": 256 * KIB / 0.001 * 2 * 3 / 4}), "bus bandwidth"
 
 
