@@ -113,8 +113,8 @@ class RunDirectory:
             remove_partial(Path(note.read_text()))
         held = self.path / "held"
         if held.exists():
-            with contextlib.suppress(UserError, OSError):  # by another run, now
-                lock.hold(Path(held.read_text()))()
+            with contextlib.suppress(OSError):
+                _free(Path(held.read_text()))
 
     def keep_hold(self, output: Path) -> None:
         files.write_file(self.path / "held", str(output))
@@ -246,6 +246,15 @@ class RunLines:
         if self.heard:  # in one write, so that ranks do not mix
             sys.stderr.write(f"{LINE} {self.token} {kind} {json.dumps(content)}\n")
             sys.stderr.flush()
+
+
+def _free(output: Path) -> None:
+    """Remove the lock that a rank which was killed has left; it has it until the system has ended it."""
+    for _ in range(100):
+        try:
+            return lock.hold(output)()
+        except UserError:  # that rank, for a moment more, or another run
+            time.sleep(0.01)
 
 
 def remove_partial(output: Path) -> None:

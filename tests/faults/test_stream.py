@@ -128,7 +128,8 @@ def test_an_input_that_changes_while_it_is_read(site: Site, ranks: int, how: str
         site.words(ranks, "--resume")
     )
 
-    subprocess.run(shlex.split(re.search(r"Try: (rm -r .*), then", sentence)[1]), cwd=site.work, check=True)
+    command = re.search(r"to begin anew: (rm -r .*), then", sentence)[1]
+    subprocess.run(shlex.split(command), cwd=site.work, check=True)
     assert site.finish(site.words(ranks))["stream"]["resumed"] == 0
     expected = smoothed(np.load(source))
     np.testing.assert_allclose(np.load(site.work / "out.npy"), expected, rtol=1e-14)

@@ -186,4 +186,4 @@ def test_the_whole_ladder(world: World, healthy: bool, monkeypatch: pytest.Monke
     assert [one.ranks for one in verdict.findings] == ([] if healthy else [(slow,)])
     assert verdict.status == ("ok" if healthy else "critical")
     rates = {rung.name: rung.rates for rung in verdict.rungs}
-    assert rates["gpu"] == pytest.approx({"memory": 2 * MIB / 0.001, "product": 64 * KIB / 0.001})
+    assert rates["gpu"] == pytest.approx({"memory": 2 * MIB / 0.001, "product": 2 * 128**3 / 0.001})
