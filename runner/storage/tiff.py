@@ -38,6 +38,7 @@ CLASSIC = (1 << 32) - (1 << 25)  # bytes of values up to which 32-bit offsets do
 PAGE_BYTES = 1 << 9  # more than what describes a page
 # What tifffile and the codecs raise for what they cannot read.
 UNREAD = (
+    tifffile.TiffFileError,  # a ValueError only since 2026, which needs Python 3.11
     ValueError,
     KeyError,
     IndexError,
