@@ -14,7 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
 
 OPEN_MPI, MPICH = "mpi", "mpich"  # our extras
-EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns")
+EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "--timeout=1200")
 
 
 @nox.session
