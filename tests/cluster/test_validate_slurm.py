@@ -99,7 +99,7 @@ def configured(extra: str) -> Iterator[Cluster]:
             (here / name).chmod(stat.S_IRWXU)
         (here / "settings").write_text(SETTINGS.format(here=here, slurm=here / "s"))
         patch.setattr(slurm_farm, "CONFIGURATION", slurm_farm.CONFIGURATION + extra.format(here=here))
-        with Slurm(here / "s") as slurm:
+        with Slurm(here / "s", slurmd_timeout=300) as slurm:  # no test here loses a node
             yield Cluster(slurm, here)
 
 
