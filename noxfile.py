@@ -10,6 +10,7 @@ import os
 import nox
 
 nox.options.error_on_external_run = True
+nox.options.error_on_missing_interpreters = True  # Python 3.10 and 3.11, for the lowest versions
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
 

@@ -147,8 +147,12 @@ def test_a_single_value() -> None:
 
 
 def test_zero_dimensional_and_many_axes() -> None:
+    one = run(np.array(2.5))
+    assert (one["count"], one["min"], one["max"], one["mean"], one["std"]) == (1, 2.5, 2.5, 2.5, 0.0)
     array = np.random.default_rng(5).random((3, 4, 5, 6))
-    assert run(array)["count"] == 360
+    many, flat = run(array), run(array.reshape(-1))
+    assert many == flat
+    assert (many["count"], many["mean"]) == (360, pytest.approx(array.mean()))
 
 
 @pytest.mark.parametrize("size", [1, 7, 999, 5001])
