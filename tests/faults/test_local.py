@@ -31,7 +31,9 @@ RANK = f"""
 import os, signal, socket, sys, time
 from pathlib import Path
 sys.path.append({str(ROOT)!r})
+from runner.ending import end_with_parent
 from runner.verdict import RunDirectory
+end_with_parent()  # as every rank: a launcher that is told to end while nobody reads it may leave them
 case, folder = sys.argv[-2], Path(sys.argv[-1])
 run = RunDirectory(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
 from mpi4py import MPI
