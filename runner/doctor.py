@@ -10,11 +10,11 @@ from typing import Any
 
 from runner.backend import Backend
 from runner.comm import Control
-from runner.ending import Ending
+from runner.failure import FailureHandler
 from runner.inspection import inspect, judge, refuse
 from runner.launcher import Started
 from runner.problem import Problem
-from runner.rank import as_rank
+from runner.rank_process import run_as_rank
 from runner.report.record import write
 from runner.report.survey_table import rows, table
 from runner.storage import check_place
@@ -40,7 +40,7 @@ def main(
         found.append((surveys, judge(control, surveys, started)))
         return []
 
-    def body(world: World, ending: Ending) -> dict[str, Any]:
+    def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         surveys, problems = found[0]
         record = {
             "schema": SCHEMA,
@@ -59,4 +59,4 @@ def main(
         refuse(problems)
         return record
 
-    return as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)
+    return run_as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)

@@ -15,7 +15,7 @@ from typing import Any
 from runner import files
 from runner.errors import RunError
 from runner.launcher import slurm_job
-from runner.verdict import lost_note
+from runner.run_status import lost_note
 from runner.watch_channel import addresses
 from runner.watch_report import ranges
 from runner.world import Rank, World

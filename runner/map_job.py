@@ -15,7 +15,7 @@ from runner.partition import check_blocks, grid_size
 from runner.pipeline import Pipeline
 from runner.report.record import Record
 from runner.spans import STAGES
-from runner.storage import Sink, commit, open_sink, partial_path, split
+from runner.storage import Sink, open_sink, partial_path, split
 from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks
@@ -66,16 +66,24 @@ def _in_chunks(run: Run, work: Work) -> Record:
         world.together(lambda: check_blocks(grid))
     blocks = world.together(lambda: _cut(run, grid_size(grid) or world.size, grid))
     streaming = Streaming(
-        world, blocks, run.source, run.target, options.stream, run.ending, run.phases, run.inputs, run.show
+        world,
+        blocks,
+        run.source,
+        run.target,
+        options.stream,
+        run.transaction,
+        run.phases,
+        run.inputs,
+        run.show,
     )
     details = streaming.write()
     proven = replace(work, result=streaming.work.result)
     try:
         proof = _proof(run, proven, streaming.sink, dealt=True)
     except RunError:
-        run.ending.keeps(streaming.journal.anew(streaming.sink.partial))
+        run.transaction.set_recovery_hint(streaming.journal.anew(streaming.sink.partial))
         raise
-    world.once(lambda: commit(streaming.sink))
+    world.once(lambda: run.transaction.commit(streaming.sink.partial, streaming.sink.path))
     streaming.commit()
     # Not foreseen: what an earlier run did a part of, and chunks that are cut by a grid of their own.
     foreseen = not details["resumed"] and not _grid_of_its_own(run)
@@ -125,8 +133,8 @@ def _in_one_piece(run: Run, work: Work) -> Record:
     # One after another; what is beside these (room claimed, kernels compiled) is not of the data.
     wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
     proof = _proof(run, work, sink)
-    world.once(lambda: commit(sink))
-    run.ending.unfinished(None)
+    world.once(lambda: run.transaction.commit(sink.partial, sink.path))
+    run.transaction.forget_partial()
     foreseen = run.source.parallel and sink.parallel  # pictures, read and written by one rank, are not
     plan = world.once(lambda: _beside_plan(run, work, wall, False) if foreseen else None)
     return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
@@ -169,10 +177,10 @@ def _create(run: Run, work: Work) -> Sink:
                 f"--verify reads the output back, and {run.target.suffix} does not keep it exactly",
                 hint="an output that ends in .png or .npy",
             )
-        run.ending.unfinished(sink.partial)
+        run.transaction.track_partial(sink.partial)
         sink.create()
         return sink
 
     sink = run.world.once(create)
-    run.ending.unfinished(sink.partial)
+    run.transaction.track_partial(sink.partial)
     return sink

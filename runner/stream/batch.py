@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.ending import Ending
 from runner.errors import RunError, UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
@@ -31,6 +30,7 @@ from runner.stream.memory import limits
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
 from runner.timing import Phases
+from runner.transaction import OutputTransaction
 from runner.work import Work
 from runner.world import World
 
@@ -44,7 +44,7 @@ class Batch:
     target: Path
     decide: Decide
     options: StreamOptions
-    ending: Ending
+    transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
     show: Show = unseen
@@ -66,7 +66,7 @@ class Batch:
         work = self._sample()
         depth = self._depth(work)
         finished = world.once(lambda: self._settle(kept, of_work(world, work, self.inputs)))
-        self.ending.keeps("finished images are kept; the same command with --resume goes on")
+        self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
         ends = BatchEnds(world, self.folder, self.partial, self.decide, self._spans)
         log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
@@ -110,7 +110,7 @@ class Batch:
                 raise write_error(self.target, reason) from reason
 
         self.world.once(rename)
-        self.ending.keeps(None)
+        self.transaction.set_recovery_hint(None)
         self.world.once(self._journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
 
@@ -119,7 +119,7 @@ class Batch:
         try:
             self.inputs.check(self.world, f"{self.anew}, then the run again")
         except RunError:
-            self.ending.keeps(None)
+            self.transaction.set_recovery_hint(None)
             raise
 
     def _sample(self) -> Work:
@@ -158,7 +158,14 @@ class Batch:
         """Begin the output, or go on with one: the images that are finished. On rank 0."""
         wanted = {**work, "input": str(self.folder.path.resolve())}
         keys = settle(
-            self.world, self.ending, self._journal, self.partial, kept, wanted, self._create, self._check_left
+            self.world,
+            self.transaction,
+            self._journal,
+            self.partial,
+            kept,
+            wanted,
+            self._create,
+            self._check_left,
         )
         if kept is None:
             return set()

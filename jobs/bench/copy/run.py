@@ -45,7 +45,7 @@ class Asked:
         return Settings(self.size, self.copies, self.samples, self.mean, self.check)
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
     """Measure; the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
     asked = world.control.broadcast(asked)
     cases = _cases(asked, on_gpu=world.here.device.kind == "cuda")
