@@ -49,7 +49,7 @@ class BatchRun:
     def run(self) -> Record:
         """Make the output folder; this part of the run's record."""
         world, options = self.world, self.options
-        world.together(self._check)
+        world.collective_call(self._check)
         assert self.target is not None
         if self.folder.others:
             self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")

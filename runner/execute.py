@@ -77,10 +77,10 @@ def execute(
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
-    parameters = world.together(lambda: job.complete(parameters))
-    target = world.together(lambda: _target(job, output))
-    source_path = world.together(lambda: named("INPUT", input))
-    folder = world.once(lambda: _check_files(source_path, target, options, transaction))
+    parameters = world.collective_call(lambda: job.complete(parameters))
+    target = world.collective_call(lambda: _target(job, output))
+    source_path = world.collective_call(lambda: named("INPUT", input))
+    folder = world.on_root(lambda: _check_files(source_path, target, options, transaction))
     inputs = note(world, None if folder else source_path, job, parameters)
     phases = world.phases = Phases(world.backend)
     if folder is not None:
@@ -92,7 +92,7 @@ def execute(
         details = batch.run()
     else:
         with phases("read"):
-            source: Source = world.once(lambda: open_source(source_path, options.form))
+            source: Source = world.on_root(lambda: open_source(source_path, options.form))
         run = Run(
             world,
             job,
@@ -218,7 +218,7 @@ def _commit(run: Run, partial: Path) -> None:
         run.transaction.commit(partial, split(target)[0])
 
     run.world.control.barrier()  # another rank may still write it
-    run.world.once(rename_it)
+    run.world.on_root(rename_it)
     run.transaction.forget_partial()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from runner.backend import Backend
 from runner.comm import Control
-from runner.comm.together import gather, once
+from runner.comm.collective_call import gather_calls, on_root
 from runner.errors import UserError
 from runner.launcher import Started
 from runner.problem import Problem
@@ -35,7 +35,7 @@ def inspect(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[S
     here = ranks[control.rank]
     runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
     place = (here.number, here.host, here.host_id, here.local, here.device)
-    return gather(control, lambda: survey(*place, control.library, cuda_runtime=runtime), f"[{here}]")
+    return gather_calls(control, lambda: survey(*place, control.library, cuda_runtime=runtime), f"[{here}]")
 
 
 def judge(
@@ -49,7 +49,7 @@ def judge(
         planned = Expected(started.ranks, started.hosts, started.per_host, started.network, oversubscribe)
         return problems(surveys, planned)
 
-    return once(control, found)
+    return on_root(control, found)
 
 
 def refuse(problems: Sequence[Problem]) -> None:

@@ -26,13 +26,13 @@ from runner.work import Work, decide
 def run_map(run: Run) -> Record:
     world, options = run.world, run.options
     other = _grid_of_its_own(run)
-    work = world.together(lambda: _cut(run, world.size, None if other else options.grid))
+    work = world.collective_call(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
     whole = options.overlap is not None  # which only says something of an array in one piece
     if in_chunks(world, work, run.source, run.target, options.stream, whole):
         return _in_chunks(run, work)
     if other:
-        world.together(lambda: _cut(run, world.size, options.grid))  # which refuses
+        world.collective_call(lambda: _cut(run, world.size, options.grid))  # which refuses
     return _in_one_piece(run, work)
 
 
@@ -63,8 +63,8 @@ def _in_chunks(run: Run, work: Work) -> Record:
         raise UserError("--overlap says nothing to a run in chunks, which always does", everywhere=True)
     grid = "1" if options.grid is None else options.grid
     if _grid_of_its_own(run):
-        world.together(lambda: check_blocks(grid))
-    blocks = world.together(lambda: _cut(run, grid_size(grid) or world.size, grid))
+        world.collective_call(lambda: check_blocks(grid))
+    blocks = world.collective_call(lambda: _cut(run, grid_size(grid) or world.size, grid))
     streaming = Streaming(
         world,
         blocks,
@@ -83,12 +83,12 @@ def _in_chunks(run: Run, work: Work) -> Record:
     except RunError:
         run.transaction.set_recovery_hint(streaming.journal.anew(streaming.sink.partial))
         raise
-    world.once(lambda: run.transaction.commit(streaming.sink.partial, streaming.sink.path))
+    world.on_root(lambda: run.transaction.commit(streaming.sink.partial, streaming.sink.path))
     streaming.commit()
     # Not foreseen: what an earlier run did a part of, and chunks that are cut by a grid of their own.
     foreseen = not details["resumed"] and not _grid_of_its_own(run)
     wall = details["limits"]["wall_seconds"]
-    plan = world.once(lambda: _beside_plan(run, proven, wall, True) if foreseen else None)
+    plan = world.on_root(lambda: _beside_plan(run, proven, wall, True) if foreseen else None)
     return {**_described(streaming.work), "overlap": False, "verify": proof, "plan": plan, "stream": details}
 
 
@@ -117,7 +117,7 @@ def _beside_plan(run: Run, work: Work, wall: float, streamed: bool) -> Any:
 
 def _in_one_piece(run: Run, work: Work) -> Record:
     world, source, options = run.world, run.source, run.options
-    world.once(lambda: _nothing_unfinished(run))
+    world.on_root(lambda: _nothing_unfinished(run))
     # A result that is known before the work is given its room on the disk before the work.
     known = _create(run, work) if work.result else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
@@ -133,10 +133,10 @@ def _in_one_piece(run: Run, work: Work) -> Record:
     # One after another; what is beside these (room claimed, kernels compiled) is not of the data.
     wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
     proof = _proof(run, work, sink)
-    world.once(lambda: run.transaction.commit(sink.partial, sink.path))
+    world.on_root(lambda: run.transaction.commit(sink.partial, sink.path))
     run.transaction.forget_partial()
     foreseen = run.source.parallel and sink.parallel  # pictures, read and written by one rank, are not
-    plan = world.once(lambda: _beside_plan(run, work, wall, False) if foreseen else None)
+    plan = world.on_root(lambda: _beside_plan(run, work, wall, False) if foreseen else None)
     return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
 
 
@@ -181,6 +181,6 @@ def _create(run: Run, work: Work) -> Sink:
         sink.create()
         return sink
 
-    sink = run.world.once(create)
+    sink = run.world.on_root(create)
     run.transaction.track_partial(sink.partial)
     return sink

@@ -175,7 +175,7 @@ def _report(rank: int, where: str, title: str, check: Callable[[], Any]) -> int:
 
 def _run(world: World, trial: Trial, folder: Path) -> None:
     source = folder / "input.npy"
-    world.once(lambda: np.save(source, _values(trial.shape, trial.dtype)))
+    world.on_root(lambda: np.save(source, _values(trial.shape, trial.dtype)))
     target = folder / "output.npy" if trial.job.kind == "map" else None
     transaction = OutputTransaction()
     try:
@@ -211,7 +211,7 @@ def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 def _folder(world: World) -> Iterator[Path]:
     """A folder that every rank can reach: the working directory is what hosts share, not /tmp."""
     base = None if len(world.hosts) == 1 else "."
-    path = world.once(lambda: Path(tempfile.mkdtemp(prefix="meshrun-", dir=base)))
+    path = world.on_root(lambda: Path(tempfile.mkdtemp(prefix="meshrun-", dir=base)))
     try:
         yield path
     finally:

@@ -47,7 +47,7 @@ def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -
     operations = [name for name in asked.operations if name != "hypercube" or fits_hypercube(colors)]
     for name in operations or asked.operations:
         check_ranks(OPERATIONS[name], asked.settings, colors)
-    world.once(lambda: check_files(asked))
+    world.on_root(lambda: check_files(asked))
     if asked.json_lines and world.rank == 0:
         Path(asked.json_lines).write_text("", encoding="utf-8")
     curves: list[Curve] = []

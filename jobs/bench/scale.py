@@ -73,7 +73,7 @@ def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -
     counts = rank_counts(world.size)
     for ranks in counts:
         session.check_ranks(OPERATIONS[asked.operations[0]], asked.settings, [0] * ranks)
-    world.once(lambda: check_files(asked))
+    world.on_root(lambda: check_files(asked))
     kept = opened_record(world, asked.output_file, screen)
     order = near_first(world)
     rungs: list[Rung] = []

@@ -34,7 +34,7 @@ from runner import World
 def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
     """Measure and tell; the completion record. Raises BadResult, on every rank, unless all is well."""
     asked = world.control.broadcast(asked)
-    world.once(lambda: outputs.check(asked.outputs, asked.save_baseline))
+    world.on_root(lambda: outputs.check(asked.outputs, asked.save_baseline))
     climbing = Climbing(asked, environment(world))
     if world.rank == 0:
         handler.before_exit = lambda: leave(handler, climbing, door, world)

@@ -62,10 +62,10 @@ class Batch:
         largest image cannot go through; RunError for an image that cannot, with its name.
         """
         world, images = self.world, self.folder.images
-        kept = world.once(lambda: look(self._journal, self.partial, self.options))
+        kept = world.on_root(lambda: look(self._journal, self.partial, self.options))
         work = self._sample()
         depth = self._depth(work)
-        finished = world.once(lambda: self._settle(kept, of_work(world, work, self.inputs)))
+        finished = world.on_root(lambda: self._settle(kept, of_work(world, work, self.inputs)))
         self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
         ends = BatchEnds(world, self.folder, self.partial, self.decide, self._spans)
@@ -109,9 +109,9 @@ class Batch:
             except OSError as reason:
                 raise write_error(self.target, reason) from reason
 
-        self.world.once(rename)
+        self.world.on_root(rename)
         self.transaction.set_recovery_hint(None)
-        self.world.once(self._journal.remove)
+        self.world.on_root(self._journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
 
     def _check_unchanged(self) -> None:
@@ -126,7 +126,7 @@ class Batch:
         """The work on the largest image, with its result's shape and dtype, which its file can hold."""
         world, largest = self.world, max(self.folder.images, key=lambda image: image.size)
         path = self.folder.path / largest.name
-        source: Source = world.once(lambda: open_source(path))
+        source: Source = world.on_root(lambda: open_source(path))
 
         def decide() -> Work:
             with naming(path, error=UserError):
@@ -136,15 +136,17 @@ class Batch:
             with naming(path, error=UserError):
                 sink_for(self.partial, path.name, *work.known, world.nonce)
 
-        work = known_result(world, world.together(decide), source)
-        world.once(lambda: check(work))
+        work = known_result(world, world.collective_call(decide), source)
+        world.on_root(lambda: check(work))
         return work
 
     def _depth(self, work: Work) -> int:
         """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
         memory is enough for so many of the largest one."""
         takes = need_of(self.world, work, work.partition[0]).host
-        room = self.world.together(lambda: limits(self.world, self.options)).host // takes if takes else 1
+        room = (
+            self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
+        )
         if room == 0 and self.options.host_memory is not None:
             raise UserError(
                 "--host-memory is less than the largest image takes",

@@ -42,7 +42,7 @@ def in_chunks(
         if named is None and not folder and not fills and not too_large(world, work, options):
             return False
         shape, dtype = known_result(world, work, source).known
-        if world.once(lambda: open_sink(target, shape, dtype, KEPT)).parallel:
+        if world.on_root(lambda: open_sink(target, shape, dtype, KEPT)).parallel:
             return True
     if named is not None:
         raise UserError(
@@ -93,7 +93,7 @@ def chunks_of(
             hint="no --grid",
             everywhere=True,
         )
-    everyone = world.control.allgather(world.together(lambda: limits(world, options)))
+    everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))
     least = Need(min(one.host for one in everyone), min(one.device for one in everyone))
     room = Room(least, options.under_way)
     if options.chunk_bytes is not None:
@@ -176,4 +176,4 @@ def known_result(world: World, work: Work, source: Source) -> Work:
             result = call_rows(world, work, row, block, (0, 1), work.buffer(row.shape, world.backend))
         return tuple(result.shape[work.leading :]), np.dtype(result.dtype)
 
-    return work.with_result(*world.once(probe))
+    return work.with_result(*world.on_root(probe))

@@ -59,10 +59,10 @@ class Streaming:
         self.sink = open_sink(self.target, *self.work.known, KEPT)
         self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
-        kept = world.once(lambda: look(self.journal, self.sink.partial, options))
+        kept = world.on_root(lambda: look(self.journal, self.sink.partial, options))
         rows = kept.get("rows") if kept else None
         chunks = chunks_of(world, self.work, self.source, self.sink, options, rows)
-        finished = world.once(lambda: self._settle(kept, chunks))
+        finished = world.on_root(lambda: self._settle(kept, chunks))
         self.transaction.set_recovery_hint("finished chunks are kept; the same command with --resume goes on")
         todo = [number for number in range(len(chunks)) if number not in finished]
         ends = Ends(world, self.work, chunks, self.source, self.sink, self._spans)
@@ -85,7 +85,7 @@ class Streaming:
     def commit(self) -> None:
         """After the output has its name: nothing is unfinished any more, and the run can be drawn."""
         self.transaction.set_recovery_hint(None)
-        self.world.once(self.journal.remove)
+        self.world.on_root(self.journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
 
     @property

@@ -43,7 +43,7 @@ def measure(world: World, record: Path) -> Any:
     """The lesson's JSON, on every rank."""
     asked = Asked("p2p", 1, True, (1, 1 << 20), {}, output_file=str(record))
     run(world, runner.FailureHandler(world=world), asked, DOOR)
-    return world.once(lambda: json.loads(record.read_text()))
+    return world.on_root(lambda: json.loads(record.read_text()))
 
 
 @pytest.mark.mpi_library

@@ -165,7 +165,7 @@ def test_resume_goes_on_with_the_same_files(source: Path, monkeypatch: pytest.Mo
 def test_a_job_may_write_the_file_that_its_parameter_names(source: Path) -> None:
     @runner.job
     def noting(world: Any, *, notes: Path) -> dict[str, int]:
-        world.once(lambda: notes.write_text("noted"))
+        world.on_root(lambda: notes.write_text("noted"))
         return {"ranks": world.size}
 
     notes = source.with_name("notes.txt")

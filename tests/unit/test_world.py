@@ -485,19 +485,19 @@ def test_once_runs_on_rank_0_and_all_hear_its_value() -> None:
             calls.append(comm.rank)
             return "seen"
 
-        return opened.once(look)
+        return opened.on_root(look)
 
     assert run_ranks(3, rank_main) == ["seen"] * 3
     assert calls == [0]
 
 
-@pytest.mark.parametrize("step", ["once", "together"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call"])
 def test_a_failure_of_one_is_raised_by_all(step: str) -> None:
     def rank_main(comm: SimulatedComm) -> str:
         opened = open_world("cpu", control=comm)
 
         def fail() -> None:
-            if step == "once" or comm.rank == 1:
+            if step == "on_root" or comm.rank == 1:
                 raise RunError(f"rank {comm.rank} failed", hint="again")
 
         with pytest.raises(RunError) as caught:
@@ -505,7 +505,7 @@ def test_a_failure_of_one_is_raised_by_all(step: str) -> None:
         assert caught.value.everywhere
         return str(caught.value)
 
-    expected = f"rank {0 if step == 'once' else 1} failed. Try: again"
+    expected = f"rank {0 if step == 'on_root' else 1} failed. Try: again"
     assert run_ranks(3, rank_main) == [expected] * 3
 
 
@@ -516,7 +516,7 @@ class Unpicklable(Exception):
         super().__init__(f"{one} and {other}")
 
 
-@pytest.mark.parametrize("step", ["once", "together"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call"])
 @pytest.mark.parametrize(
     ("failure", "kind", "words"),
     [
@@ -534,7 +534,7 @@ def test_a_failure_that_is_not_ours_is_raised_by_all(
         opened = open_world("cpu", control=comm)
 
         def fail() -> None:
-            if step == "once" or comm.rank == 1:
+            if step == "on_root" or comm.rank == 1:
                 raise failure
 
         with pytest.raises(kind, match=words) as caught:
@@ -544,11 +544,11 @@ def test_a_failure_that_is_not_ours_is_raised_by_all(
         return describe(caught.value)
 
     (told,) = set(run_ranks(3, rank_main, patience=10.0))
-    assert told.startswith(f"[rank {0 if step == 'once' else 1}, host ")
+    assert told.startswith(f"[rank {0 if step == 'on_root' else 1}, host ")
     assert "test_world.py:" in told, "where it was raised, on ranks that have not raised it too"
 
 
-@pytest.mark.parametrize("step", ["once", "together"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call"])
 def test_a_rank_alone_raises_its_own_failure(step: str) -> None:
     failure = ValueError(threading.Lock())
 
@@ -560,11 +560,19 @@ def test_a_rank_alone_raises_its_own_failure(step: str) -> None:
     assert caught.value is failure
 
 
-def test_together_gives_each_rank_its_own_value() -> None:
+def test_a_collective_call_gives_each_rank_its_own_value() -> None:
     def rank_main(comm: SimulatedComm) -> int:
-        return open_world("cpu", control=comm).together(lambda: comm.rank)
+        return open_world("cpu", control=comm).collective_call(lambda: comm.rank)
 
     assert run_ranks(3, rank_main) == [0, 1, 2]
+
+
+def test_jobs_may_use_the_old_names_of_collective_calls() -> None:
+    def rank_main(comm: SimulatedComm) -> list[int]:
+        opened = open_world("cpu", control=comm)
+        return [opened.once(lambda: comm.rank), opened.together(lambda: comm.rank)]
+
+    assert run_ranks(3, rank_main) == [[0, 0], [0, 1], [0, 2]]
 
 
 def test_closing_ends_the_device_before_the_ranks() -> None:
