@@ -14,7 +14,7 @@ package costs nothing.
     geam, gemm                          cuBLAS on raw memory, row-major (`runner.backend.cuda_blas`)
     UserError, RunError, BadResult, MeshrunError   what goes wrong (`runner.errors`)
     run_as_rank, FailureHandler         run a command as a rank, report its failures (`runner.rank_process`)
-    Progress, Watchdog                  ends a run that is stuck, and says where (`runner.watchdog`)
+    MeasurementProgress, Watchdog       abort a stuck run and report where it is stuck (`runner.watchdog`)
     clock_offsets                       every rank's clock (`runner.clock`)
     gpu_links, nics, network_rate       nominal rates of links (`runner.links`)
     read_counters                       error counters and states of GPU and host (`runner.counters`)
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from runner.rank_process import run_as_rank as run_as_rank
     from runner.reduce import Tiles as Tiles
     from runner.report.record import versions as versions
-    from runner.watchdog import Progress as Progress
+    from runner.watchdog import MeasurementProgress as MeasurementProgress
     from runner.watchdog import Watchdog as Watchdog
     from runner.world import World as World
     from runner.world import open_world as open_world
@@ -117,7 +117,7 @@ _HOME = {
     "tell": "runner.errors",
     "run_as_rank": "runner.rank_process",
     "FailureHandler": "runner.failure",
-    "Progress": "runner.watchdog",
+    "MeasurementProgress": "runner.watchdog",
     "Watchdog": "runner.watchdog",
     "environment": "runner.launcher",
     "clock_offsets": "runner.clock",

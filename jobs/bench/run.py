@@ -135,13 +135,13 @@ def watching(
     handler: runner.FailureHandler,
     settings: Settings,
     everyone: Control | None = None,
-) -> Iterator[runner.Progress]:
+) -> Iterator[runner.MeasurementProgress]:
     """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck.
 
     everyone: the ranks that measure; None for all. Collective over them.
     """
     if not settings.timeout:
-        yield runner.Progress()
+        yield runner.MeasurementProgress()
         return
 
     def report(text: str) -> None:

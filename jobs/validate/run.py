@@ -152,10 +152,12 @@ def note(handler: runner.FailureHandler, report: Report) -> bool:
 
 
 @contextmanager
-def watching(world: World, handler: runner.FailureHandler, asked: Asked) -> Iterator[runner.Progress]:
+def watching(
+    world: World, handler: runner.FailureHandler, asked: Asked
+) -> Iterator[runner.MeasurementProgress]:
     """Where this rank is, watched: a rank that hangs ends the run and is named, in the report too."""
     if not asked.timeout:
-        yield runner.Progress()
+        yield runner.MeasurementProgress()
         return
 
     def report(text: str) -> None:

@@ -106,7 +106,7 @@ def opened(world: World, operation: str, **settings: Any) -> Iterator[session.Se
     } | settings  # fmt: skip
     asked = Asked((operation,), Settings(**chosen))
     colors = [0] * world.size
-    with session.opened(world, world.control, asked, operation, runner.Progress(), colors) as made:
+    with session.opened(world, world.control, asked, operation, runner.MeasurementProgress(), colors) as made:
         yield made
 
 
