@@ -269,8 +269,8 @@ def settled(work: Work) -> Work:
 def measure(folder: Path) -> int:
     """Measure this machine, print and keep what was found."""
     from runner.backend import Backend
+    from runner.binding import visible_gpus
     from runner.calibrate import calibrate
-    from runner.device import visible_gpus
     from runner.rates import rates_file, save
     from runner.report.forecast_table import render_rates
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from runner.binding import visible_gpus
 from runner.comm import Control
 from runner.comm.simulated import run_ranks
 from runner.declaration import Job
 from runner.declare import map_blocks, reduce_blocks
-from runner.device import visible_gpus
 from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
 from runner.failure import FailureHandler, Guard

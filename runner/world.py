@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar
 
 from runner import launcher
 from runner.backend import Backend, Device
+from runner.binding import bind_device, open_arrays, open_collectives, visible_gpus
 from runner.comm import Array, Arrays, Control, Operation
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
-from runner.device import bind, device_arrays, open_collectives, visible_gpus
 from runner.errors import UserError, first_line
 from runner.timing import Phases
 
@@ -154,7 +154,10 @@ def open_world(
     local = host_ids[: control.rank].count(host_id)
     neighbours = host_ids.count(host_id)
     backend = collective_call(
-        control, lambda: bind(control, visible, local, neighbours, oversubscribe), where, names_rank=True
+        control,
+        lambda: bind_device(control, visible, local, neighbours, oversubscribe),
+        where,
+        names_rank=True,
     )
     places = control.allgather((host, local, os.getpid(), control.shared_memory_size(), backend.device))
     ranks = tuple(
@@ -166,7 +169,7 @@ def open_world(
         raise clash_error(clash)
     remarks = check(control, ranks, backend) if check else ()
     nonce = control.broadcast(os.urandom(6).hex())
-    arrays = device_arrays(control, backend, shared_gpu=bool(clash))
+    arrays = open_arrays(control, backend, shared_gpu=bool(clash))
     warnings = locality_warnings(host_ids, [place[3] for place in places])
     return World(control, arrays, backend, ranks, nonce, [*warnings, *remarks])
 
