@@ -201,7 +201,7 @@ def test_every_rank_gets_the_facts_of_all_in_order() -> None:
 
 
 def test_it_is_asked_before_communicators_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.world.device_arrays", lambda *_, **__: pytest.fail("they were"))
+    monkeypatch.setattr("runner.world.open_arrays", lambda *_, **__: pytest.fail("they were"))
     check = inspection.preflight(Started(hosts=3))
     raised = each(2, lambda control: open_world("cpu", control=control, check=check))
     assert [type(one) for one in raised] == [PreflightFailed] * 2
