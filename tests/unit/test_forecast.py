@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
+from runner.chunking import FILLS, ON_DEVICE
 from runner.errors import RunError, UserError
 from runner.execute import Options, run
 from runner.forecast import Forecast, by_ranks, enough, forecast, settle
@@ -19,7 +20,6 @@ from runner.forecast_record import compare, record
 from runner.rates import Machine, Rate, nominal, nominal_cpu
 from runner.report.forecast_table import render, render_comparison
 from runner.spans import STAGES
-from runner.stream.cut import FILLS, ON_DEVICE
 from runner.stream.options import StreamOptions
 from runner.work import Work, decide
 
@@ -93,7 +93,8 @@ def test_every_chunk_is_read_with_its_halo() -> None:
 
 
 def test_a_halo_along_an_axis_that_is_cut_is_read() -> None:
-    found = forecast(work((64, 10), 2, halo=(0, 2), grid="1x2"), GPUS, 1, StreamOptions(chunk_bytes=8 * 9))
+    cut, options = work((64, 10), 2, halo=(0, 2), grid="1x2"), StreamOptions(chunk_bytes=8 * 9)
+    found = forecast(cut, GPUS, 1, options, grid="1x2")
     assert found.part.chunk_rows == 8
     assert found.part.moved["read"] == 8 * 8 * (5 + 4)
 

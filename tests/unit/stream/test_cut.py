@@ -15,8 +15,11 @@ from PIL import Image
 from queued_device import QueuedBackend
 
 import runner
+from runner import chunking
 from runner.backend.cpu import CpuBackend
-from runner.chunks import Chunks, Need
+from runner.backend.host import host_memory
+from runner.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
+from runner.chunks import Chunks
 from runner.comm.simulated import run_ranks
 from runner.errors import UserError
 from runner.find import find
@@ -24,11 +27,9 @@ from runner.inputs import Inputs, State, state_of
 from runner.journal import differences
 from runner.partition import Partition, Region
 from runner.storage import open_source
-from runner.stream import cut as cut_module
-from runner.stream.cut import ON_DEVICE, ON_HOST, chunks_of, in_chunks, known_result
+from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import identity
-from runner.stream.memory import DEVICE_SHARE, HOST_SHARE, host_memory, limits
 from runner.stream.options import StreamOptions
 from runner.work import Work, decide
 from runner.world import World, lone_world, open_world
@@ -60,7 +61,7 @@ def source(tmp_path: Path) -> Any:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make the host have so many bytes."""
-    return lambda size: monkeypatch.setattr("runner.stream.memory.host_memory", lambda: size)
+    return lambda size: monkeypatch.setattr("runner.stream.cut.host_memory", lambda: size)
 
 
 # ---- whether
@@ -106,7 +107,7 @@ def test_a_device_needs_room_for_what_the_function_makes(source: Any, missing: i
 def test_a_device_that_is_kept_busy_gets_chunks(
     source: Any, missing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut_module, "ON_DEVICE", (LITTLE + missing) // cut_module.FILLS + bool(missing))
+    monkeypatch.setattr(chunking, "ON_DEVICE", (LITTLE + missing) // chunking.FILLS + bool(missing))
     device = lone(QueuedBackend(memory=GIB))
     assert asked(source, world=device) == (not missing)
     assert not asked(source)  # a CPU overlaps nothing
@@ -382,17 +383,17 @@ def test_this_machine_has_memory() -> None:
 
 def test_limits_are_what_the_options_say_else_a_share(memory: Callable[[int], None]) -> None:
     memory(4000)
-    assert limits(lone(), StreamOptions()) == Need(4000 // HOST_SHARE, 0)
-    assert limits(lone(), StreamOptions(host_memory=77, device_memory=88)) == Need(77, 0)
+    assert limits(lone(), StreamOptions()) == MemoryUse(4000 // HOST_SHARE, 0)
+    assert limits(lone(), StreamOptions(host_memory=77, device_memory=88)) == MemoryUse(77, 0)
     device = QueuedBackend(memory=1000)
-    assert limits(lone(device), StreamOptions()) == Need(4000 // HOST_SHARE, int(1000 * DEVICE_SHARE))
-    assert limits(lone(device), StreamOptions(host_memory=77, device_memory=88)) == Need(77, 88)
+    assert limits(lone(device), StreamOptions()) == MemoryUse(4000 // HOST_SHARE, int(1000 * DEVICE_SHARE))
+    assert limits(lone(device), StreamOptions(host_memory=77, device_memory=88)) == MemoryUse(77, 88)
 
 
 def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None]) -> None:
     memory(12000)
 
-    def share(control: Any) -> tuple[Need, Need]:
+    def share(control: Any) -> tuple[MemoryUse, MemoryUse]:
         world = open_world("cpu", control=control)
         names = ["one", "one", "two"]
         world.ranks = tuple(
@@ -400,8 +401,8 @@ def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None
         )
         return limits(world, StreamOptions()), limits(world, StreamOptions(host_memory=55))
 
-    halves, whole = Need(12000 // HOST_SHARE // 2, 0), Need(12000 // HOST_SHARE, 0)
-    told = Need(55, 0)
+    halves, whole = MemoryUse(12000 // HOST_SHARE // 2, 0), MemoryUse(12000 // HOST_SHARE, 0)
+    told = MemoryUse(55, 0)
     assert run_ranks(3, share, patience=20) == [(halves, told), (halves, told), (whole, told)]
 
 
