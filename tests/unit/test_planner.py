@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, reject, settings
+from hypothesis import HealthCheck, event, example, given, reject, settings
 from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
@@ -82,6 +82,12 @@ class Facts:
 
 def known(work: Work) -> Work:
     return work if work.result else work.with_result(work.shape[work.leading :], WIDE)
+
+
+NONE = ((0, 0), (0, 0))
+KEPT_WHOLE = Facts(
+    (24, 24), NONE, declared, 1, 1, 1 << 22, 1 << 18, StreamOptions(), Files(), None, keep_whole=True
+)
 
 
 @st.composite
@@ -188,6 +194,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(facts())
+@example(KEPT_WHOLE)
+@example(replace(KEPT_WHOLE, keep_whole=False))
 def test_a_forecast_decides_as_a_run_does(small: pytest.MonkeyPatch, given: Facts) -> None:
     text, blocks = streamed_grid(given.grid, given.ranks)
     try:
