@@ -252,11 +252,12 @@ def chosen(gpu: str | None) -> Machine:
 
 
 def settled(work: Work) -> Work:
+    from runner.backend.cpu import CpuBackend
     from runner.errors import UserError, describe
-    from runner.forecast import settle
+    from runner.result_type import with_known_result
 
     try:
-        return settle(work)
+        return with_known_result(work, CpuBackend())
     except BROKEN as reason:  # in the job's own function
         raise UserError(
             f"job {work.job.name} fails when called on zeros to see its result",

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from runner.chunking import (
     PLAIN,
     Facts,
@@ -28,9 +26,7 @@ from runner.chunking import (
     streamed_grid,
 )
 from runner.chunks import Chunks
-from runner.here import Here
 from runner.partition import Partition, Region, Shape, parse_grid
-from runner.pipeline import unheard
 from runner.rates import Machine
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
@@ -169,20 +165,6 @@ def enough(forecasts: Sequence[Forecast]) -> int:
     """The fewest ranks that take, start included, hardly longer than any other number of them."""
     best = min(one.total for one in forecasts)
     return min(one.ranks for one in forecasts if one.total * GAIN <= best)
-
-
-def settle(work: Work) -> Work:
-    """`work` with its result known: where it is not declared, from a call on zeros, as small as can be."""
-    if work.result is not None:
-        return work
-    if 0 in work.shape:
-        return work.with_result(work.shape[work.leading :], work.dtype)
-    cells = tuple(1 if cut else n for cut, n in zip(work.cut_axes, work.shape, strict=True))
-    padded = tuple(n + sum(width) for n, width in zip(cells, work.widths, strict=True))
-    here = Here(0, work.partition.size, "", (0,) * len(cells), cells, work.shape, None, np)
-    with np.errstate(all="ignore"), unheard():
-        result = work.call(np.zeros(padded, work.dtype), here, None)
-    return work.with_result(tuple(result.shape[work.leading :]), np.dtype(result.dtype))
 
 
 def _in_one_piece(work: Work, machine: Machine, local: int) -> Part:

@@ -30,8 +30,9 @@ def run_map(run: Run) -> Record:
     work = world.together(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
     whole = options.overlap is not None  # which only says something of an array in one piece
-    if in_chunks(world, work, run.source, run.target, options.stream, whole):
-        return _in_chunks(run, work)
+    known = in_chunks(world, work, run.source, run.target, options.stream, whole)
+    if known is not None:
+        return _in_chunks(run, known)
     if other:
         world.together(lambda: _cut(run, world.size, options.grid))  # which refuses
     return _in_one_piece(run, work)
@@ -52,6 +53,7 @@ def _cut(run: Run, blocks: int, grid: str | None) -> Work:
 
 
 def _in_chunks(run: Run, work: Work) -> Record:
+    """work: cut into a block for each rank, its result known."""
     world, options = run.world, run.options
     assert run.target is not None
     if options.overlap is not None:
@@ -61,13 +63,14 @@ def _in_chunks(run: Run, work: Work) -> Record:
     if own_grid:
         world.together(lambda: check_blocks(grid))
     blocks = world.together(lambda: _cut(run, count, grid))
+    if blocks.leading == work.leading:  # else another axis is cut, and the result must be seen again
+        blocks = replace(blocks, result=work.result)
     streaming = Streaming(
         world, blocks, run.source, run.target, options.stream, run.ending, run.phases, run.inputs, run.show
     )
     details = streaming.write()
-    proven = replace(work, result=streaming.work.result)
     try:
-        proof = _proof(run, proven, streaming.sink, dealt=True)
+        proof = _proof(run, work, streaming.sink, dealt=True)
     except RunError:
         run.ending.keeps(streaming.journal.anew(streaming.sink.partial))
         raise
@@ -77,7 +80,7 @@ def _in_chunks(run: Run, work: Work) -> Record:
     foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
     files = Files(True, streaming.sink.chunks is not None, run.source.chunks, streaming.sink.chunks)
-    plan = world.once(lambda: _beside_plan(run, proven, wall, True, files) if foreseen else None)
+    plan = world.once(lambda: _beside_plan(run, work, wall, True, files) if foreseen else None)
     return {**_described(streaming.work), "overlap": False, "verify": proof, "plan": plan, "stream": details}
 
 

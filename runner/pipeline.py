@@ -10,10 +10,7 @@ and rows that two calls need, as own cells or as halo, are copied before the fir
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,6 +20,7 @@ from runner.comm import Array, Message
 from runner.errors import RunError
 from runner.here import Here
 from runner.partition import Region
+from runner.result_type import ResultType, type_of, type_without_cells
 from runner.timing import Phases
 from runner.work import Work
 from runner.world import World
@@ -192,15 +190,13 @@ class Pipeline:
 
     def _settled(self) -> Work:
         """The work with its result as the first calls returned it, agreed on by all ranks that have a row."""
-        found = None
-        for _, result in self._first:
-            found = tuple(result.shape[self.work.leading :]), np.dtype(result.dtype)
         if self.work.result is not None:
             return self.work
+        found = next((type_of(self.work, result) for _, result in self._first), None)
         everyone = self.world.control.allgather(found)
         answers = [answer for answer in everyone if answer is not None]
         if not answers:  # an array without cells: nothing to call the function on
-            answers = [(self.work.shape[self.work.leading :], self.work.dtype)]
+            answers = [type_without_cells(self.work)]
         odd = next((rank for rank, a in enumerate(everyone) if a is not None and a != answers[0]), None)
         if odd is not None:
             raise RunError(
@@ -264,21 +260,6 @@ def windows(block: Array, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[R
         yield (first, last), block[first : last + halo]
 
 
-@contextmanager
-def unheard() -> Iterator[None]:
-    """For a call whose result is not used: what it prints will be printed again, and is not now.
-
-    What was printed before a failure is shown.
-    """
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            yield
-    except BaseException:
-        sys.stdout.write(printed.getvalue())
-        raise
-
-
 def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> Iterator[Rows]:
     """Rows of `region` in pieces whose input fits a cache. width: of the halo along axis 0."""
     if region.size == 0:
@@ -289,5 +270,5 @@ def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> 
         yield begin, min(begin + step, rows[1])
 
 
-def _shape_and_dtype(answer: tuple[tuple[int, ...], np.dtype[np.generic]]) -> str:
+def _shape_and_dtype(answer: ResultType) -> str:
     return f"{answer[1]} with trailing axes {answer[0]}"

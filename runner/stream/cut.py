@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,9 +22,10 @@ from runner.chunking import (
     plan_chunks,
 )
 from runner.chunks import Chunks
+from runner.comm import Array
 from runner.errors import UserError
-from runner.partition import Region, Shape
-from runner.pipeline import call_rows, unheard
+from runner.partition import Region
+from runner.result_type import ResultType, result_type
 from runner.storage import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.stream.options import StreamOptions
@@ -36,8 +36,8 @@ from runner.world import World
 
 def in_chunks(
     world: World, work: Work, source: Source, target: Path, options: StreamOptions, whole: bool = False
-) -> bool:
-    """Whether the run is streamed, by `is_streamed` of all ranks; collective.
+) -> Work | None:
+    """The work with its result known, where the run is streamed (`is_streamed`); else None. Collective.
 
     whole: it is to be kept whole. UserError where an option asks for chunks and a file cannot.
     """
@@ -46,12 +46,12 @@ def in_chunks(
     decide = partial(is_streamed, work, options, files, asynchronous=asynchronous, keep_whole=whole)
     # Memory is looked at only where nothing else decides: an option for it is checked with the chunks.
     if decide(too_large=False) or (source.parallel and decide(too_large=_is_too_large(world, work, options))):
-        shape, dtype = known_result(world, work, source).known
-        if world.once(lambda: open_sink(target, shape, dtype, KEPT)).parallel:
-            return True
+        known = known_result(world, work, source)
+        if world.once(lambda: open_sink(target, *known.known, KEPT)).parallel:
+            return known
     if options.named is not None:
         raise not_streamed(options.named, target if source.parallel else source.path)
-    return False
+    return None
 
 
 def _is_too_large(world: World, work: Work, options: StreamOptions) -> bool:
@@ -104,26 +104,35 @@ def chunks_of(
 
 
 def known_result(world: World, work: Work, source: Source) -> Work:
-    """The work with its result's shape and dtype: what is not declared is seen by calling the function
-    on one row, on rank 0."""
+    """The work with its result's shape and dtype, from one trial call on rank 0 where they are not declared.
+
+    Collective. The trial is on zeros, or on the first row where the function fails on those (`result_type`).
+    """
     if work.result is not None:
         return work
-    if 0 in work.shape:
-        return work.with_result(work.shape[work.leading :], work.dtype)
 
-    def probe() -> tuple[Shape, np.dtype[Any]]:
-        row = Region((0,) * len(work.shape), (1, *work.partition[0].stop[1:]))
-        window = Window(row, work.shape, work.widths, work.boundary, work.cval)
-        staged = np.empty(window.staged, work.dtype)
-        for region, place in window.reads():
-            source.read(region, staged[place])
-        block = world.backend.xp.asarray(staged)
-        if not window.direct:
-            padded = world.backend.empty(window.shape, work.dtype)
-            window.assemble(block, padded)
-            block = padded
-        with unheard():
-            result = call_rows(world, work, row, block, (0, 1), work.buffer(row.shape, world.backend))
-        return tuple(result.shape[work.leading :]), np.dtype(result.dtype)
+    def trial() -> ResultType:
+        return result_type(
+            work,
+            world.backend,
+            ranks=world.size,
+            host=world.here.host,
+            first_row=lambda: _first_row(world, work, source),
+        )
 
-    return work.with_result(*world.once(probe))
+    return work.with_result(*world.once(trial))
+
+
+def _first_row(world: World, work: Work, source: Source) -> tuple[Region, Array]:
+    """The first row of the first block, and its padded block on this rank's device."""
+    row = Region((0,) * len(work.shape), (1, *work.partition[0].stop[1:]))
+    window = Window(row, work.shape, work.widths, work.boundary, work.cval)
+    staged = np.empty(window.staged, work.dtype)
+    for region, place in window.reads():
+        source.read(region, staged[place])
+    block = world.backend.xp.asarray(staged)
+    if window.direct:
+        return row, block
+    padded = world.backend.empty(window.shape, work.dtype)
+    window.assemble(block, padded)
+    return row, padded

@@ -30,6 +30,7 @@ LAYERS = (
     ("check", "store", "stream"),
     ("forecast",),
     ("chunking", "pipeline"),
+    ("result_type",),
     ("compare", "rates"),
     ("load", "reduce", "report", "work"),
     ("inputs",),

@@ -70,7 +70,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def asked(source: Any, target: str = "out.npy", *, world: World | None = None, **options: Any) -> bool:
     world = world or lone()
     cut = decide(same, {}, source.shape, source.dtype, world.size)
-    return in_chunks(world, cut, source, source.path.with_name(target), StreamOptions(**options))
+    target_path = source.path.with_name(target)
+    return in_chunks(world, cut, source, target_path, StreamOptions(**options)) is not None
 
 
 def test_an_array_that_fits_is_not_cut(source: Any, memory: Callable[[int], None]) -> None:
@@ -313,23 +314,29 @@ def test_an_array_without_cells_has_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("backend", [CpuBackend, QueuedBackend])
-def test_what_is_not_declared_is_seen_by_a_call_on_one_row(
-    tmp_path: Path, backend: Callable[[], Any]
+@pytest.mark.parametrize("zeros", [True, False])
+def test_what_is_not_declared_is_seen_by_a_call_on_zeros_else_on_the_first_row(
+    tmp_path: Path, backend: Callable[[], Any], zeros: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shapes = []
+    blocks = []
 
     @runner.map_blocks(halo=((2, 1), (0, 0)), boundary="constant", cval=5)
     def means(block: Any) -> Any:
-        shapes.append(block.shape)
-        np.testing.assert_array_equal(block[:2], 5)
-        np.testing.assert_array_equal(block[2:], [np.arange(6), np.arange(6, 12)])
+        blocks.append(block.copy())
+        print("called")
+        if not zeros and not block.any():
+            raise ZeroDivisionError
         return block[2:-1].mean(axis=1).astype(np.float32)
 
     np.save(tmp_path / "in.npy", np.arange(60.0).reshape(10, 6))
     source = open_source(tmp_path / "in.npy")
     known = known_result(lone(backend()), work((10, 6), job=means), source).known
     assert known == ((10,), np.dtype(np.float32))
-    assert shapes == [(4, 6)]
+    np.testing.assert_array_equal(blocks[0], np.zeros((4, 6)))
+    assert len(blocks) == (1 if zeros else 2)
+    if not zeros:
+        np.testing.assert_array_equal(blocks[1], [[5] * 6, [5] * 6, np.arange(6), np.arange(6, 12)])
+    assert capsys.readouterr().out == ""
 
 
 # ---- memory
