@@ -16,10 +16,12 @@ from itertools import islice
 
 import numpy as np
 
+from runner.backend import Backend, poison
 from runner.comm import Array, Message
 from runner.errors import RunError
+from runner.exchange import HaloPlan
 from runner.here import Here
-from runner.partition import Region
+from runner.partition import Region, Shape
 from runner.result_type import ResultType, type_of, type_without_cells
 from runner.timing import Phases
 from runner.work import Work
@@ -48,7 +50,7 @@ class Pipeline:
     progress: Progress = quiet
 
     def __post_init__(self) -> None:
-        self.plan = self.work.plan(self.world.rank)
+        self.plan = halo_plan(self.work, self.world.rank)
         low, high = self.plan.widths[0]
         rows = self.plan.region.shape[0]
         partition = self.work.partition
@@ -118,7 +120,7 @@ class Pipeline:
     def _timed(self, rows: Rows, window: Array) -> tuple[Rows, Array]:
         with self.phases("kernel"):
             shape = self.plan.region.rows(*rows).shape
-            result = self._call(rows, window, self.work.buffer(shape, self.world.backend))
+            result = self._call(rows, window, result_buffer(self.work, shape, self.world.backend))
         self.progress(rows[1], self.plan.region.shape[0])
         return rows, result
 
@@ -126,7 +128,7 @@ class Pipeline:
         """Compute the interior's last row, on a copy. The first would leave the others' memory unaligned."""
         region = self.plan.region
         if region.size:
-            self._out = self.work.buffer(region.shape, self.world.backend)
+            self._out = result_buffer(self.work, region.shape, self.world.backend)
             last = self._interior[1]
             rows = (last - 1, last)
             window = block[last - 1 : last + self._halo].copy()
@@ -212,6 +214,22 @@ class Pipeline:
     def _exchanged(self) -> int:
         """Bytes received from other ranks and as many sent."""
         return self.plan.received_cells * self.work.dtype.itemsize
+
+
+def halo_plan(work: Work, rank: int) -> HaloPlan:
+    """How a rank fills the halo of its block."""
+    return HaloPlan(work.partition, rank, work.widths, work.boundary, work.cval)
+
+
+def result_buffer(work: Work, cells: Shape, backend: Backend) -> Array | None:
+    """A poisoned result for own cells of shape `cells`; None for a job that returns its result."""
+    if not work.fills:
+        return None
+    declared = work.declared(cells)
+    assert declared is not None
+    out = backend.empty(*declared)
+    poison(out)
+    return out
 
 
 def call_rows(

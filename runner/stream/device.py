@@ -16,7 +16,7 @@ import numpy as np
 
 from runner.backend import HostBytes, Mark
 from runner.comm import Array
-from runner.pipeline import call_rows
+from runner.pipeline import call_rows, result_buffer
 from runner.result_type import unheard
 from runner.spans import Stage
 from runner.stream.direct import Direct
@@ -119,7 +119,7 @@ class DeviceEngine:
                 block = shaped(self._padded, window.shape, work.dtype)
                 window.assemble(staged, block)
             rows = window.region.shape[0]
-            out = work.buffer(window.region.shape, self._backend)
+            out = result_buffer(work, window.region.shape, self._backend)
             slot.result = self._kept(call_rows(ends.world, work, window.region, block, (0, rows), out))
             end = lanes.mark()
             nbytes = slot.result.nbytes
