@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.chunking import memory_use
 from runner.errors import RunError, UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
@@ -23,10 +24,9 @@ from runner.storage.faults import write_error
 from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
 from runner.stream.batch_engine import BatchEnds, BatchEngine, Decide, naming, sink_for
-from runner.stream.cut import known_result, need_of
+from runner.stream.cut import known_result, limits
 from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
 from runner.stream.identity import of_work
-from runner.stream.memory import limits
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
 from runner.timing import Phases
@@ -143,7 +143,7 @@ class Batch:
     def _depth(self, work: Work) -> int:
         """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
         memory is enough for so many of the largest one."""
-        takes = need_of(self.world, work, work.partition[0]).host
+        takes = memory_use(work, work.partition[0], asynchronous=self.world.backend.asynchronous).host
         room = (
             self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
         )
