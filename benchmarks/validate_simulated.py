@@ -29,9 +29,9 @@ import numpy as np
 
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import Fault, FleetSpec, parse_fleet, random_fault
 from jobs.validate.verdict import Finding
-from runner.comm.simulated_fleet import SimulatedFleet
-from runner.comm.simulated_spec import Fault, FleetSpec, parse_fleet, random_fault
 
 NAMES = {"nvpair": "pair"}  # a fault's kind, where a finding calls it otherwise
 

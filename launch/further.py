@@ -19,7 +19,7 @@ SUMMARIES = {
     "launch.doctor:doctor": "Show what every rank has, and what is wrong with it.",
     "launch.command:launch": "Start ranks on several hosts.",
     "launch.forecast_command:plan": "Tell what a run will take, without a GPU or MPI.",
-    "jobs.validate.command:validate": "Say whether the GPUs and wires are healthy.",
+    "jobs.validate.cli:validate": "Say whether the GPUs and wires are healthy.",
 }
 VALUES = {"--colour": 0, "--expect": 2}  # of options before the command; one of any other
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows

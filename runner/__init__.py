@@ -25,8 +25,6 @@ package costs nothing.
                                         a small file, whole at every moment (`runner.files`)
     Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
                                         collectives on raw memory (`runner.comm.collectives`)
-    SimulatedFleet, FleetSpec, Fault, parse_fleet, random_fault
-                                        a model of a fleet with faults put in (`runner.comm.simulated_fleet`)
 """
 
 from __future__ import annotations
@@ -56,11 +54,6 @@ if TYPE_CHECKING:
     from runner.comm.collectives import Datatype as Datatype
     from runner.comm.collectives import Place as Place
     from runner.comm.collectives import premultiplier as premultiplier
-    from runner.comm.simulated_faults import Fault as Fault
-    from runner.comm.simulated_fleet import SimulatedFleet as SimulatedFleet
-    from runner.comm.simulated_spec import FleetSpec as FleetSpec
-    from runner.comm.simulated_spec import parse_fleet as parse_fleet
-    from runner.comm.simulated_spec import random_fault as random_fault
     from runner.counters import read_counters as read_counters
     from runner.counters_processors import stolen_seconds as stolen_seconds
     from runner.declare import job as job
@@ -136,11 +129,6 @@ _HOME = {
     "OPERATIONS": "runner.comm.collectives",
     "REDUCTIONS": "runner.comm.collectives",
     "premultiplier": "runner.comm.collectives",
-    "SimulatedFleet": "runner.comm.simulated_fleet",
-    "FleetSpec": "runner.comm.simulated_spec",
-    "Fault": "runner.comm.simulated_faults",
-    "parse_fleet": "runner.comm.simulated_spec",
-    "random_fault": "runner.comm.simulated_spec",
 }
 __all__ = list(_HOME)
 

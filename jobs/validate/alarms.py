@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe import Place, Wrong
+from jobs.validate.probe.api import Place, Wrong
 from jobs.validate.report import Change, Drift, Limit, Report
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobs.validate.attribution.robust import spread, within
+from jobs.measure.outliers import spread, within
 from jobs.validate.budget import FLOORS
-from jobs.validate.fleet import Fleet, Ints, fleet_of
 from jobs.validate.ladder import CURVE
+from jobs.validate.measurements.leaf_switches import LEAST, ROUNDS
+from jobs.validate.measurements.repeats import effort
+from jobs.validate.measurements.schedule import across, between, inside
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe import ALONE, Probe, Seconds, counted
-from jobs.validate.rungs.leaves import LEAST, ROUNDS
-from jobs.validate.rungs.rounds import across, between, inside
-from jobs.validate.rungs.visits import effort
+from jobs.validate.probe.api import ALONE, Probe, Seconds, counted
+from jobs.validate.topology import Fleet, Ints, fleet_of
 
 FEW, MANY = 1, 4  # samples of a trial
 

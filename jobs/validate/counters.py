@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe import Counter
+from jobs.validate.probe.api import Counter
 from jobs.validate.report import Change
 
 Weight = Literal["fault", "note"]

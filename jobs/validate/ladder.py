@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jobs.validate.alarms import alarms
-from jobs.validate.attribution.inquiry import Answer, Scope, inquire
-from jobs.validate.attribution.known import Known
-from jobs.validate.attribution.naming import findings, merged
-from jobs.validate.attribution.table import Table
 from jobs.validate.counters import changes
-from jobs.validate.fleet import fleet_of
-from jobs.validate.left_open import siblings_missing, unmeasured
-from jobs.validate.metered import Metered
+from jobs.validate.localize.explained import Known
+from jobs.validate.localize.findings import findings, merged
+from jobs.validate.localize.observations import Table
+from jobs.validate.localize.retest import Answer, Scope, inquire
+from jobs.validate.measurements.allreduce import Rings
+from jobs.validate.measurements.inter_node import Between
+from jobs.validate.measurements.intra_node import Inside, Moved
+from jobs.validate.measurements.leaf_switches import LEAST, leaves
+from jobs.validate.measurements.single_gpu import AloneScope
+from jobs.validate.not_judged import siblings_missing, unmeasured
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe import Alone, Probe, Wrong, counted
+from jobs.validate.probe.api import Alone, Probe, Wrong, counted
+from jobs.validate.probe.metered import Metered
 from jobs.validate.report import Change, Curve
-from jobs.validate.rungs.alone import AloneScope
-from jobs.validate.rungs.between import Between
-from jobs.validate.rungs.inside import Inside, Moved
-from jobs.validate.rungs.leaves import LEAST, leaves
-from jobs.validate.rungs.rings import Rings
+from jobs.validate.topology import fleet_of
 from jobs.validate.verdict import Finding, Rung, Status, Verdict
 
 NEEDS: dict[RungName, str] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe import Wrong
+from jobs.validate.probe.api import Wrong
 from jobs.validate.verdict import Verdict
 
 SCHEMA = 2  # of the JSON document

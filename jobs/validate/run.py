@@ -15,18 +15,20 @@ from jobs.bench.record import kept
 from jobs.bench.screen import CLEAR
 from jobs.validate import outputs
 from jobs.validate.alarms import unjudged
-from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.climbing import Climbing, Told, measured
+from jobs.validate.dead_ranks import fallen, stay
 from jobs.validate.ended import FROM_OUTSIDE, say, sentence
-from jobs.validate.fallen import fallen, stay
-from jobs.validate.limits import gather, limits
+from jobs.validate.hardware_limits import gather, limits
+from jobs.validate.options import Asked
 from jobs.validate.plan import RungName
-from jobs.validate.probe import Probe
-from jobs.validate.ranks import probe as ranks
+from jobs.validate.probe import rank_probe as ranks
+from jobs.validate.probe.api import Probe
 from jobs.validate.report import Member, Report
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.told import json as told_json
 from jobs.validate.told.words import headline
+from jobs.validate.validation import Climbing, Told, measured
 from jobs.validate.verdict import EXIT, Status
 from runner import World
 
@@ -76,7 +78,7 @@ def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -
 def rehearse(asked: Asked, door: Any) -> int:
     """The same over the simulated fleet that was asked for; the exit status."""
     assert asked.simulate is not None
-    fleet = runner.SimulatedFleet(runner.parse_fleet(asked.simulate))
+    fleet = SimulatedFleet(parse_fleet(asked.simulate))
     climbing = Climbing(asked, {"meshrun": version("meshrun")}, plan=asked.plan)
     climbing.members = tuple(
         Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")

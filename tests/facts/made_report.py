@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.probe import Wrong
+from jobs.validate.probe.api import Wrong
 from jobs.validate.report import Change, Curve, Drift, Limit, Matrix, Member, Report
 from jobs.validate.verdict import Alarm, Evidence, Finding, Rung, Verdict
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobs.validate.plan import Plan
-from jobs.validate.probe import Alone, Place, Seconds, Wrong
+from jobs.validate.probe.api import Alone, Place, Seconds, Wrong
 from jobs.validate.verdict import Unit
 
 RATES = {"memory": 8e9, "product": 2e9, "to_device": 8e9, "to_host": 8e9}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe import Alone, Counter, Place, Seconds, Wrong
+from jobs.validate.probe.api import Alone, Counter, Place, Seconds, Wrong
 from jobs.validate.verdict import Unit
 
 RATES = {"memory": 2e12, "product": 1e10, "to_device": 55e9, "to_host": 55e9}

@@ -24,15 +24,17 @@ import pytest
 import runner
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
-from jobs.validate.probe import ALONE
-from jobs.validate.ranks import alone as ranks_alone
-from jobs.validate.ranks.probe import suited
+from jobs.validate.probe import single_rank as ranks_alone
+from jobs.validate.probe.api import ALONE
+from jobs.validate.probe.rank_probe import suited
 from launch import mpiexec
 from runner import World
 from runner.errors import MeshrunError
 
 ROOT = Path(__file__).parents[2]
-same = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "unit" / "validate" / "test_ranks.py")))
+same = SimpleNamespace(
+    **runpy.run_path(str(ROOT / "tests" / "unit" / "validate" / "probe" / "test_rank_probe.py"))
+)
 
 DEADLOCK = 110  # seconds
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -17,21 +17,23 @@ import pytest
 import runner
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
-from jobs.validate.probe import Wrong
-from jobs.validate.ranks import buffers, part
-from jobs.validate.ranks.probe import suited
+from jobs.validate.probe import buffers, sampling
+from jobs.validate.probe.api import Wrong
+from jobs.validate.probe.rank_probe import suited
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
-same = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit/validate/test_ranks.py")))
+same = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[1] / "unit/validate/probe/test_rank_probe.py"))
+)
 KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few runs each, not of as many as take 0.1 s; and no waiting for what may pass."""
-    monkeypatch.setattr(part, "LONG", 0.001)
-    monkeypatch.setattr(part, "TOO_SHORT", math.inf)  # ranks that sleep do not mind what is stolen
+    monkeypatch.setattr(sampling, "LONG", 0.001)
+    monkeypatch.setattr(sampling, "TOO_SHORT", math.inf)  # ranks that sleep do not mind what is stolen
     monkeypatch.setattr(buffers, "PASSING", 0.0)
 
 

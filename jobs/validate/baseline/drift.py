@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from jobs.validate.attribution.robust import MAD_SCALE
+from jobs.measure.outliers import MAD_SCALE
 from jobs.validate.baseline.run import Figure
 from jobs.validate.report import Drift
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from jobs.validate.ranks import part
+from jobs.validate.probe import sampling
 
 
 @pytest.fixture(autouse=True)
@@ -11,5 +11,5 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Nothing is taken off for stolen processors: ranks that sleep do not mind.
     """
-    monkeypatch.setattr(part, "LONG", 0.0)
-    monkeypatch.setattr(part, "TOO_SHORT", math.inf)
+    monkeypatch.setattr(sampling, "LONG", 0.0)
+    monkeypatch.setattr(sampling, "TOO_SHORT", math.inf)

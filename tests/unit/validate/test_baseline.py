@@ -27,7 +27,7 @@ from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline.compare import check, check_saving, compare, save
 from jobs.validate.baseline.drift import deviation, drifted
 from jobs.validate.baseline.run import KEPT, Figure
-from jobs.validate.probe import Wrong
+from jobs.validate.probe.api import Wrong
 from jobs.validate.report import Member, Report
 from jobs.validate.verdict import Verdict
 

@@ -17,10 +17,12 @@ from toy_fleet import ToyFleet
 import runner
 from jobs.validate.budget import FLOORS, SUSPECTS, Deadline, fitted, quick, seconds
 from jobs.validate.costs import SIZES, by_rung, calls, estimate, sizes, trial, work
-from jobs.validate.fleet import fleet_of
 from jobs.validate.ladder import validate
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe import Alone, Counter, Place, Probe, Seconds, Wrong
+from jobs.validate.probe.api import Alone, Counter, Place, Probe, Seconds, Wrong
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import parse_fleet
+from jobs.validate.topology import fleet_of
 
 
 @dataclass
@@ -323,7 +325,7 @@ def test_quick_still_judges(gpus: list[int]) -> None:
 
 
 def test_a_probe_is_what_is_tried() -> None:
-    probe: Probe = runner.SimulatedFleet(runner.parse_fleet("hosts=8,gpus=2"))
+    probe: Probe = SimulatedFleet(parse_fleet("hosts=8,gpus=2"))
     rates = trial(probe, Plan())
     assert set(rates) == set(SIZES)
     assert all(np.isfinite(cost.seconds(1e6, 3)) for cost in rates.values())

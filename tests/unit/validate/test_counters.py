@@ -7,7 +7,7 @@ from nvml import UUID
 from nvml_counters import Nvml
 
 from jobs.validate.counters import KNOWN, changes
-from jobs.validate.probe import Counter
+from jobs.validate.probe.api import Counter
 from jobs.validate.report import Change
 from runner import counters_gpu, counters_network
 

@@ -8,7 +8,7 @@ from toy_fleet import ToyFleet
 
 from jobs.validate.ladder import validate
 from jobs.validate.plan import RUNGS, Plan
-from jobs.validate.probe import Alone, Place
+from jobs.validate.probe.api import Alone, Place
 from jobs.validate.verdict import Verdict
 
 

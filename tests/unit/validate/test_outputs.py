@@ -9,12 +9,12 @@ from pathlib import Path
 from made_report import healthy, unknown
 from toy_fleet import ToyFleet
 
-from jobs.validate.asked import Asked
-from jobs.validate.climbing import Climbing
 from jobs.validate.ladder import Ladder
+from jobs.validate.options import Asked
 from jobs.validate.outputs import Outputs, write
 from jobs.validate.plan import Plan
 from jobs.validate.report import Limit
+from jobs.validate.validation import Climbing
 
 
 def all_of(folder: Path) -> Outputs:

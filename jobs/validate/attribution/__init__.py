@@ -1,1 +1,0 @@
-"""From slow measurements to the part that explains them."""

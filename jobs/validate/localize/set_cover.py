@@ -1,0 +1,142 @@
+"""Which part explains the slow measurements: the one that most of them have in common, again and again.
+
+A path is as fast as its slowest part, so a slow part makes (nearly) all that goes through it slow, and what
+is not slow acquits every part on its way. The search is a greedy set cover (Johnson 1974; in network
+tomography: the smallest consistent failure set, Duffield 2006): take the part that explains the most slow
+measurements while nearly all of its open ones are slow; its effect is their median; take out what it
+explains; look again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobs.validate.localize.observations import Table
+from jobs.validate.topology import Ints
+
+Name = tuple[str, int]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A kind of part. labels: for each row the one or two parts of this kind on its way, -1: none. keys:
+    their names.
+    """
+
+    name: str
+    labels: tuple[Ints, ...]
+    keys: Ints
+
+
+def kind_of(name: str, *keys: Ints) -> Kind:
+    """Keys (any integers, negative: none) as labels 0, 1, ..."""
+    known, labels = np.unique(np.concatenate(keys), return_inverse=True)
+    none = int(np.searchsorted(known, 0))
+    split = np.split(np.maximum(labels.reshape(-1) - none, -1).astype(np.int64), len(keys))
+    return Kind(name, tuple(split), known[none:])
+
+
+def numbered(name: str, count: int, *labels: Ints) -> Kind:
+    """Keys that are numbers below `count` already."""
+    return Kind(name, labels, np.arange(count))
+
+
+@dataclass(frozen=True, eq=False)
+class Suspect:
+    """A part that would explain `rows`. effect: log of its time over the siblings'. ties: others that explain
+    as much.
+    """
+
+    kind: str
+    key: int
+    rows: Mask
+    effect: float
+    ties: tuple[Name, ...] = ()
+
+    @property
+    def name(self) -> Name:
+        return self.kind, self.key
+
+
+class Cover:
+    """What is still to be explained. kinds: in order of preference where several explain the same."""
+
+    def __init__(self, table: Table, kinds: Sequence[Kind], share: float) -> None:
+        self.table, self.kinds, self.share = table, kinds, share
+        self.open = np.ones(len(table), bool)
+        self.slow = table.level > table.threshold
+        self.through = [self.count(kind, np.arange(len(table))) for kind in kinds]  # open rows of each part
+        self.late = [self.count(kind, np.flatnonzero(self.slow)) for kind in kinds]  # and slow ones
+        self.out: set[Name] = set()
+
+    def count(self, kind: Kind, rows: Ints) -> Ints:
+        """How many of the rows go through each part."""
+        found = np.zeros(len(kind.keys), np.int64)
+        for labels in kind.labels:
+            inside = labels[rows]
+            found += np.bincount(inside[inside >= 0], minlength=len(kind.keys))
+        return found
+
+    def rows(self, kind: str, key: int) -> Mask:
+        """All measurements that go through a part."""
+        known = next(known for known in self.kinds if known.name == kind)
+        label = int(np.searchsorted(known.keys, key))
+        return np.asarray(np.logical_or.reduce([labels == label for labels in known.labels]))
+
+    def strongest(self) -> Suspect | None:
+        """The part that explains the most; None when nothing that is slow is left, or nothing explains it."""
+        best, most = ("", -1), 0
+        for kind, through, late in zip(self.kinds, self.through, self.late, strict=True):
+            slow = np.where(late >= np.maximum(self.share * through, most + 1), late, 0)
+            slow[self.barred(kind)] = 0
+            # Of equals, the kind that comes first.
+            if len(slow) and slow.max() > most:
+                label = int(slow.argmax())
+                best, most = (kind.name, int(kind.keys[label])), int(slow[label])
+        if not most:
+            return None
+        rows = self.rows(*best)
+        late = np.flatnonzero(rows & self.open & self.slow)
+        return Suspect(*best, rows, float(np.median(self.table.level[late])), tuple(self.ties(best, late)))
+
+    def ties(self, best: Name, late: Ints) -> Iterator[Name]:
+        """Other parts that all of the slow rows go through, and (nearly) nothing that is not slow."""
+        for kind, through in zip(self.kinds, self.through, strict=True):
+            slow = self.count(kind, late)
+            same = (slow == len(late)) & (slow >= self.share * through)
+            same[self.barred(kind)] = False
+            for label in np.flatnonzero(same):
+                if (name := (kind.name, int(kind.keys[label]))) != best:
+                    yield name
+
+    def peers(self, kind: str, most: int) -> tuple[list[Name], Mask]:
+        """All parts of a kind that explain `most` slow rows each, where those are few; and their rows."""
+        number = next(number for number, known in enumerate(self.kinds) if known.name == kind)
+        known, through, slow = self.kinds[number], self.through[number], self.late[number]
+        fit = (slow == most) & (slow >= self.share * through)
+        fit[self.barred(known)] = False
+        rows = np.logical_or.reduce([fit[labels] & (labels >= 0) for labels in known.labels])
+        return [(kind, int(key)) for key in known.keys[fit]], rows
+
+    def barred(self, kind: Kind) -> Ints:
+        """Labels of the parts that are not to be named (again)."""
+        keys = [key for name, key in self.out if name == kind.name]
+        return np.searchsorted(kind.keys, np.array(keys, np.int64))
+
+    def explain(self, rows: Mask, effect: float, margin: float = 1.0) -> None:
+        """Take out what a part with this effect explains; what is `margin` thresholds slower stays open."""
+        self.close(rows & (self.table.level <= effect + margin * self.table.threshold))
+
+    def close(self, rows: Mask) -> None:
+        rows = rows & self.open
+        self.open &= ~rows
+        gone = np.flatnonzero(rows)
+        slow = gone[self.slow[gone]]
+        for number, kind in enumerate(self.kinds):
+            self.through[number] -= self.count(kind, gone)
+            self.late[number] -= self.count(kind, slow)

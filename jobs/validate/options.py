@@ -1,0 +1,30 @@
+"""What the command's words ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.validate.outputs import Outputs
+from jobs.validate.plan import Plan
+
+
+@dataclass(frozen=True)
+class Asked:
+    """plan: before it is fitted to memory and time. budget, soak: seconds; None: as long as it takes, once.
+
+    simulate: a fleet as `simulation.spec.parse_fleet` reads it; None: the real one. timeout: seconds that a
+    rank may stay at one point, 0: for ever. nagios: one line instead of the report. words: the command as
+    typed.
+    """
+
+    plan: Plan
+    budget: float | None = None
+    soak: float | None = None
+    simulate: str | None = None
+    baseline: Path | None = None
+    save_baseline: Path | None = None
+    outputs: Outputs = field(default_factory=Outputs)
+    nagios: bool = False
+    timeout: float = 60.0
+    words: tuple[str, ...] = ()

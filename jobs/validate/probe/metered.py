@@ -1,0 +1,66 @@
+"""A probe that counts what is asked of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from jobs.validate.plan import RungName
+from jobs.validate.probe.api import Alone, Counter, Place, Probe, Seconds, Wrong
+from jobs.validate.verdict import Unit
+
+
+class Metered:
+    """rounds: calls. messages: flows and ring members, times samples. seconds: spent measuring."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.reset()
+
+    def reset(self) -> None:
+        self.rounds, self.messages, self.seconds = 0, 0, 0.0
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self.probe.hosts
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return self.probe.places
+
+    @property
+    def unit(self) -> Unit:
+        return self.probe.unit
+
+    @property
+    def absent(self) -> Mapping[RungName, str]:
+        return self.probe.absent
+
+    def counters(self) -> Mapping[Counter, float | str]:
+        return self.probe.counters()
+
+    def wrong(self) -> Sequence[Wrong]:
+        return self.probe.wrong()
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.alone(what, nbytes, samples), 0)
+
+    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.flows(flows, nbytes, samples), len(flows) * samples)
+
+    def no_copies(self) -> str:
+        return self.probe.no_copies()
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.copies(flows, nbytes, samples), len(flows) * samples)
+
+    def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.rings(groups, nbytes, samples), sum(map(len, groups)) * samples)
+
+    def timed(self, call: Callable[[], Seconds], messages: int) -> Seconds:
+        begin = time.perf_counter()
+        result = call()
+        self.seconds += time.perf_counter() - begin
+        self.rounds += 1
+        self.messages += messages
+        return result

@@ -1,0 +1,134 @@
+"""What each rank does by itself: copies inside its device's memory, matrix products, copies from and to the
+host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs.bench import check
+from jobs.bench.data import Copied, Segment
+from jobs.validate.probe import api
+from jobs.validate.probe.api import Alone, Wrong
+from jobs.validate.probe.buffers import Buffers
+from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Part, often
+from jobs.validate.probe.sampling import compared as compared_with
+
+ITEM = FLOAT.itemsize
+BLOCK = 8 << 20  # elements of a product that are compared at a time
+
+
+def alone(buffers: Buffers, what: Alone, nbytes: int) -> Part:
+    """This rank's part; IDLE where it cannot be measured: a CPU has no way to a GPU. Collective."""
+    if buffers.box is None and what in ("to_device", "to_host"):
+        return IDLE
+    return product(buffers, nbytes) if what == "product" else copy(buffers, what, nbytes)
+
+
+def copy(buffers: Buffers, what: Alone, nbytes: int) -> Part:
+    """Of `nbytes`: inside the device's memory, or between it and pinned memory of the host."""
+    world, rank, box = buffers.world, buffers.world.rank, buffers.box
+    inside = what == "memory"
+    buffers.hold(nbytes * (what != "to_device"), nbytes * (what != "to_host"), 0 if inside else nbytes)
+    out, into = buffers.out.array, buffers.into.array
+    queue: Callable[[], object]
+    if box is None:
+        queue = partial(np.copyto, into[:nbytes], out[:nbytes])
+    else:
+        target, source = buffers.device(buffers.into), buffers.device(buffers.out)
+        if what == "to_device":
+            source, out = buffers.pinned, box.host_array(buffers.pinned)
+        if what == "to_host":
+            target, into = buffers.pinned, box.host_array(buffers.pinned)
+        queue = partial(box.copy, target, source, nbytes, world.backend.stream)
+
+    def segment(seed: int) -> Segment:
+        return Segment(0, nbytes, Copied(seed * world.size + rank, 0), rank)
+
+    def prepare(seed: int) -> None:
+        check.fill(out, BYTES, [segment(seed)])
+        check.poison(into[:nbytes])
+        world.backend.synchronize()
+
+    def compared(seed: int) -> Wrong | None:
+        return compared_with(what, rank, nbytes, into, BYTES, segment(seed))
+
+    return Part(prepare, partial(timed, world, queue), compared, often(nbytes))
+
+
+def product(buffers: Buffers, nbytes: int) -> Part:
+    """c = a b of square float32 matrices, `nbytes` each.
+
+    a = u v', b = w z' with small integers, so that c = (v' w) u z' is exact in whatever order it is summed:
+    |c| <= 16 n, and each partial sum too.
+    """
+    world, rank, xp = buffers.world, buffers.world.rank, buffers.world.xp
+    side = api.side(nbytes)
+    size = side * side * ITEM
+    second = -(-size // 256) * 256  # where b begins: aligned
+    buffers.hold(second + size, size)
+    out, into = buffers.out, buffers.into
+    a, b, c = (
+        array[:size].view(np.float32).reshape(side, side)
+        for array in (out.array, out.array[second:], into.array)
+    )
+    queue: Callable[[], object] = partial(np.matmul, a, b, out=c)
+    if buffers.box is not None:
+        addresses = out.address, out.address + second, into.address
+        queue = partial(runner.gemm, "float32", side, side, side, *addresses, world.backend.stream)
+
+    def factors(seed: int) -> tuple[Any, Any, Any, Any]:
+        random = np.random.default_rng(seed * world.size + rank)
+        u, z = (random.choice([-2, -1, 1, 2], side) for _ in range(2))
+        v, w = (random.integers(1, 3, side) for _ in range(2))  # positive: a part that is left out shows
+        return u, v, w, z
+
+    def prepare(seed: int) -> None:
+        u, v, w, z = (xp.asarray(factor, np.float32) for factor in factors(seed))
+        xp.multiply(u[:, None], v, out=a)
+        xp.multiply(w[:, None], z, out=b)
+        check.poison(into.array[:size])
+        world.backend.synchronize()
+
+    def compared(seed: int) -> Wrong | None:
+        u, v, w, z = factors(seed)
+        scaled, across = xp.asarray(u * (v @ w), np.float32), xp.asarray(z, np.float32)
+        count, offset, words = 0, 0, ("", "")
+        step = max(BLOCK // side, 1) if side else 1
+        for row in range(0, side, step):
+            expected = (scaled[row : row + step, None] * across).ravel()
+            got = c[row : row + step].ravel()
+            differing = got.view(np.uint8) != expected.view(np.uint8)
+            several = int(differing.sum())
+            if several and not count:
+                first = int(differing.argmax())
+                offset = row * side * ITEM + first
+                one = slice(first // ITEM, first // ITEM + 1)
+                words = (text(got[one]), text(expected[one]))
+            count += several
+        return Wrong("product", rank, rank, nbytes, offset, count, *words) if count else None
+
+    return Part(prepare, partial(timed, world, queue), compared)
+
+
+def timed(world: runner.World, queue: Callable[[], object], count: int) -> float:
+    """Seconds on this rank's device of what `queue` issues to its stream, the mean of `count` times."""
+    backend = world.backend
+    if backend.asynchronous:
+        queue()  # the rest is in the queue when this is done: what it takes to launch is not timed
+    begin = backend.mark()
+    for _ in range(count):
+        queue()
+    end = backend.mark()
+    backend.synchronize()
+    return backend.elapsed(begin, end) / count
+
+
+def text(word: Any) -> str:
+    """A float32 array of one element, for people."""
+    return check.text(int(word.view(np.uint32)[0]), FLOAT)

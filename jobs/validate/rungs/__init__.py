@@ -1,1 +1,0 @@
-"""How each rung measures: its rounds, its siblings, its suspects."""

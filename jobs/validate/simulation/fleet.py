@@ -1,0 +1,195 @@
+"""A fleet that is a model: latency, bandwidth, contention, topology, noise, and faults that were put in.
+
+It measures like a fleet of ranks (`jobs.validate.probe.api.Probe`) and knows nothing of how that is judged.
+
+    a host      NVLink from GPU to GPU; one NIC a GPU; a GPU's PCIe carries its copies and its NIC's traffic
+    network     GPU i of each host of a group on one leaf switch; all leaf switches on all spine switches.
+                Between equal rails of one group: no spine. Between groups, or rails: up, spine, down.
+    a flow      latency + bytes / its share of the tightest part on its way (`hardware.Routes`)
+    a ring      of n: 2 (n - 1) steps with the mean latency of its hops + bytes x 2 (n - 1) / n / slowest hop
+    time        each sample is a moment later than the last, in this call or the one before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from jobs.validate.simulation.hardware import (
+    UPLINK,
+    Layout,
+    Mask,
+    Numbers,
+    Parts,
+    Rates,
+    Routes,
+    nominal,
+    slowed,
+)
+from jobs.validate.simulation.noise import Flaps, Noise
+from jobs.validate.simulation.spec import Fault, FleetSpec
+
+Alone = Literal["memory", "product", "to_device", "to_host"]
+Seconds = np.ndarray[Any, np.dtype[np.float64]]
+
+LAUNCH, COPY = 5e-6, 8e-6  # seconds until a kernel runs, or a copy between host and GPU
+START = {"inside": 10e-6, "outside": 15e-6}  # a flow's latency
+STEP = {"inside": 4e-6, "outside": 8e-6}  # a hop's in a ring
+SPINE = 1e-6  # in addition, for a way through the spine
+ITEM = 4  # bytes; matrices are of float32
+
+
+@dataclass(frozen=True)
+class FleetPlace:
+    """Where a rank is: host by index, GPU by its number there."""
+
+    rank: int
+    host: int
+    gpu: int
+
+
+class SimulatedFleet:
+    """seed: instead of the spec's. The same seed and the same calls give the same numbers."""
+
+    def __init__(self, spec: FleetSpec, seed: int | None = None) -> None:
+        self.spec = spec
+        self.hosts: Sequence[str] = tuple(f"h{number}" for number in range(spec.hosts))
+        self._layout = Layout(spec)
+        rng = np.random.default_rng(spec.seed if seed is None else seed)
+        self._noise = Noise(spec.noise, rng, len(self._layout.host), spec.hosts)
+        parts = nominal(self._layout, spec.leaf * UPLINK / spec.oversubscription)
+        self._parts = {name: self._noise.spread(rates) for name, rates in parts.items()}
+        for fault in spec.faults:
+            if fault.kind != "flap":
+                self._parts = slowed(self._parts, fault, self._layout)
+        self._flaps = Flaps([fault for fault in spec.faults if fault.kind == "flap"], rng)
+        self._links = [fault for fault in spec.faults if fault.kind == "link"]
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What was put in."""
+        return self.spec.faults
+
+    @cached_property
+    def places(self) -> Sequence[Any]:  # Any: the probe's own Place, which the runner cannot import
+        numbers = zip(self._layout.host.tolist(), self._layout.gpu.tolist(), strict=True)
+        return tuple(FleetPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
+
+    @property
+    def unit(self) -> Literal["GPU"]:
+        return "GPU"
+
+    @property
+    def absent(self) -> Mapping[Any, str]:
+        """No rung: all can be measured."""
+        return {}
+
+    def wrong(self) -> Sequence[Any]:
+        """Nothing: a model's data is right."""
+        return ()
+
+    def counters(self) -> Mapping[tuple[str, str, str], float | str]:
+        """None: a model has no counters."""
+        return {}
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        """(ranks, samples) seconds; product: of two square float32 matrices of `nbytes` each."""
+        work = {"memory": 2.0 * nbytes, "product": 2.0 * (nbytes / ITEM) ** 1.5}.get(what, nbytes)
+        latency = LAUNCH if what in ("memory", "product") else COPY
+        seconds = self._in_time(len(self._layout.host), samples, lambda parts: latency + work / parts[what])
+        hiccups = self._noise.hiccups(len(self.hosts), samples)
+        return self._disturbed(seconds, hiccups[self._layout.host])
+
+    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        """(flows, samples) seconds of all flows (sender, receiver) at once."""
+        return self._transfers(flows, nbytes, samples, START)
+
+    def no_copies(self) -> str:
+        return ""
+
+    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        """As `flows`, begun by a copy engine."""
+        return self._transfers(flows, nbytes, samples, dict.fromkeys(START, COPY))
+
+    def _transfers(
+        self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int, start: dict[str, float]
+    ) -> Seconds:
+        sender, receiver = np.array(flows, dtype=np.int64).reshape(-1, 2).T
+        routes = self._routes(sender, receiver)
+        latency, kept = _latencies(routes, start), self._kept(routes)
+
+        def transfer(parts: Parts) -> Seconds:
+            return np.asarray(latency + nbytes / (routes.rates(parts) * kept))
+
+        seconds = self._in_time(len(flows), samples, transfer)
+        hiccups = self._noise.hiccups(len(self.hosts), samples)
+        late = np.maximum(hiccups[routes.from_host], hiccups[routes.to_host])
+        return self._disturbed(seconds, late) * self._busy(routes.outside, samples)
+
+    def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
+        """(groups, samples) seconds of ring all_reduces, all groups at once."""
+        if not groups:
+            return np.empty((0, samples))
+        sizes = np.array([len(group) for group in groups])
+        first = np.cumsum(sizes) - sizes
+        members: Numbers = np.concatenate([np.asarray(group, dtype=np.int64) for group in groups])
+        following = np.arange(1, len(members) + 1)
+        following[first + sizes - 1] = first
+        routes = self._routes(members, members[following])
+        steps = 2 * (sizes - 1)
+        latency = LAUNCH + steps * np.add.reduceat(_latencies(routes, STEP), first) / sizes
+        kept = self._kept(routes)
+
+        def all_reduce(parts: Parts) -> Seconds:
+            hops = np.minimum(routes.rates(parts) * kept, parts["reduce"][routes.receiver])
+            return np.asarray(latency + steps / sizes * nbytes / np.minimum.reduceat(hops, first))
+
+        seconds = self._in_time(len(groups), samples, all_reduce)
+        hiccups = self._noise.hiccups(len(self.hosts), samples)
+        late = np.maximum.reduceat(hiccups[routes.from_host], first)
+        outside = np.logical_or.reduceat(routes.outside, first)
+        return self._disturbed(seconds, late) * self._busy(outside, samples)
+
+    def _routes(self, sender: Numbers, receiver: Numbers) -> Routes:
+        return Routes(self._layout, sender, receiver, self._links)
+
+    def _kept(self, routes: Routes) -> Rates:
+        """Of its rate, what collisions in the spine leave to each flow of this round."""
+        kept = np.ones(len(routes.sender))
+        leaves = routes.from_leaf[routes.spine], routes.to_leaf[routes.spine]
+        kept[routes.spine] = self._noise.collisions(*leaves, self._layout.cables)
+        return kept
+
+    def _in_time(self, rows: int, samples: int, seconds: Callable[[Parts], Seconds]) -> Seconds:
+        """(rows, samples) from `seconds(parts)` (rows,): the parts as each of the next samples meets them."""
+        drift = self._noise.drift(self._layout.host)
+        parts = self._parts | {name: self._parts[name] * drift for name in ("memory", "product", "reduce")}
+        known: dict[bytes, Seconds] = {}  # by which of the flapping faults are on
+        result = np.empty((rows, samples))
+        for sample, on in enumerate(self._flaps.next(samples).T):
+            key = on.tobytes()
+            if key not in known:
+                known[key] = seconds(self._flapped(parts, on))
+            result[:, sample] = known[key]
+        return result
+
+    def _flapped(self, parts: Parts, on: Mask) -> Parts:
+        for fault, is_on in zip(self._flaps.faults, on, strict=True):
+            parts = slowed(parts, fault, self._layout) if is_on else parts
+        return parts
+
+    def _disturbed(self, seconds: Seconds, late: Seconds) -> Seconds:
+        """late: factors of the hosts that take part, both (rows, samples)."""
+        late = np.maximum(late, self._noise.stragglers(*seconds.shape))
+        return np.asarray(seconds * late * self._noise.jitter(*seconds.shape))
+
+    def _busy(self, outside: Mask, samples: int) -> Rates:
+        return np.where(outside[:, np.newaxis], self._noise.busy(samples), 1.0)
+
+
+def _latencies(routes: Routes, kind: dict[str, float]) -> Seconds:
+    return np.asarray(np.where(routes.outside, kind["outside"], kind["inside"]) + SPINE * routes.spine)

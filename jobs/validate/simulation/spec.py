@@ -1,0 +1,255 @@
+"""Which fleet is simulated: its hosts, GPUs, switches, noise and faults. `hosts=512,fault=nic:h37:3:0.6`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runner import UserError
+
+# kind: which part, by these numbers. `simulation.hardware.slowed` says what each of them slows down.
+FORMS = {
+    "gpu": ("HOST", "GPU"),  # its clocks and its memory
+    "pcie": ("HOST", "GPU"),  # copies between host and GPU, and what its NIC moves
+    "nvlink": ("HOST", "GPU"),  # a GPU's traffic with all others of its host
+    "nvpair": ("HOST", "GPU", "GPU"),  # between two GPUs of a host
+    "nic": ("HOST", "GPU"),
+    "send": ("HOST", "GPU"),  # a NIC in one direction
+    "receive": ("HOST", "GPU"),
+    "host": ("HOST",),  # processor, memory and PCIe: its copies between host and GPU, and all its NICs
+    "link": ("HOST", "HOST"),  # the path between two hosts, both directions, all rails
+    "rail": ("GPU",),  # the leaf switches of one rail
+    "leaf": ("LEAF",),  # the uplinks of one leaf switch; group of hosts x rails + rail
+    "flap": ("HOST", "GPU"),  # a NIC that is slow in random episodes
+}
+FLAP_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A part at `factor` of its bandwidth or speed, for `share` of the time.
+
+    where: the numbers that FORMS names for this kind, so ("nic", (37, 3)) is the NIC of GPU 3 of host h37.
+    """
+
+    kind: str
+    where: tuple[int, ...]
+    factor: float
+    share: float = 1.0
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        return self._numbers("HOST")
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return self._numbers("GPU")
+
+    @property
+    def name(self) -> str:
+        """Of the part, such as "nic h37:3"."""
+        pairs = zip(FORMS[self.kind], self.where, strict=True)
+        words = (f"h{number}" if role == "HOST" else str(number) for role, number in pairs)
+        return f"{self.kind} {':'.join(words)}"
+
+    def __str__(self) -> str:
+        """As `parse_fault` reads it."""
+        share = f":{self.share!r}" if self.kind == "flap" else ""
+        return f"{self.name.replace(' ', ':')}:{self.factor!r}{share}"
+
+    def _numbers(self, wanted: str) -> tuple[int, ...]:
+        pairs = zip(FORMS[self.kind], self.where, strict=True)
+        return tuple(number for role, number in pairs if role == wanted)
+
+
+def form(kind: str) -> str:
+    """How a fault of this kind is written."""
+    return ":".join([kind, *FORMS[kind], "FACTOR"]) + ("[:SHARE]" if kind == "flap" else "")
+
+
+def parse_fault(text: str) -> Fault:
+    """Raises UserError where `text` has no FORM; whether a fleet has such a part is for FleetSpec to say."""
+    kind, *words = text.split(":")
+    if kind not in FORMS:
+        near = difflib.get_close_matches(kind, FORMS, 1)
+        hint = form(near[0]) if near else form("nic")
+        raise UserError(f"fault {text}: unknown kind", got=repr(kind), expected=", ".join(FORMS), hint=hint)
+    roles = FORMS[kind]
+    optional = 1 if kind == "flap" else 0
+    if not len(roles) < len(words) <= len(roles) + 1 + optional:
+        raise UserError(
+            f"fault {text} has the wrong number of words", got=len(words) + 1, expected=form(kind)
+        )
+    where = tuple(_number(text, role, word) for role, word in zip(roles, words, strict=False))
+    factor, *share = [_fraction(text, word) for word in words[len(roles) :]]
+    return Fault(kind, where, factor, share[0] if share else FLAP_SHARE if kind == "flap" else 1.0)
+
+
+def _number(text: str, role: str, word: str) -> int:
+    digits = word.removeprefix("h") if role == "HOST" else word
+    if not digits.isdecimal() or (role == "HOST" and digits == word):
+        expected = "a host's name such as h0" if role == "HOST" else "a number"
+        raise UserError(f"fault {text}: no {role}", got=repr(word), expected=expected)
+    return int(digits)
+
+
+def _fraction(text: str, word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        hint = "0.6 is 60 % of a healthy part's bandwidth or speed, or of the time"
+        raise UserError(f"fault {text}", got=repr(word), expected="more than 0, at most 1", hint=hint)
+    return value
+
+
+HOSTS, GPUS = 65_536, 64  # no more of each, so that a slip of the pen does not fill the memory
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """A fleet whose GPU i of each host hangs on rail i.
+
+    gpus: how many each host has. noise: relative standard deviation of a measurement; at 0 all else that is
+    random is off as well, but for links that flap. leaf: hosts whose NICs of one rail share a leaf switch.
+    oversubscription: bandwidth of a leaf switch towards its hosts, over that of its uplinks.
+    Raises UserError where the fleet lacks the part that a fault names.
+    """
+
+    gpus: tuple[int, ...]
+    faults: tuple[Fault, ...] = ()
+    noise: float = 0.03
+    seed: int = 0
+    leaf: int = 32
+    oversubscription: float = 1.0
+
+    def __post_init__(self) -> None:
+        for fault in self.faults:
+            _check(fault, self)
+
+    @property
+    def hosts(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def rails(self) -> int:
+        return max(self.gpus)
+
+    @property
+    def leaves(self) -> int:
+        """Leaf switches: one a rail for each group of `leaf` hosts, numbered group by group."""
+        return -(-self.hosts // self.leaf) * self.rails
+
+    def __str__(self) -> str:
+        """As `parse_fleet` reads it."""
+        even = len(set(self.gpus)) == 1
+        gpus = str(self.gpus[0]) if even else "/".join(map(str, self.gpus))
+        words = [f"hosts={self.hosts}", f"gpus={gpus}", f"noise={self.noise!r}", f"seed={self.seed}"]
+        words += [f"leaf={self.leaf}", f"oversubscription={self.oversubscription!r}"]
+        return ",".join([*words, *(f"fault={fault}" for fault in self.faults)])
+
+
+def _check(fault: Fault, spec: FleetSpec) -> None:
+    for number in fault.hosts:
+        if number >= spec.hosts:
+            _refuse(fault, f"h{number}", f"h0 to h{spec.hosts - 1}")
+    here = fault.hosts[:1]  # no host: a rail
+    gpus = spec.gpus[here[0]] if here else spec.rails
+    for number in fault.gpus:
+        if number >= gpus:
+            whose = f" on h{here[0]}" if here else ""
+            _refuse(fault, f"GPU {number}", f"0 to {gpus - 1}{whose}")
+    if fault.kind == "leaf" and fault.where[0] >= spec.leaves:
+        groups = spec.leaves // spec.rails
+        _refuse(
+            fault, f"leaf {fault.where[0]}", f"0 to {spec.leaves - 1} ({groups} groups x {spec.rails} rails)"
+        )
+    if fault.kind in ("link", "nvpair") and fault.where[-1] == fault.where[-2]:
+        both = "hosts" if fault.kind == "link" else "GPUs"
+        _refuse(fault, f"one of the {both} twice", f"two {both}")
+
+
+def _refuse(fault: Fault, got: str, expected: str) -> None:
+    raise UserError(f"fault {fault}: the fleet has no such part", got=got, expected=expected)
+
+
+def parse_fleet(text: str) -> FleetSpec:
+    """Read KEY=VALUE,KEY=VALUE,...; needs `hosts`, or a list in `gpus`. `fault` may come more than once."""
+    values: dict[str, Any] = {}
+    faults = []
+    for word in text.split(","):
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if key not in _READERS and key != "fault":
+            near = difflib.get_close_matches(key, [*_READERS, "fault"], 1)
+            hint = f"{near[0]}=..." if near else "hosts=4,gpus=8,fault=nic:h3:1:0.6"
+            expected = ", ".join([*_READERS, "fault"])
+            raise UserError("unknown key of a simulated fleet", got=repr(word), expected=expected, hint=hint)
+        if not equals or key in values:
+            got = f"{key} twice" if equals else repr(word)
+            raise UserError(
+                "a simulated fleet is KEY=VALUE,KEY=VALUE,...", got=got, expected=f"one {key}=..."
+            )
+        if key == "fault":
+            faults.append(parse_fault(value))
+        else:
+            values[key] = _READERS[key](key, value)
+    gpus = _gpus(values.pop("hosts", None), values.pop("gpus", (8,)))
+    return FleetSpec(gpus, tuple(faults), **values)
+
+
+def _gpus(hosts: int | None, gpus: tuple[int, ...]) -> tuple[int, ...]:
+    if hosts is None and len(gpus) == 1:
+        raise UserError("a simulated fleet needs its number of hosts", hint="hosts=4,gpus=8")
+    if hosts is not None and len(gpus) not in (1, hosts):
+        listed = "/".join(map(str, gpus))
+        raise UserError(f"gpus={listed} is not one number for each host", got=len(gpus), expected=hosts)
+    return gpus if hosts is None or len(gpus) == hosts else gpus * hosts
+
+
+def _reader(convert: Callable[[str], Any], low: float, high: float) -> Callable[[str, str], Any]:
+    def read(key: str, word: str) -> Any:
+        try:
+            value = convert(word)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            kind = "a whole number" if convert is int else "a number"
+            expected = f"{kind} from {low:g} to {high:g}"
+            raise UserError(f"{key} of a simulated fleet", got=repr(word), expected=expected)
+        return value
+
+    return read
+
+
+def _gpu_counts(key: str, word: str) -> tuple[int, ...]:
+    count = _reader(int, 1, GPUS)
+    return tuple(count(key, part) for part in word.split("/"))
+
+
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "hosts": _reader(int, 1, HOSTS),
+    "gpus": _gpu_counts,
+    "noise": _reader(float, 0, 0.5),
+    "seed": _reader(int, 0, 2**63),
+    "leaf": _reader(int, 1, HOSTS),
+    "oversubscription": _reader(float, 1, HOSTS),
+}
+
+
+def random_fault(rng: np.random.Generator, spec: FleetSpec) -> Fault:
+    """One that this fleet can have: the kind is drawn first, then its part, then a factor from 0.5 to 0.85.
+
+    A fleet of one host has no traffic through NICs, so none of their faults.
+    """
+    network = ("link", "nic", "flap", "direction") if spec.hosts > 1 else ()
+    kind = str(rng.choice(["gpu", "host", *network]))
+    if kind == "direction":
+        kind = str(rng.choice(["send", "receive"]))
+    hosts = rng.choice(spec.hosts, FORMS[kind].count("HOST"), replace=False).tolist()
+    gpus = [int(rng.integers(spec.gpus[hosts[0]]))] if "GPU" in FORMS[kind] else []
+    return Fault(kind, (*hosts, *gpus), float(rng.uniform(0.5, 0.85)), FLAP_SHARE if kind == "flap" else 1.0)

@@ -1,0 +1,56 @@
+"""The ranks of a probe as arrays: who is where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobs.validate.probe.api import Probe
+from jobs.validate.verdict import Unit
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """names: of the hosts. host, gpu: (ranks,). at: (hosts, rails), the rank of a GPU, -1 where there is
+    none.
+    """
+
+    names: tuple[str, ...]
+    host: Ints
+    gpu: Ints
+    at: Ints
+    unit: Unit = "GPU"
+
+    @property
+    def ranks(self) -> int:
+        return len(self.host)
+
+    @property
+    def hosts(self) -> int:
+        return len(self.names)
+
+    @property
+    def rails(self) -> int:
+        return int(self.at.shape[1])
+
+    def on(self, host: int) -> Ints:
+        """The ranks of a host, in the order of their GPUs."""
+        row = self.at[host]
+        return np.asarray(row[row >= 0])
+
+    def rail(self, gpu: int) -> Ints:
+        """The ranks of a rail, in the order of their hosts."""
+        column = self.at[:, gpu]
+        return np.asarray(column[column >= 0])
+
+
+def fleet_of(probe: Probe) -> Fleet:
+    host = np.array([place.host for place in probe.places], np.int64)
+    gpu = np.array([place.gpu for place in probe.places], np.int64)
+    at = np.full((len(probe.hosts), int(gpu.max()) + 1), -1, np.int64)
+    at[host, gpu] = np.arange(len(host))
+    return Fleet(tuple(probe.hosts), host, gpu, at, probe.unit)

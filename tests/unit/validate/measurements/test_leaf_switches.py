@@ -1,0 +1,120 @@
+"""Leaf switches: named by the hosts behind them, whatever the order of hosts; nobody else is blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from toy_fleet import ToyFleet
+
+from jobs.validate.measurements.leaf_switches import Leaves, leaves
+from jobs.validate.measurements.schedule import across
+from jobs.validate.plan import Plan
+from jobs.validate.probe.api import Seconds
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import parse_fleet
+from jobs.validate.topology import fleet_of
+
+
+class LeafFleet(ToyFleet):
+    """leaf: of each host; slow: (leaf, rail) whose uplinks carry `factor` of what its hosts could send."""
+
+    leaf: np.ndarray
+    slow: Sequence[tuple[int, int]] = ()
+    factor = 0.6
+
+    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+        ways = np.array([[self.leaf[self.places[rank].host] for rank in flow] for flow in flows])
+        rail = np.array([self.places[a].gpu for a, _ in flows])
+        out = ways[:, 0] != ways[:, 1]
+        rate = np.full(len(flows), 48e9)
+        for leaf, gpu in self.slow:
+            uplinks = self.factor * 48e9 * (self.leaf == leaf).sum()
+            for side in (0, 1):
+                through = out & (rail == gpu) & (ways[:, side] == leaf)
+                rate[through] = np.minimum(rate[through], uplinks / max(through.sum(), 1))
+        return self.noisy((nbytes / rate).tolist(), samples)
+
+
+def judged(fleet: ToyFleet) -> Leaves:
+    return leaves(fleet, fleet_of(fleet), Plan(), {})
+
+
+def leaf_fleet(hosts: int, leaf: np.ndarray, slow: Sequence[tuple[int, int]], rails: int = 4) -> LeafFleet:
+    fleet = LeafFleet([rails] * hosts)
+    fleet.leaf, fleet.slow = leaf, slow
+    return fleet
+
+
+@pytest.mark.parametrize("gpus", [[2] * 8, [1, 2, 3, 2, 1, 1, 1, 1, 2]])
+def test_everyone_sends_to_another_and_receives_from_another(gpus: list[int]) -> None:
+    fleet = fleet_of(ToyFleet(gpus))
+    many = [rank for rank in range(fleet.ranks) if len(fleet.rail(int(fleet.gpu[rank]))) > 1]
+    for flows in across(fleet, 5, np.random.default_rng(0)):
+        assert sorted(flows[:, 0].tolist()) == sorted(flows[:, 1].tolist()) == many
+        assert (fleet.host[flows[:, 0]] != fleet.host[flows[:, 1]]).all()
+        assert (fleet.gpu[flows[:, 0]] == fleet.gpu[flows[:, 1]]).all()
+
+
+@pytest.mark.parametrize("order", ["in order", "in turn", "at random"])
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_slow_leaf_is_named_by_its_hosts(order: str, count: int) -> None:
+    leaf = np.repeat(np.arange(count), 8)
+    if order == "in turn":
+        leaf = np.tile(np.arange(count), 8)
+    if order == "at random":
+        leaf = np.random.default_rng(1).permutation(leaf)
+    fleet = leaf_fleet(len(leaf), leaf, [(2, 1)])
+    (found,) = judged(fleet).findings
+    assert (found.kind, found.gpus) == ("leaf", (1,))
+    assert found.hosts == tuple(f"n{host}" for host in np.flatnonzero(leaf == 2))
+    assert 0.55 < found.factor < 0.9  # the fewer flows leave the switch, the more is left to each
+    assert found.confidence > (0.5 if order == "at random" else 0.8)
+
+
+def test_two_leaves_on_two_rails_are_two() -> None:
+    leaf = np.repeat(np.arange(5), 6)
+    found = judged(leaf_fleet(30, leaf, [(1, 0), (4, 3)])).findings
+    assert [(one.gpus, one.hosts[0], len(one.hosts)) for one in found] == [((0,), "n6", 6), ((3,), "n24", 6)]
+
+
+def test_what_is_slow_of_most_of_a_rail_is_the_whole_of_it() -> None:
+    """Of two switches and between them all ways: neither side is blamed alone."""
+    fleet = leaf_fleet(32, np.tile([0, 1], 16), [(0, 2)])
+    fleet.factor = 0.3
+    assert [(one.gpus, len(one.hosts)) for one in judged(fleet).findings] == []
+
+
+def test_a_healthy_fleet_and_its_rate() -> None:
+    found = judged(leaf_fleet(32, np.repeat(np.arange(4), 8), []))
+    assert (found.findings, found.notes, found.lost) == ([], [], set())
+    assert found.rate == pytest.approx(48e9, rel=0.02)
+
+
+def test_nics_that_are_slow_alone_are_no_leaf() -> None:
+    fleet = ToyFleet([2] * 16, flow_factor=lambda a, b: 0.6 if {a.rank, b.rank} & {4, 8} else 1.0)
+    found = judged(fleet)
+    assert found.findings == []
+    assert found.notes == ["all: 2 hosts are slow on rail 0, each alone too"]
+
+
+def test_ranks_that_are_explained_do_not_count() -> None:
+    fleet = ToyFleet([2] * 16, flow_factor=lambda a, b: 0.6 if {a.rank, b.rank} & {4, 8} else 1.0)
+    found = leaves(fleet, fleet_of(fleet), Plan(), {4: [], 8: []})
+    assert (found.findings, found.notes) == ([], [])
+
+
+def test_what_could_not_be_measured_is_told() -> None:
+    fleet = ToyFleet([2] * 8, flow_factor=lambda a, b: np.nan if 5 in (a.rank, b.rank) else 1.0)
+    found = judged(fleet)
+    assert 5 in found.lost
+    assert found.findings == []
+
+
+@pytest.mark.parametrize("oversubscription", [1, 2, 4])
+def test_scarce_uplinks_are_no_fault(oversubscription: int) -> None:
+    spec = parse_fleet(f"hosts=100,gpus=4,leaf=16,oversubscription={oversubscription}")
+    for seed in range(10):
+        fleet = SimulatedFleet(spec, seed=seed)
+        assert leaves(fleet, fleet_of(fleet), Plan(seed=seed), {}).findings == []

@@ -1,0 +1,102 @@
+"""When things are measured: what disturbs a part for a while is no fault."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from noisy_fleet import PLAN, NoisyFleet
+
+from jobs.validate.ladder import validate
+from jobs.validate.localize import retest
+from jobs.validate.measurements import repeats
+from jobs.validate.probe.api import Alone, Seconds
+from jobs.validate.probe.buffers import USUAL
+
+SAMPLE = 0.1  # seconds
+
+
+class Clock:
+    """Of a test: it goes on when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(repeats, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("span", "takes", "at"), [(0, 1, [0, 1, 2, 3]), (20, 1, [5, 10, 15, 20]), (20, 7, [5, 12, 19, 26])]
+)
+def test_visits_are_spread_over_a_time(clock: Clock, span: float, takes: float, at: list[float]) -> None:
+    begin, seen = clock.now, []
+    for number in repeats.visits(4, span):
+        assert number == len(seen)
+        seen.append(clock.now - begin)
+        clock.now += takes
+    assert seen == at
+
+
+class Crowded(NoisyFleet):
+    """Something else has the core of every host's last rank, for some seconds from the beginning on."""
+
+    clock: Clock
+    until: float
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        columns = []
+        for _ in range(samples):
+            column = super().alone(what, nbytes, 1)
+            if self.clock.now < self.until:
+                column[[place.gpu == 1 for place in self.places]] *= 2
+            columns.append(column)
+            self.clock.now += SAMPLE
+        return np.concatenate(columns, axis=1)
+
+
+@pytest.mark.parametrize(("span", "status"), [(0, "critical"), (20, "ok")])
+def test_a_core_that_something_else_has_for_a_while(clock: Clock, span: float, status: str) -> None:
+    plan = replace(PLAN, tolerance=-math.log(USUAL), critical=USUAL, span=span)
+    for seed in range(10):
+        fleet = Crowded(seed, sigma=0.05)
+        fleet.clock, fleet.until = clock, clock.now + 8
+        verdict = validate(fleet, replace(plan, seed=seed))
+        assert verdict.status == status, verdict.line
+
+
+class Lucky(NoisyFleet):
+    """For as long as a visit lasts, some ranks get more of their cores than others; one always gets half."""
+
+    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+        seconds = super().alone(what, nbytes, samples)
+        luck = np.exp(0.25 * self.random.standard_normal(len(self.places)))
+        luck[2] *= 2
+        return seconds * luck[:, None]
+
+
+def named(seeds: int) -> int:
+    """In how many fleets the slow rank is."""
+    plan = replace(PLAN, rungs=("gpu",), tolerance=-math.log(USUAL), critical=USUAL, effort=4)
+    fleets = [Lucky(seed, gpus=(4,), sigma=0.05) for seed in range(seeds)]
+    findings = [validate(fleet, replace(plan, seed=fleet.seed)).findings for fleet in fleets]
+    return sum([(one.kind, one.gpus) for one in found] == [("gpu", (2,))] for found in findings)
+
+
+def test_a_longer_look_where_noise_hides_who_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named(20) == 20
+    monkeypatch.setattr(retest, "HIDDEN", 0)
+    assert named(20) < 15
