@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobs.measure.outliers import spread, within
+from jobs.measure.outliers import sample_noise
 from jobs.validate.budget import FLOORS
 from jobs.validate.ladder import CURVE
 from jobs.validate.measurements.leaf_switches import LEAST, ROUNDS
@@ -179,4 +179,4 @@ def fitting(key: Key, ask: Ask, small: int, large: int, clock: Callable[[], floa
     call, sample = max(rest[0] - fill * low, 0.0), max(each[0] - move * low, 0.0)
     longest, measured = once[1][1]
     short = max(longest / max(Cost(call, fill, sample, move).seconds(high, MANY), 1e-9), 1.0)
-    return Cost(short * call, short * fill, short * sample, short * move, spread(within(measured)))
+    return Cost(short * call, short * fill, short * sample, short * move, sample_noise(measured))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jobs.measure.outliers import BLIND, is_critical
 from jobs.validate.alarms import alarms
 from jobs.validate.counters import changes
 from jobs.validate.localize.explained import Known
@@ -35,7 +36,6 @@ NEEDS: dict[RungName, str] = {
     "rails": "there is one host",
     "all": "there is one rank",
 }
-BLIND = 0.5  # of the siblings' rate: where noise hides what is above, nothing is judged
 CURVE = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: halved so often
 
 
@@ -168,7 +168,7 @@ class Ladder:
         wrong = self.probe.wrong()
         self.wrong += wrong
         self.changes += changes(name, before, self.probe.counters())
-        broken = bool(wrong) or any(one.factor < self.plan.critical for one in new)
+        broken = bool(wrong) or any(is_critical(one.factor, self.plan.critical) for one in new)
         seconds = time.perf_counter() - begin - self.probe.seconds
         self.rungs.append(
             Rung(
@@ -254,7 +254,7 @@ class Ladder:
             self.not_judged.append(f"{name}: {len(answer.open)} suspects of {what} were not asked again")
 
     def status(self, raised: Sequence[str]) -> Status:
-        if "critical" in raised or any(one.factor < self.plan.critical for one in self.found):
+        if "critical" in raised or any(is_critical(one.factor, self.plan.critical) for one in self.found):
             return "critical"
         if self.lost:
             return "unknown"

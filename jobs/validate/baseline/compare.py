@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 import runner
+from jobs.measure.outliers import FEW_RUNS
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline import sqlite as baseline_sqlite
-from jobs.validate.baseline.drift import ENOUGH, drifted
+from jobs.validate.baseline.drift import drifted
 from jobs.validate.baseline.run import FINGERPRINT, KEPT, Figure, Run, fleet_of, run_of, unwritable
 from jobs.validate.plan import RUNGS
 from jobs.validate.report import Drift, Member, Report
@@ -79,7 +80,7 @@ def compare(
         else:
             why = "earlier runs were of other sizes" if having else "no earlier run has them"
             notes.setdefault(f"not compared ({why})", []).append(name)
-        if 0 < len(alike) < ENOUGH:
+        if 0 < len(alike) < FEW_RUNS:
             few = f"only {len(alike)} earlier run{'s'[: len(alike) > 1]}"
             notes.setdefault(f"{few}, differences of 10 % are told without a score", []).append(name)
     for figure in missing(runs, mine, same):

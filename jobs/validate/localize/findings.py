@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from jobs.measure.outliers import MEDIAN_ERROR, spread
+from jobs.measure.outliers import confidence, is_late, spread
 from jobs.validate.localize.retest import Answer, Confirmed
 from jobs.validate.localize.set_cover import Name
 from jobs.validate.plan import RungName
@@ -56,7 +56,7 @@ def finding(
     kinds: dict[str, str],
 ) -> Finding:
     table = answer.table
-    late = one.rows & (table.slow > 0.25 * table.count) if one.flaps is not None else one.rows
+    late = one.rows & is_late(table.slow, table.count) if one.flaps is not None else one.rows
     siblings = float(np.median(work / table.siblings[one.rows]))
     hosts, gpus, ranks = place(one.name, fleet)
     if one.ranks is not None:
@@ -76,11 +76,9 @@ def finding(
             called(tie, fleet, kinds) for tie in one.ties if place(tie, fleet)[2] != ranks or not ranks
         )
     )
-    confidence = (1.0 if one.flaps is not None else slow) * surely(one, answer) / (1 + len(instead))
+    certain = (1.0 if one.flaps is not None else slow) * surely(one, answer) / (1 + len(instead))
     factor = math.exp(-one.effect)
-    return Finding(
-        kind, hosts, gpus, factor, confidence, rung, evidence, ranks, one.flaps, instead, fleet.unit
-    )
+    return Finding(kind, hosts, gpus, factor, certain, rung, evidence, ranks, one.flaps, instead, fleet.unit)
 
 
 WIRES = ("flows",)
@@ -92,14 +90,11 @@ def called(name: Name, fleet: Fleet, kinds: dict[str, str]) -> str:
 
 
 def surely(one: Confirmed, answer: Answer) -> float:
-    """Probability that a good part's median stays below the threshold (normal: error 1.2533 s / sqrt(n))."""
+    """Probability that a good part's median stays below the threshold."""
     table = answer.table
     good = table.level[np.abs(table.level) < table.threshold]
-    error = MEDIAN_ERROR * spread(good) / math.sqrt(max(int(one.rows.sum()), 1))
-    if not error:
-        return 1.0
-    margin = one.effect - float(np.median(table.threshold[one.rows])) / 2
-    return 0.5 * (1 + math.erf(margin / error / math.sqrt(2)))
+    threshold = float(np.median(table.threshold[one.rows]))
+    return confidence(one.effect, threshold, spread(good), int(one.rows.sum()))
 
 
 def merged(found: Sequence[Finding], fleet: Fleet) -> list[Finding]:

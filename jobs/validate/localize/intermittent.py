@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from jobs.measure.outliers import spread
+from jobs.measure.outliers import intermittent_threshold
 from jobs.validate.localize.observations import Table
 from jobs.validate.localize.set_cover import Cover, Suspect
 from jobs.validate.topology import Ints
-
-ENOUGH = 64  # ranks to see from them how far shares are spread
-BURST = 10  # samples that a flapping part may stay slow for: so many count as one observation
 
 
 class Shares:
@@ -42,12 +39,7 @@ class Shares:
         slow[[key for kind, key in self.cover.out if kind == "flap"]] = 0
         seen = self.count > 0
         share = np.divide(slow, self.count, out=np.zeros(self.ranks), where=seen)
-        usual = float(np.median(share[seen])) if seen.any() else 0.0
-        # Standard error of a share of count / BURST independent observations, four of them.
-        noise = 4 * np.sqrt(max(usual, 0.01) * BURST / np.maximum(self.count, BURST))
-        if seen.sum() >= ENOUGH:
-            noise = np.minimum(noise, 5 * spread(share[seen]))
-        over = np.where(share > usual + 0.05 + noise, share, 0.0)
+        over = np.where(share > intermittent_threshold(share, self.count), share, 0.0)
         if not over.any():
             return None
         rank = int(over.argmax())

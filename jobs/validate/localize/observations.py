@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs.measure.outliers import (
-    MAD_SCALE,
-    MEDIAN_ERROR,
-    SURE,
     Floats,
     group_medians,
     row_medians,
-    spread,
+    sample_noise,
+    slow_sample_threshold,
+    slow_threshold,
     typical,
-    within,
 )
 from jobs.validate.plan import Plan
 from jobs.validate.topology import Ints
@@ -101,12 +99,9 @@ def tabulate(
     logs = np.log(middle)
     base = baselines(logs, alike(a, b), plan.tolerance) if len(a) else logs
     level = logs - base
-    noise = spread(within(samples))
-    apart = max(plan.tolerance, SURE * min(spread(level), fast_side(level)))
-    threshold = np.maximum(apart, SURE * MEDIAN_ERROR * noise / np.sqrt(count))
-    # A single sample is noisier than the median of a row.
-    single = max(1.5 * plan.tolerance, SURE * noise)
-    late = samples > np.exp(base + single)[:, None]
+    noise = sample_noise(samples)
+    threshold = slow_threshold(level, count, noise, plan.tolerance)
+    late = samples > np.exp(base + slow_sample_threshold(noise, plan.tolerance))[:, None]
     slow = late.sum(axis=1)
     some = np.flatnonzero(slow)
     slow_level = np.zeros(len(level))
@@ -124,12 +119,6 @@ def tabulate(
         threshold,
         lost,
     )
-
-
-def fast_side(level: Floats) -> float:
-    """Standard deviation of the noise, by the rows faster than their siblings: faults only slow."""
-    fast = level[level < 0]
-    return float(MAD_SCALE * np.median(-fast)) if len(fast) else 0.0
 
 
 def baselines(logs: Floats, alike: Siblings, tolerance: float) -> Floats:

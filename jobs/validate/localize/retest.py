@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jobs.measure.outliers import is_intermittent, is_late, mostly_slow
 from jobs.validate.localize.observations import Table
 from jobs.validate.localize.set_cover import Cover, Kind, Mask, Name, Suspect
 from jobs.validate.plan import Plan
@@ -179,7 +180,7 @@ def judged(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
     late = again & cover.slow
     # What another part explains speaks neither for nor against, unless it was faster than this one allows.
     faster = asked & ~cover.open & (table.level < suspect.effect - table.threshold)
-    if late.sum() < plan.share * (again | faster).sum():
+    if not mostly_slow(late.sum(), (again | faster).sum(), plan.share):
         return None
     effect = float(np.median(table.level[late]))
     return Confirmed(suspect.name, effect, again, suspect.ties)
@@ -192,9 +193,9 @@ def flaps(suspect: Suspect, again: Mask, table: Table, plan: Plan) -> Confirmed 
     others = asked[~suspect.rows[asked]]
     usual = table.slow[others].sum() / max(table.count[others].sum(), 1)
     late = np.flatnonzero(again)
-    late = late[table.slow[late] > 0.25 * table.count[late]]
+    late = late[is_late(table.slow[late], table.count[late])]
     partners = {*table.a[late].tolist(), *table.b[late].tolist()}
-    if not min(usual, 0.1) + 0.08 < share < 0.95 or len(partners) < 3 or len(late) < 2:
+    if not is_intermittent(share, usual, len(partners), len(late)):
         return None
     effect = float(np.median(table.slow_level[late]))
     return Confirmed(suspect.name, effect, again, flaps=float(share))

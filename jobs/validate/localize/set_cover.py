@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jobs.measure.outliers import mostly_slow
 from jobs.validate.localize.observations import Table
 from jobs.validate.topology import Ints
 
@@ -92,7 +93,7 @@ class Cover:
         """The part that explains the most; None when nothing that is slow is left, or nothing explains it."""
         best, most = ("", -1), 0
         for kind, through, late in zip(self.kinds, self.through, self.late, strict=True):
-            slow = np.where(late >= np.maximum(self.share * through, most + 1), late, 0)
+            slow = np.where(mostly_slow(late, through, self.share) & (late > most), late, 0)
             slow[self.barred(kind)] = 0
             # Of equals, the kind that comes first.
             if len(slow) and slow.max() > most:
@@ -108,7 +109,7 @@ class Cover:
         """Other parts that all of the slow rows go through, and (nearly) nothing that is not slow."""
         for kind, through in zip(self.kinds, self.through, strict=True):
             slow = self.count(kind, late)
-            same = (slow == len(late)) & (slow >= self.share * through)
+            same = (slow == len(late)) & mostly_slow(slow, through, self.share)
             same[self.barred(kind)] = False
             for label in np.flatnonzero(same):
                 if (name := (kind.name, int(kind.keys[label]))) != best:
@@ -118,7 +119,7 @@ class Cover:
         """All parts of a kind that explain `most` slow rows each, where those are few; and their rows."""
         number = next(number for number, known in enumerate(self.kinds) if known.name == kind)
         known, through, slow = self.kinds[number], self.through[number], self.late[number]
-        fit = (slow == most) & (slow >= self.share * through)
+        fit = (slow == most) & mostly_slow(slow, through, self.share)
         fit[self.barred(known)] = False
         rows = np.logical_or.reduce([fit[labels] & (labels >= 0) for labels in known.labels])
         return [(kind, int(key)) for key in known.keys[fit]], rows

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jobs.measure.outliers import MEDIAN_ERROR, SURE, row_medians
+from jobs.measure.outliers import ratio_threshold, row_medians
 from jobs.validate.localize.explained import Known
 from jobs.validate.localize.observations import Siblings, Table, tabulate
 from jobs.validate.localize.retest import Confirmed, Scope
@@ -107,9 +107,9 @@ class Rings(Scope):
         rings = [self.fleet.at[hosts, key] for key in [rail, *others]]
         seconds = self.in_turn([ranks[ranks >= 0] for ranks in rings if (ranks >= 0).sum() > 1])
         own, *siblings = row_medians(np.concatenate(seconds)).tolist()
-        error = SURE * MEDIAN_ERROR * self.noise * math.sqrt(2 / seconds[0].shape[1])
         slower = math.log(own / np.median(siblings)) if siblings else 0.0
-        return 0.0 if slower <= max(self.plan.tolerance, error) else slower
+        threshold = ratio_threshold(self.noise, seconds[0].shape[1], self.plan.tolerance)
+        return 0.0 if slower <= threshold else slower
 
 
 def pairs_of(keys: Sequence[int]) -> Ints:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jobs.measure.outliers import clean_pairs
+from jobs.measure.outliers import healthy_pairs
 from jobs.validate.localize.explained import Known, explained
 from jobs.validate.localize.intermittent import Shares
 from jobs.validate.localize.observations import Siblings, Table, tabulate
@@ -72,9 +72,9 @@ class Between(Scope):
         if hosts == 2:
             return Siblings(cross, None, (rails - 1) / rails)
         if hosts > self.plan.full:
-            return Siblings(cross, None, clean_pairs(hosts, 2))
+            return Siblings(cross, None, healthy_pairs(hosts, 2))
         low, high = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
-        return Siblings(cross, low * hosts + high, clean_pairs(hosts, 2) if hosts > 3 else 0.0)
+        return Siblings(cross, low * hosts + high, healthy_pairs(hosts, 2) if hosts > 3 else 0.0)
 
     def alike_again(self, a: Ints, b: Ints) -> Siblings:
         cross = (self.fleet.gpu[a] != self.fleet.gpu[b]).astype(np.int64)

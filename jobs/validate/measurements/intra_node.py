@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from jobs.measure.outliers import clean_pairs
+from jobs.measure.outliers import healthy_pairs
 from jobs.validate.localize.explained import Known, explained
 from jobs.validate.localize.observations import Siblings, Table, tabulate
 from jobs.validate.localize.retest import Scope
@@ -65,7 +65,7 @@ class Inside(Scope):
         if hosts >= MANY:
             return Siblings(fleet.gpu[a] * fleet.rails + fleet.gpu[b], None, (hosts - 2) / hosts)
         largest = math.ceil(fleet.ranks / fleet.hosts)
-        clean = max(hosts - 1, 1) / hosts * clean_pairs(largest, 1)
+        clean = max(hosts - 1, 1) / hosts * healthy_pairs(largest, 1)
         return Siblings(np.zeros(len(a), np.int64), None, clean)
 
     def kinds(self, table: Table) -> list[Kind]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jobs.measure.outliers import SURE, Floats, row_medians, spread
+from jobs.measure.outliers import Floats, column_quantiles, group_threshold, row_medians
 from jobs.validate.localize.explained import Known
-from jobs.validate.localize.observations import fast_side
 from jobs.validate.measurements.repeats import VISITS, visited
 from jobs.validate.measurements.schedule import across, apart
 from jobs.validate.plan import Plan
@@ -106,11 +105,11 @@ def loaded(
     flows = np.concatenate(rounds)
     logs[np.isin(flows, list(bad)).any(axis=1)] = np.nan
     level, partner = by_rail(fleet, flows, logs)
-    middles = np.concatenate([quantile(rows, 0.5) for rows in level.values()])
+    middles = np.concatenate([column_quantiles(rows, 0.5) for rows in level.values()])
     middles = middles[~np.isnan(middles)]
     # Of ranks, not of flows: where uplinks are scarce, flows that need none are faster than most.
     base = float(np.median(middles)) if len(middles) else math.nan
-    limit = max(plan.tolerance, SURE * min(spread(middles), fast_side(middles - base)))
+    limit = group_threshold(middles - base, plan.tolerance)
     level = {rail: rows - base for rail, rows in level.items()}
     return Load(level, partner, limit, math.exp(base), plan.samples)
 
@@ -136,21 +135,12 @@ def by_rail(fleet: Fleet, flows: Ints, level: Floats) -> tuple[dict[int, Floats]
     return levels, partners
 
 
-def quantile(values: Floats, share: float) -> Floats:
-    """Of each column without its NaN, the lower one of two; NaN of a column with nothing else."""
-    ordered = np.sort(values, axis=0)
-    count = (~np.isnan(ordered)).sum(axis=0)
-    return np.asarray(
-        ordered[(share * np.maximum(count - 1, 0)).astype(np.int64), np.arange(values.shape[1])]
-    )
-
-
 def slow_together(load: Load, rail: int) -> np.ndarray:
     """Which ranks of the rail are slow with nearly all that are not slow themselves; none of fewer than 2."""
     level, partner = load.level[rail], load.partner[rail]
-    inside = quantile(level, 0.25) > load.limit
+    inside = column_quantiles(level, 0.25) > load.limit
     for _ in range(SETTLED):
-        middle = quantile(np.where(inside[partner], np.nan, level), 0.5)
+        middle = column_quantiles(np.where(inside[partner], np.nan, level), 0.5)
         # Who met nobody outside: as before.
         new = np.where(np.isnan(middle), inside, middle > load.limit)
         if (new == inside).all():

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from jobs.measure.outliers import MEDIAN_ERROR, SURE, spread, within
+from jobs.measure.outliers import MEDIAN_ERROR, sample_noise, samples_needed
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
 
@@ -64,8 +64,8 @@ def noise_of(seconds: Sequence[Seconds], samples: int) -> float:
     # Some of the rounds are enough.
     rows = np.concatenate(seconds[: 1 + 200_000 // max(seconds[0].size, 1)])
     of_visits = np.median(rows.reshape(len(rows), -1, samples), axis=2)
-    common = spread(within(of_visits)) * math.sqrt(samples) / MEDIAN_ERROR
-    return max(spread(within(rows)), common)
+    common = sample_noise(of_visits) * math.sqrt(samples) / MEDIAN_ERROR
+    return max(sample_noise(rows), common)
 
 
 def second_look(measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan) -> list[Seconds]:
@@ -79,5 +79,5 @@ def effort(noise: float, samples: int, plan: Plan) -> int:
 
     noise: standard deviation of the log of one sample.
     """
-    needed = (SURE * MEDIAN_ERROR * noise / plan.tolerance) ** 2
+    needed = samples_needed(noise, plan.tolerance)
     return min(max(math.ceil(needed / samples), 1), plan.effort)

@@ -23,9 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
+from jobs.measure.outliers import run_deviation as deviation
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline.compare import check, check_saving, compare, save
-from jobs.validate.baseline.drift import deviation, drifted
+from jobs.validate.baseline.drift import drifted
 from jobs.validate.baseline.run import KEPT, Figure
 from jobs.validate.probe.api import Wrong
 from jobs.validate.report import Member, Report

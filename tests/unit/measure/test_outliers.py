@@ -1,0 +1,123 @@
+"""The rules that call a measurement slow, on figures worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from jobs.measure import outliers
+
+SPREAD = 1.4826  # of values whose median absolute deviation is 1
+
+
+def test_the_spread_is_that_of_the_good_values() -> None:
+    assert outliers.spread(np.array([9.0, 10.0, 11.0, 1e6, 10.0, 9.0, 11.0])) == pytest.approx(SPREAD)
+    assert outliers.spread(np.array([5.0])) == outliers.spread(np.zeros(0)) == 0
+
+
+def test_faults_do_not_widen_the_fast_side() -> None:
+    assert outliers.fast_spread(np.array([-1.0, -1.0, 0.0, 1.0, 50.0, 60.0])) == pytest.approx(SPREAD)
+    assert outliers.fast_spread(np.array([0.0, 1.0])) == 0
+
+
+def test_medians_without_what_is_missing() -> None:
+    nan = math.nan
+    rows = np.array([[1, 2, 3], [nan, 4, 2], [nan, nan, nan], [nan, nan, 7]])
+    np.testing.assert_array_equal(outliers.row_medians(rows), [2, 3, nan, 7])
+    np.testing.assert_array_equal(outliers.column_quantiles(rows, 0.5), [1, 2, 3])
+    np.testing.assert_array_equal(outliers.column_quantiles(np.full((2, 1), nan), 0.5), [nan])
+    values, group = np.array([5.0, 1.0, 3.0, 8.0, 6.0]), np.array([7, 2, 2, 7, 2])
+    np.testing.assert_array_equal(outliers.group_medians(values, group), [3, 5])
+
+
+def test_residuals_do_not_count_the_median_itself() -> None:
+    found = outliers.residuals(np.array([[1.0, 2.0, 4.0], [10.0, 20.0, 40.0]]))
+    np.testing.assert_allclose(found, [-math.log(2), math.log(2)] * 2)
+    assert outliers.sample_noise(np.array([[1.0, 2.0]])) == 0  # too few to tell
+
+
+@pytest.mark.parametrize(("noise", "count", "expected"), [(0.0, 5, 0.07), (0.3, 9, 3.5 * 1.2533 * 0.1)])
+def test_a_median_is_slow_beyond_the_tolerance_and_its_own_error(
+    noise: float, count: int, expected: float
+) -> None:
+    level = np.array([0.0, 0.01, -0.01, 0.9])
+    found = outliers.slow_threshold(level, np.full(4, count), noise, 0.07)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_a_group_is_as_strict_as_its_better_half_allows() -> None:
+    half_slow = np.array([-0.04, -0.04, 0.0, 0.5, 0.6, 0.7])
+    assert outliers.group_threshold(half_slow, 0.07) == pytest.approx(3.5 * 1.4826 * 0.04)
+    assert outliers.group_threshold(np.zeros(4), 0.07) == 0.07
+
+
+def test_single_samples_and_ratios() -> None:
+    assert outliers.slow_sample_threshold(0.0, 0.07) == pytest.approx(0.105)
+    assert outliers.slow_sample_threshold(0.1, 0.07) == pytest.approx(0.35)
+    assert outliers.ratio_threshold(0.0, 30, 0.07) == 0.07
+    assert outliers.ratio_threshold(0.3, 18, 0.07) == pytest.approx(3.5 * 1.2533 * 0.1)
+
+
+def test_the_samples_needed_make_the_error_as_small_as_the_tolerance() -> None:
+    count = outliers.samples_needed(0.3, 0.07)
+    assert 3.5 * outliers.median_error(0.3, math.ceil(count)) == pytest.approx(0.07, rel=0.01)
+
+
+def test_typical_follows_the_healthy_ones() -> None:
+    values = np.array([1.0, 1.01, 0.99, 1.02, 1.7, 1.8, 1.9])
+    assert outliers.typical(values, 4 / 7, 0.07) == pytest.approx(1.005)
+    assert outliers.healthy_pairs(4, 1) == 0.5
+    assert outliers.healthy_pairs(1, 0) == 1.0
+
+
+def test_confidence_is_that_of_a_normal_distribution() -> None:
+    assert outliers.confidence(0.5, 0.1, 0.0, 9) == 1.0
+    assert outliers.confidence(0.05, 0.1, 1.0, 9) == 0.5
+    one_sigma = 1.2533 / math.sqrt(100)
+    assert outliers.confidence(0.05 + one_sigma, 0.1, 1.0, 100) == pytest.approx(0.8413, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "larger_is_slower", "expected"),
+    [
+        ([10, 10, 8.9, 10, 2], False, [4, 2]),
+        ([10, 10, 9.01, 12], False, []),
+        ([10, 10, 11.1, 10, 30, 5], True, [4, 2]),
+        ([1], False, []),
+    ],
+)
+def test_figures_without_repetition(values: list[float], larger_is_slower: bool, expected: list[int]) -> None:
+    assert outliers.deviating(values, larger_is_slower) == expected
+
+
+def test_what_is_slow_for_some_of_the_time() -> None:
+    share, count = np.array([0.0, 0.02, 0.5, 0.0]), np.array([400.0, 400.0, 400.0, 0.0])
+    over = share > outliers.intermittent_threshold(share, count)
+    assert over.tolist() == [False, False, True, False]
+    assert outliers.is_intermittent(0.3, 0.02, partners=3, late=2)
+    assert not outliers.is_intermittent(0.09, 0.02, partners=3, late=2)  # as others nearly are
+    assert not outliers.is_intermittent(0.97, 0.02, partners=3, late=2)  # slow, plainly
+    assert not outliers.is_intermittent(0.3, 0.02, partners=2, late=2)  # of two, either may be the one
+
+
+def test_drift_needs_a_difference_and_a_score() -> None:
+    needed = outliers.score_needed(10)
+    assert needed == 4.0
+    assert outliers.score_needed(25_000) == pytest.approx(5.5, abs=0.1)
+    assert outliers.is_drift(90, 100, -5, needed)
+    assert not outliers.is_drift(96, 100, -50, needed)
+    assert not outliers.is_drift(90, 100, -3, needed)
+    assert outliers.is_drift(89, 100, math.nan, needed)
+    assert not outliers.is_drift(91, 100, math.nan, needed)
+    assert outliers.drift_score(90, 100, 0.0, 0.0, 9) == pytest.approx(-10)  # never below 1 % a deviation
+
+
+def test_limits() -> None:
+    assert outliers.far_below_limit(49, 100)
+    assert not outliers.far_below_limit(50, 100)
+    assert outliers.is_critical(0.89, 0.9)
+    assert not outliers.is_critical(0.9, 0.9)
+    assert outliers.mostly_slow(3, 4, 0.75)
+    assert not outliers.mostly_slow(2, 4, 0.75)
