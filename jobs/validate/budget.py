@@ -1,4 +1,4 @@
-"""Plans that fit a time, and how much of it is left."""
+"""Plans that fit into a time, and how much of it is left."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FLOORS = {
     "nic_bytes": 4 * MiB,
     "ring_bytes": 64 * MiB,
 }
-REPEATS = ((4, 200), (3, 100), (3, 50), (3, 25), (3, 3))  # samples, and `enough` of each NIC
-SUSPECTS = 0.15  # of a budget, kept for measuring suspects again
+REPEATS = ((4, 200), (3, 100), (3, 50), (3, 25), (3, 3))  # samples, and samples of each NIC
+RETEST_SHARE = 0.15  # of a budget, kept for measuring suspects again
 DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|m|h|d|)\s*")
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def seconds(text: str) -> float:
-    """A duration: 90, 90s, 1.5m, 2h, 1d. UserError when it is none, or no time at all."""
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as 90, 90s, 1.5m, 2h, 1d. Raises UserError where it is none, or 0."""
     match = DURATION.fullmatch(text)
     value = float(match[1]) * UNITS[match[2]] if match else 0.0
     if not 0 < value < math.inf:
@@ -38,9 +38,7 @@ def seconds(text: str) -> float:
 
 
 class Deadline:
-    """A time that ends. clock: seconds; where ranks decide by it, rank 0's, told to all: each look at it is
-    then collective.
-    """
+    """A time that ends. clock: of seconds; where ranks decide by it, rank 0's, broadcast: then collective."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock, self.begin = seconds, clock, clock()
@@ -54,11 +52,11 @@ class Deadline:
 
 
 def quick() -> Plan:
-    """Fewer samples and smaller sizes, but for what NVLink carries: 256 MiB, as in the full plan."""
+    """A plan with fewer samples and smaller sizes, except of what NVLink carries: 256 MiB in both."""
     return Plan(
         samples=3,
-        again=15,
-        enough=60,
+        retest_samples=15,
+        samples_per_nic=60,
         memory_bytes=256 * MiB,
         product_bytes=64 * MiB,
         copy_bytes=64 * MiB,
@@ -66,17 +64,17 @@ def quick() -> Plan:
     )
 
 
-def fitted(plan: Plan, budget: float, cost: Callable[[Plan], float]) -> tuple[Plan, str]:
-    """The plan that `cost` says fits into `budget` seconds, and what was given up for it: a line, or "".
+def fit(plan: Plan, budget: float, cost: Callable[[Plan], float]) -> tuple[Plan, str]:
+    """The plan that fits into `budget` seconds, and what was given up for it: a line, or "".
 
-    First repeats give way, then sizes, then rungs from the end; a share of the time is kept for measuring
-    suspects again. Raises UserError when not even one rung fits.
+    cost: seconds of a plan. First repeats give way, then sizes, then rungs from the end; a share of the time
+    is kept for measuring suspects again. Raises UserError where not even one rung fits.
     """
-    room = (1 - SUSPECTS) * budget
+    room = (1 - RETEST_SHARE) * budget
     lean = plan
     for lean in leaner(plan):
         if cost(lean) <= room:
-            return lean, said(plan, lean, cost(lean), budget)
+            return lean, describe_cuts(plan, lean, cost(lean), budget)
     for name in reversed(RUNGS):
         shorter = replace(lean, rungs=tuple(rung for rung in lean.rungs if rung != name))
         if not shorter.rungs:
@@ -84,8 +82,8 @@ def fitted(plan: Plan, budget: float, cost: Callable[[Plan], float]) -> tuple[Pl
         if cost(shorter) < cost(lean):
             lean = shorter
         if cost(lean) <= room:
-            return lean, said(plan, lean, cost(lean), budget)
-    least = math.ceil(cost(lean) / (1 - SUSPECTS))
+            return lean, describe_cuts(plan, lean, cost(lean), budget)
+    least = math.ceil(cost(lean) / (1 - RETEST_SHARE))
     raise runner.UserError(
         "the budget is too short for any rung", got=f"{budget:.3g} s", hint=f"--budget {least}s, or --rungs"
     )
@@ -95,8 +93,10 @@ def leaner(plan: Plan) -> Iterator[Plan]:
     """The plan, then with ever fewer repeats, then with ever smaller sizes as well."""
     yield plan
     lean = plan
-    for samples, enough in REPEATS:
-        lean = replace(lean, samples=min(lean.samples, samples), enough=min(lean.enough, enough))
+    for samples, per_nic in REPEATS:
+        lean = replace(
+            lean, samples=min(lean.samples, samples), samples_per_nic=min(lean.samples_per_nic, per_nic)
+        )
         yield lean
     smaller, before = halved(lean), lean
     while smaller != before:
@@ -114,19 +114,19 @@ def halved(plan: Plan) -> Plan:
     return replace(plan, **changes)
 
 
-def said(asked: Plan, lean: Plan, expected: float, budget: float) -> str:
+def describe_cuts(wanted: Plan, lean: Plan, expected: float, budget: float) -> str:
     given = [
-        f"{name} {getattr(lean, field)} instead of {getattr(asked, field)}"
-        for field, name in (("samples", "samples"), ("enough", "samples of each NIC"))
-        if getattr(lean, field) != getattr(asked, field)
+        f"{name} {getattr(lean, field)} instead of {getattr(wanted, field)}"
+        for field, name in (("samples", "samples"), ("samples_per_nic", "samples of each NIC"))
+        if getattr(lean, field) != getattr(wanted, field)
     ]
     given += [
         f"{name.removesuffix('_bytes')} {getattr(lean, name) / MiB:.4g} MiB instead of "
-        f"{getattr(asked, name) / MiB:.4g} MiB"
+        f"{getattr(wanted, name) / MiB:.4g} MiB"
         for name in FLOORS
-        if getattr(lean, name) != getattr(asked, name)
+        if getattr(lean, name) != getattr(wanted, name)
     ]
-    gone = [rung for rung in asked.rungs if rung not in lean.rungs]
+    gone = [rung for rung in wanted.rungs if rung not in lean.rungs]
     given += [f"not measured, no time in the budget: {', '.join(gone)}"] if gone else []
     if not given:
         return ""

@@ -1,4 +1,4 @@
-"""`meshrun validate`: the command."""
+"""`meshrun validate`: the command line."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import click
 
 import runner
 from jobs.usage import Finite, StrictCommand
+from jobs.validate.budget import parse_duration
 from jobs.validate.budget import quick as quick_plan
-from jobs.validate.budget import seconds
-from jobs.validate.options import Asked
+from jobs.validate.options import Options
 from jobs.validate.outputs import Outputs, check
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.verdict import EXIT
 
 FILES = ("json", "html", "junit", "prometheus")
-UNKNOWN = EXIT["unknown"]  # of a check that could not be made: bad words, too
+UNKNOWN = EXIT["unknown"]  # of a check that could not be made, a usage error included
 
 
-class BadWords(click.UsageError):
+class BadUsage(click.UsageError):
     exit_code = UNKNOWN
 
 
 class ValidateCommand(StrictCommand):
-    bad_usage = BadWords
+    bad_usage = BadUsage
 
     def conclude(
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
     ) -> int:
-        """Give the verdict of a run that has ended without one; as `launch.further.conclude` asks for it."""
+        """Give the verdict of a run that ended without one; called by `launch.further.conclude`."""
         from jobs.validate.ended import conclude
 
         try:
@@ -46,7 +46,7 @@ class ValidateCommand(StrictCommand):
             status = kept
         try:
             check(named, typed.get("save_baseline"))
-        except runner.UserError:  # told where they were refused
+        except runner.UserError:  # reported where they were refused
             named = Outputs()
         return conclude(words, status, why, answer, named, typed["nagios"])
 
@@ -56,13 +56,13 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return value if isinstance(value, float) else seconds(value)
+            return value if isinstance(value, float) else parse_duration(value)
         except runner.UserError as reason:
             self.fail(str(reason), param, ctx)
 
 
 class Rungs(click.ParamType[tuple[RungName, ...]]):
-    """Names of rungs between commas, in any order."""
+    """Names of rungs, separated by commas, in any order."""
 
     name = "rungs"
 
@@ -82,23 +82,27 @@ FILE = click.Path(path_type=Path)
 
 @click.command(cls=ValidateCommand)
 @click.option(
-    "--rungs", type=Rungs(), default=RUNGS, metavar="NAME,...", help=f"Only these: {', '.join(RUNGS)}."
+    "--rungs",
+    type=Rungs(),
+    default=RUNGS,
+    metavar="NAME,...",
+    help=f"Only these: {', '.join(RUNGS)}.",
 )
-@click.option("--keep-going", is_flag=True, help="Measure on after a broken rung.")
-@click.option("--quick", is_flag=True, help="Fewer samples, smaller sizes.")
+@click.option("--keep-going", is_flag=True, help="Go on after a broken rung.")
+@click.option("--quick", is_flag=True, help="Take fewer samples of smaller sizes.")
 @click.option("--budget", type=Duration(), metavar="TIME", help="Fit sizes and repeats into it, such as 60s.")
-@click.option("--soak", type=Duration(), metavar="TIME", help="Again and again for so long, such as 1h.")
+@click.option("--soak", type=Duration(), metavar="TIME", help="Measure again and again, such as for 1h.")
 @click.option(
     "--simulate",
     metavar="FLEET",
-    help="Rehearse over a model, such as hosts=8,gpus=8,fault=nic:h3:1:0.6.",
+    help="Rehearse on a model, such as hosts=8,gpus=8,fault=nic:h3:1:0.6.",
 )
 @click.option("--baseline", type=FILE, metavar="FILE", help="Compare with earlier runs: .json or .sqlite.")
-@click.option("--save-baseline", type=FILE, metavar="FILE", help="Keep this run there if it is healthy.")
-@click.option("-J", "--json", metavar="FILE", help="Write all that was found there.")
-@click.option("--html", metavar="FILE", help="The same as a page that opens offline.")
-@click.option("--junit", metavar="FILE", help="JUnit XML, a test case for each rung.")
-@click.option("--prometheus", metavar="FILE", help="For node_exporter's textfile collector.")
+@click.option("--save-baseline", type=FILE, metavar="FILE", help="Save this run there if it is healthy.")
+@click.option("-J", "--json", metavar="FILE", help="Write all results there.")
+@click.option("--html", metavar="FILE", help="Write the same as a page that opens offline.")
+@click.option("--junit", metavar="FILE", help="Write JUnit XML, a test case for each rung.")
+@click.option("--prometheus", metavar="FILE", help="Write metrics for node_exporter's textfile collector.")
 @click.option("--nagios", is_flag=True, help="Print one line, as a monitoring plugin does.")
 @click.option(
     "-T",
@@ -107,20 +111,20 @@ FILE = click.Path(path_type=Path)
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="End the run when a rank is stuck for so long; 0: never.",
+    help="Abort after SECONDS without progress; 0: never.",
 )
 @click.option(
     "--device",
     type=click.Choice(("auto", "cpu", "cuda")),
     default="auto",
     show_default=True,
-    help="What is validated.",
+    help="Device to validate.",
 )
 @click.option("--oversubscribe", is_flag=True, help="Let ranks share a GPU.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
 def validate(
-    door: Any,
+    cli_context: Any,
     /,
     rungs: tuple[RungName, ...],
     keep_going: bool,
@@ -130,35 +134,35 @@ def validate(
     debug: bool,
     **words: Any,
 ) -> int:
-    """Say whether these GPUs and the wires between them are healthy, and which part is not.
+    """Check whether these GPUs and the links between them are healthy, and name the part that is not.
 
     \b
     meshrun -n 8 validate                            the GPUs of this machine
     mpirun -np 64 meshrun validate --html page.html  a cluster; likewise srun
     meshrun validate --simulate hosts=64,gpus=8,fault=nic:h3:1:0.6
 
-    Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, which a missing value is at least.
+    Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, such as where a measurement is missing.
     """
     files = {name: words.pop(name) for name in FILES}
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
-    typed = (*(() if door.ranks is None else ("-n", str(door.ranks))), *door.words)
-    asked = Asked(plan, outputs=Outputs(**files), words=typed, **words)
-    if asked.simulate is not None:
+    typed = (*(() if cli_context.ranks is None else ("-n", str(cli_context.ranks))), *cli_context.words)
+    options = Options(plan, outputs=Outputs(**files), words=typed, **words)
+    if options.simulate is not None:
         from jobs.validate.run import rehearse
 
-        if door.ranks not in (None, 1):
+        if cli_context.ranks not in (None, 1):
             raise click.UsageError("--simulate needs no ranks: without -n")
-        return rehearse(asked, door)
-    from jobs.validate.run import run, unopened
+        return rehearse(options, cli_context)
+    from jobs.validate.run import report_unopened, run
 
     return runner.run_as_rank(
-        lambda world, handler: run(world, handler, asked, door),
+        lambda world, handler: run(world, handler, options, cli_context),
         device=device,
         oversubscribe=oversubscribe,
-        started=door.started,
+        started=cli_context.started,
         debug=debug,
         usage_exit_status=UNKNOWN,
         failure_exit_status=EXIT["critical"],
         interrupt_message="interrupted",
-        before_exit=lambda handler: unopened(handler, asked, door),
+        before_exit=lambda handler: report_unopened(handler, options, cli_context),
     )

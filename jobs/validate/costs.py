@@ -1,4 +1,4 @@
-"""What the calls of a probe cost, in seconds, and so a plan."""
+"""How long the calls of a probe take, and so a plan: what a time budget is fitted with."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 from jobs.measure.outliers import sample_noise
 from jobs.validate.budget import FLOORS
 from jobs.validate.ladder import CURVE
-from jobs.validate.measurements.leaf_switches import LEAST, ROUNDS
-from jobs.validate.measurements.repeats import effort
-from jobs.validate.measurements.schedule import across, between, inside
+from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
+from jobs.validate.measurements.repeats import repeats_needed
+from jobs.validate.measurements.schedule import all_at_once_rounds, inter_node_rounds, intra_node_rounds
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import ALONE, Probe, Seconds, counted
-from jobs.validate.topology import Fleet, Ints, fleet_of
+from jobs.validate.probe.api import SINGLE_RANK_OPS, Probe, Seconds, operation_work
+from jobs.validate.topology import Ints, Topology, topology_of
 
-FEW, MANY = 1, 4  # samples of a trial
+FEW, MANY = 1, 4  # samples of a calibration
 
 Key = tuple[RungName, str]  # rung, what, as in `Rung.rates`
-SIZES: dict[Key, str] = {  # which of the plan's
+SIZES: dict[Key, str] = {  # field of the plan
     ("gpu", "memory"): "memory_bytes",
     ("gpu", "product"): "product_bytes",
     ("host", "to_device"): "copy_bytes",
@@ -43,7 +43,7 @@ class Cost:
     """Seconds of one call of the probe: `call` + `fill` x work + samples x (`sample` + `move` x work).
 
     call: communicators, warm-up. fill: data made and checked. work: the bytes, of a product their power 1.5.
-    noise: standard deviation of the log of one sample, by which the ladder repeats calls.
+    noise: standard deviation of the log of one sample, for which the ladder repeats calls.
     """
 
     call: float
@@ -68,14 +68,14 @@ def size(plan: Plan, key: Key) -> int:
 
 
 def sizes(plan: Plan) -> dict[str, int]:
-    """Bytes by "rung what", of a product operations: a rate is compared with earlier ones of the same."""
+    """Bytes by "rung what", of a product operations: only rates of the same size are compared."""
     found = {" ".join(key): size(plan, key) for key in SIZES}
-    return found | {"gpu product": counted("product", plan.product_bytes)}
+    return found | {"gpu product": operation_work("product", plan.product_bytes)}
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls of a probe that are alike. judged: of a first look, which noise makes longer."""
+    """Calls of a probe that are alike. judged: of a first measurement, which noise makes longer."""
 
     key: Key
     count: int
@@ -84,91 +84,96 @@ class Calls:
     judged: bool = True
 
 
-def calls(plan: Plan, fleet: Fleet) -> Iterator[Calls]:
-    """What a climb asks of its probe when it suspects nobody. Rungs without partners ask nothing."""
-    largest = max(len(fleet.on(host)) for host in range(fleet.hosts))
-    meetings = sum(1 for _ in between(fleet, plan))
-    count = {"pairs": sum(1 for _ in inside(fleet)), "host pairs": meetings}
-    count |= {"node": int(largest > 1), "rails": int(fleet.hosts > 1), "all": int(fleet.ranks > 1)}
-    of_nic = max(plan.samples, math.ceil(plan.enough / max(meetings, 1)))  # as in `Between.first`
+def calls(plan: Plan, topology: Topology) -> Iterator[Calls]:
+    """What a climb without suspects calls. Rungs without partners call nothing."""
+    largest = max(len(topology.on(host)) for host in range(topology.hosts))
+    meetings = sum(1 for _ in inter_node_rounds(topology, plan))
+    count = {"pairs": sum(1 for _ in intra_node_rounds(topology)), "host pairs": meetings}
+    count |= {"node": int(largest > 1), "rails": int(topology.hosts > 1), "all": int(topology.ranks > 1)}
+    of_nic = max(
+        plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1))
+    )  # as in `InterNode.measure`
     for key in SIZES:
         rung, _ = key
         if rung not in plan.rungs or not count.get(rung, 1):
             continue
-        if key == ("all", "flows"):  # as in `leaves.leaves`
-            if fleet.hosts >= LEAST:
+        if key == ("all", "flows"):  # as in `measure_leaf_switches`
+            if topology.hosts >= LEAST_HOSTS:
                 yield Calls(key, ROUNDS, plan.nic_bytes, plan.samples)
             continue
         if rung != "all":
             samples = of_nic if rung == "host pairs" else plan.samples
             yield Calls(key, count.get(rung, 1), size(plan, key), samples)
-        if rung in ("node", "all"):  # as in `Ladder.curve`
+        if rung in ("node", "all"):  # as in `Ladder.measure_curve`
             for halved in CURVE:
                 if nbytes := plan.ring_bytes >> halved:
                     yield Calls(key, 1, nbytes, plan.samples, judged=False)
 
 
-def by_rung(plan: Plan, fleet: Fleet, rates: Rates) -> dict[RungName, float]:
-    """Seconds that each rung of the plan is expected to take. What `rates` lacks is not measured."""
+def estimate_rungs(plan: Plan, topology: Topology, rates: Rates) -> dict[RungName, float]:
+    """Seconds that each rung of the plan is expected to take, without suspects.
+
+    rates: of `calibrate`; what they lack is not measured.
+    """
     found: dict[RungName, float] = dict.fromkeys(plan.rungs, 0.0)
-    for one in calls(plan, fleet):
+    for one in calls(plan, topology):
         if cost := rates.get(one.key):
-            times = effort(cost.noise, one.samples, plan) if one.judged else 1
+            times = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
             found[one.key[0]] += one.count * times * cost.seconds(work(one.key, one.nbytes), one.samples)
     return found
 
 
-def estimate(plan: Plan, fleet: Fleet, rates: Rates) -> float:
-    """Seconds that a climb is expected to take when it suspects nobody. rates: of `trial`."""
-    return sum(by_rung(plan, fleet, rates).values())
+def estimate(plan: Plan, topology: Topology, rates: Rates) -> float:
+    """Seconds that a climb without suspects is expected to take. rates: of `calibrate`."""
+    return sum(estimate_rungs(plan, topology, rates).values())
 
 
-def trial(probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic) -> dict[Key, Cost]:
-    """What calls cost here: each kind at two sizes with two numbers of samples, after one to warm up.
+def calibrate(probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic) -> dict[Key, Cost]:
+    """Measure what calls cost here: each kind at two sizes with two numbers of samples, after a warm-up.
 
-    Its rounds are the ladder's first ones: all ranks at once. clock: as of `Deadline`.
+    The rounds are the ladder's first ones: all ranks at once. clock: as for `Deadline`.
     """
-    fleet = fleet_of(probe)
+    topology = topology_of(probe)
     found: dict[Key, Cost] = {}
-    for key in dict.fromkeys(one.key for one in calls(plan, fleet)):
-        if key[0] not in probe.absent and not (key[1] == "copies" and probe.no_copies()):
+    for key in dict.fromkeys(one.key for one in calls(plan, topology)):
+        if key[0] not in probe.unavailable and not (key[1] == "copies" and probe.copies_unavailable()):
             large = min(4 * FLOORS[SIZES[key]], size(plan, key))
-            found[key] = fitting(key, asking(probe, fleet, plan, key), max(large // 4, 1), large, clock)
+            found[key] = fit_cost(key, call_of(probe, topology, plan, key), max(large // 4, 1), large, clock)
     return found
 
 
-Ask = Callable[[int, int], Seconds]  # bytes, samples
+Call = Callable[[int, int], Seconds]  # bytes, samples
 
 
-def asking(probe: Probe, fleet: Fleet, plan: Plan, key: Key) -> Ask:
+def call_of(probe: Probe, topology: Topology, plan: Plan, key: Key) -> Call:
     rung, what = key
-    for single in ALONE:
+    for single in SINGLE_RANK_OPS:
         if single == what:
-            return functools.partial(probe.alone, single)
+            return functools.partial(probe.single_rank, single)
     if what in ("copies", "flows"):
         move = probe.copies if what == "copies" else probe.flows
-        return functools.partial(move, [(a, b) for a, b in first_round(rung, fleet, plan).tolist()])
+        return functools.partial(move, [(a, b) for a, b in first_round(rung, topology, plan).tolist()])
     members = {
-        "node": [fleet.on(host) for host in range(fleet.hosts)],
-        "rails": [fleet.rail(gpu) for gpu in range(fleet.rails)],
-    }.get(rung, [np.arange(fleet.ranks)])
+        "node": [topology.on(host) for host in range(topology.hosts)],
+        "rails": [topology.rail(gpu) for gpu in range(topology.rails)],
+    }.get(rung, [np.arange(topology.ranks)])
     return functools.partial(probe.rings, [group.tolist() for group in members if len(group) > 1])
 
 
-def first_round(rung: RungName, fleet: Fleet, plan: Plan) -> Ints:
-    """Of the flows that a rung begins with."""
+def first_round(rung: RungName, topology: Topology, plan: Plan) -> Ints:
+    """The flows with which a rung begins."""
     if rung == "all":
-        return across(fleet, 1, np.random.default_rng(plan.seed))[0]
-    return next(inside(fleet) if rung == "pairs" else between(fleet, plan))
+        return all_at_once_rounds(topology, 1, np.random.default_rng(plan.seed))[0]
+    return next(intra_node_rounds(topology) if rung == "pairs" else inter_node_rounds(topology, plan))
 
 
-def fitting(key: Key, ask: Ask, small: int, large: int, clock: Callable[[], float]) -> Cost:
-    """The cost of four calls, solved for its four terms; never less than the dearest of them took."""
-    ask(small, FEW)
+def fit_cost(key: Key, call_probe: Call, small: int, large: int, clock: Callable[[], float]) -> Cost:
+    """The cost of four calls, solved for its four terms; never less than the longest of them took."""
+    call_probe(small, FEW)
 
     def took(nbytes: int, samples: int) -> tuple[float, Seconds]:
         begin = clock()
-        measured = ask(nbytes, samples)
+        measured = call_probe(nbytes, samples)
         return clock() - begin, measured
 
     low, high = work(key, small), work(key, large)

@@ -12,21 +12,21 @@ import numpy as np
 from jobs.measure.outliers import BLIND, is_critical
 from jobs.validate.alarms import alarms
 from jobs.validate.counters import changes
-from jobs.validate.localize.explained import Known
-from jobs.validate.localize.findings import findings, merged
-from jobs.validate.localize.observations import Table
-from jobs.validate.localize.retest import Answer, Scope, inquire
-from jobs.validate.measurements.allreduce import Rings
-from jobs.validate.measurements.inter_node import Between
-from jobs.validate.measurements.intra_node import Inside, Moved
-from jobs.validate.measurements.leaf_switches import LEAST, leaves
-from jobs.validate.measurements.single_gpu import AloneScope
-from jobs.validate.not_judged import siblings_missing, unmeasured
+from jobs.validate.localize.explained import KnownFaults
+from jobs.validate.localize.findings import findings, merge
+from jobs.validate.localize.observations import Observations
+from jobs.validate.localize.retest import Localization, Measurement, localize
+from jobs.validate.measurements.allreduce import AllReduce
+from jobs.validate.measurements.inter_node import InterNode
+from jobs.validate.measurements.intra_node import IntraNode, PairOperation
+from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
+from jobs.validate.measurements.single_gpu import SingleGpu
+from jobs.validate.not_judged import failed_measurements, missing_siblings
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import Alone, Probe, Wrong, counted
-from jobs.validate.probe.metered import Metered
+from jobs.validate.probe.api import Probe, SingleRankOp, Wrong, operation_work
+from jobs.validate.probe.metered import MeteredProbe
 from jobs.validate.report import Change, Curve
-from jobs.validate.topology import fleet_of
+from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Finding, Rung, Status, Verdict
 
 NEEDS: dict[RungName, str] = {
@@ -38,61 +38,60 @@ NEEDS: dict[RungName, str] = {
 }
 CURVE = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: halved so often
 
+OnRung = Callable[[RungName], None]  # called with the name of each rung before it is measured
+NoTime = Callable[[RungName], str]  # why there is no time for a rung; "": there is
 
-def nothing(rung: RungName) -> None:
+
+def silently(rung: RungName) -> None:
     pass
 
 
-def always(name: RungName) -> str:
+def unlimited(rung: RungName) -> str:
     return ""
 
 
 class Ladder:
-    """One climb. `rung` measures one rung; `verdict` concludes from what is there.
+    """One climb. `measure_rung` measures one rung; `verdict` concludes from what is there.
 
-    told: called with each rung's name before it. spare: why there is no time for a rung; "": there is.
     tables: what was measured, by rung and operation, with the bytes (of a product: the floating-point
-    operations) that its rates count.
+    operations) that its rates count. incomplete: something could not be judged.
     """
 
     def __init__(
-        self,
-        probe: Probe,
-        plan: Plan,
-        told: Callable[[RungName], None] = nothing,
-        spare: Callable[[RungName], str] = always,
+        self, probe: Probe, plan: Plan, on_rung: OnRung = silently, no_time: NoTime = unlimited
     ) -> None:
-        self.probe, self.plan, self.fleet = Metered(probe), plan, fleet_of(probe)
-        self.told, self.spare = told, spare
-        self.found: list[Finding] = []
+        self.probe, self.plan, self.topology = MeteredProbe(probe), plan, topology_of(probe)
+        self.on_rung, self.no_time = on_rung, no_time
+        self.findings: list[Finding] = []
         self.rungs: list[Rung] = []
         self.not_judged: list[str] = []
-        self.tables: dict[tuple[RungName, str], tuple[Table, int]] = {}
+        self.tables: dict[tuple[RungName, str], tuple[Observations, int]] = {}
         self.changes: list[Change] = []
         self.wrong: list[Wrong] = []
         self.curves: list[Curve] = []
-        self.lost = False
+        self.incomplete = False
         self.ended = ""
 
     @property
-    def bad(self) -> Known:
+    def faults(self) -> KnownFaults:
         """Ranks that findings so far explain."""
-        known: Known = {}
-        for one in self.found:
+        known: KnownFaults = {}
+        for one in self.findings:
             fault = (-float(np.log(one.factor)), one.evidence.rate)
             for rank in one.ranks:
                 known.setdefault(rank, []).extend([fault] if one.evidence.unit == "B/s" else [])
         return known
 
     def climb(self) -> Verdict:
+        """Measure all rungs of the plan, until one is broken."""
         broken = ""
         for name in RUNGS:
-            why = self.reason(name, broken)
+            why = self.why_not(name, broken)
             if why:
                 self.rungs.append(Rung(name, "not measured", why))
                 continue
-            self.told(name)
-            if self.rung(name):
+            self.on_rung(name)
+            if self.measure_rung(name):
                 broken = broken or name
         return self.verdict()
 
@@ -101,75 +100,80 @@ class Ladder:
         reached = {rung.name for rung in self.rungs}
         rest = [Rung(name, "not measured", "the run ended before") for name in RUNGS if name not in reached]
         raised = alarms(
-            self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts, self.fleet.unit
+            self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts, self.topology.unit
         )
         return Verdict(
             self.status([one.status for one in raised]),
-            tuple(ordered(self.found)),
+            tuple(by_rung(self.findings)),
             (*self.rungs, *rest),
-            (*self.not_judged, *siblings_missing(self.fleet, self.plan)),
+            (*self.not_judged, *missing_siblings(self.topology, self.plan)),
             raised,
         )
 
-    def reason(self, name: RungName, broken: str) -> str:
-        """Why a rung is not measured; empty: it is."""
-        fleet = self.fleet
+    def why_not(self, name: RungName, broken: str) -> str:
+        """Why a rung is not measured; empty: it is. broken: the first rung that is, or ""."""
+        topology = self.topology
         if name not in self.plan.rungs:
             return "not asked for"
         if broken and not self.plan.keep_going:
             return f"rung {broken} is broken"
-        if name in self.probe.absent:
-            return self.probe.absent[name]
-        lone = all(len(fleet.on(host)) < 2 for host in range(fleet.hosts))
-        missing = {"pairs": lone, "node": lone, "host pairs": fleet.hosts < 2, "rails": fleet.hosts < 2}
-        if missing.get(name, fleet.ranks < 2 and name == "all"):
+        if name in self.probe.unavailable:
+            return self.probe.unavailable[name]
+        lone = all(len(topology.on(host)) < 2 for host in range(topology.hosts))
+        one_host = topology.hosts < 2
+        missing = {"pairs": lone, "node": lone, "host pairs": one_host, "rails": one_host}
+        if missing.get(name, topology.ranks < 2 and name == "all"):
             return NEEDS[name]
-        if why := self.spare(name):
-            self.lost = True
-            self.not_judged.append(f"{name}: {why}")
+        if why := self.no_time(name):
+            self.leave_open(f"{name}: {why}")
         return why
 
-    def cut_short(self, ended: str, guilty: bool) -> None:
+    def leave_open(self, sentence: str) -> None:
+        """Note that something could not be judged: the verdict is not ok."""
+        self.incomplete = True
+        self.not_judged.append(sentence)
+
+    def end_early(self, ended: str, guilty: bool) -> None:
         """The run ends here. guilty: `ended` names who is to blame."""
         if guilty:
             self.ended = ended
         else:
-            self.lost = True
+            self.incomplete = True
             self.not_judged.insert(0, ended)
 
-    def rung(self, name: RungName) -> bool:
-        """Measure one rung; True: broken."""
+    def measure_rung(self, name: RungName) -> bool:
+        """Measure one rung and note what was found; whether it is broken."""
         self.probe.reset()
         before = self.probe.counters()
         begin = time.perf_counter()
         found: list[Finding] = []
         rates: dict[str, float] = {}
-        for what, work, scope, kinds in self.scopes(name):
-            answer = inquire(scope, self.plan)
-            self.note(name, what, answer)
-            found += findings(answer, self.fleet, name, what, work, kinds)
-            if len(answer.table):
-                self.tables[name, what] = answer.table, work
-                rates[what] = float(np.median(work / answer.table.siblings))
+        for what, work, measurement, kinds in self.measurements(name):
+            located = localize(measurement, self.plan)
+            self.note_gaps(name, what, located)
+            found += findings(located, self.topology, name, what, work, kinds)
+            if len(located.table):
+                self.tables[name, what] = located.table, work
+                rates[what] = float(np.median(work / located.table.siblings))
         if name in ("node", "all"):
-            self.curve(name)
+            self.measure_curve(name)
         if name == "all":
             rates["ring"] = self.curves[-1].points[-1][1]
-            if self.fleet.hosts >= LEAST:
-                load = leaves(self.probe, self.fleet, self.plan, self.bad)
-                found += load.findings
-                rates["flows"] = load.rate
-                self.not_judged += load.notes
-                if load.lost:
-                    self.lost = True
-                    self.not_judged.append(unmeasured("all", "flows", load.lost))
-        new = merged(found, self.fleet)
-        self.found += new
+            if self.topology.hosts >= LEAST_HOSTS:
+                switches = measure_leaf_switches(self.probe, self.topology, self.plan, self.faults)
+                found += switches.findings
+                rates["flows"] = switches.rate
+                self.not_judged += switches.notes
+                if switches.failed:
+                    self.leave_open(failed_measurements("all", "flows", switches.failed))
+        new = merge(found, self.topology)
+        self.findings += new
         wrong = self.probe.wrong()
         self.wrong += wrong
         self.changes += changes(name, before, self.probe.counters())
         broken = bool(wrong) or any(is_critical(one.factor, self.plan.critical) for one in new)
-        seconds = time.perf_counter() - begin - self.probe.seconds
+        measured = self.probe.seconds
+        analysed = time.perf_counter() - begin - measured
         self.rungs.append(
             Rung(
                 name,
@@ -178,54 +182,55 @@ class Ladder:
                 self.probe.rounds,
                 self.probe.messages,
                 rates,
-                seconds,
-                self.probe.seconds,
+                analysed,
+                measured,
             )
         )
         return broken
 
-    def scopes(self, name: RungName) -> list[tuple[str, int, Scope, dict[str, str]]]:
+    def measurements(self, name: RungName) -> list[tuple[str, int, Measurement, dict[str, str]]]:
         """What a rung measures: operation, what its rates count, how, and what its parts are called."""
-        probe, fleet, plan, bad = self.probe, self.fleet, self.plan, self.bad
-        single: tuple[Alone, ...]
+        probe, topology, plan, faults = self.probe, self.topology, self.plan, self.faults
+        single: tuple[SingleRankOp, ...]
         match name:
             case "gpu" | "host":
                 single = ("memory", "product") if name == "gpu" else ("to_device", "to_host")
-                scopes = [AloneScope(probe, fleet, plan, what, bad) for what in single]
+                each = [SingleGpu(probe, topology, plan, what, faults) for what in single]
                 kinds = {"gpu": "gpu" if name == "gpu" else "pcie"}
-                return [(scope.what, counted(scope.what, scope.nbytes), scope, kinds) for scope in scopes]
+                return [(one.what, operation_work(one.what, one.nbytes), one, kinds) for one in each]
             case "pairs":
                 return [
-                    (what, plan.pair_bytes, Inside(probe, fleet, plan, what, bad), {})
-                    for what in self.moved()
+                    (what, plan.pair_bytes, IntraNode(probe, topology, plan, what, faults), {})
+                    for what in self.pair_operations()
                 ]
             case "host pairs":
-                return [("flows", plan.nic_bytes, Between(probe, fleet, plan, bad), {})]
+                return [("flows", plan.nic_bytes, InterNode(probe, topology, plan, faults), {})]
             case "node":
-                return [("ring", plan.ring_bytes, Rings(probe, fleet, plan, "ring", bad), {})]
+                return [("ring", plan.ring_bytes, AllReduce(probe, topology, plan, "ring", faults), {})]
             case "rails":
-                bad = bad | self.on_links()
-                return [("ring", plan.ring_bytes, Rings(probe, fleet, plan, "rail", bad), {})]
+                faults = faults | self.ranks_on_links()
+                return [("ring", plan.ring_bytes, AllReduce(probe, topology, plan, "rail", faults), {})]
             case _:
                 return []
 
-    def moved(self) -> tuple[Moved, ...]:
-        """What pairs of a host measure: copies where GPUs reach each other's memory."""
-        why = self.probe.no_copies()
+    def pair_operations(self) -> tuple[PairOperation, ...]:
+        """What pairs of a host measure: copies too, where GPUs reach each other's memory."""
+        why = self.probe.copies_unavailable()
         if why and self.probe.unit == "GPU":
             self.not_judged.append(f"pairs: no copies from GPU to GPU: {why}")
         return ("flows",) if why else ("copies", "flows")
 
-    def on_links(self) -> Known:
+    def ranks_on_links(self) -> KnownFaults:
         """Ranks at the ends of links that a finding names: rings that go through them are explained."""
-        hosts = {host for one in self.found if one.kind in ("link", "path") for host in one.hosts}
-        return {rank: [] for rank, host in enumerate(self.fleet.host) if self.fleet.names[host] in hosts}
+        hosts = {host for one in self.findings if one.kind in ("link", "path") for host in one.hosts}
+        names, host_of = self.topology.names, self.topology.host
+        return {rank: [] for rank, host in enumerate(host_of) if names[host] in hosts}
 
-    def curve(self, name: RungName) -> None:
-        """Bus bandwidth by size, of all ranks' ring or the median of the hosts': told, not judged."""
-        fleet = self.fleet
-        groups = [fleet.on(host).tolist() for host in range(fleet.hosts)] if name == "node" else []
-        groups = [group for group in groups if len(group) > 1] or [list(range(fleet.ranks))]
+    def measure_curve(self, name: RungName) -> None:
+        """Bus bandwidth by size, of all ranks' ring or the median of the hosts': reported, not judged."""
+        topology = self.topology
+        groups = [topology.on(host).tolist() for host in range(topology.hosts)] if name == "node" else []
+        groups = [group for group in groups if len(group) > 1] or [list(range(topology.ranks))]
         share = np.array([2 * (len(group) - 1) / len(group) for group in groups])
         points = []
         for halved in CURVE:
@@ -233,39 +238,38 @@ class Ladder:
             if nbytes:
                 seconds = self.probe.rings(groups, nbytes, self.plan.samples)
                 if np.isnan(seconds).any():
-                    self.lost = True
-                    self.not_judged.append(f"{name}: some of the measurements failed")
+                    self.leave_open(f"{name}: some of the measurements failed")
                 points.append((nbytes, float(np.median(nbytes * share / np.median(seconds, axis=1)))))
         title = "all_reduce of all ranks" if name == "all" else "all_reduce of each host's GPUs, median"
         self.curves.append(Curve(name, title, tuple(points)))
 
-    def note(self, name: str, what: str, answer: Answer) -> None:
-        """What this answer leaves open."""
-        if answer.table.lost:
-            self.lost = True
-            self.not_judged.append(unmeasured(name, what, answer.table.lost))
-        seen = answer.table.seen
-        if seen < self.plan.critical:
-            self.lost = self.lost or seen < BLIND
+    def note_gaps(self, name: str, what: str, located: Localization) -> None:
+        """Note what this operation leaves open."""
+        if located.table.failed:
+            self.leave_open(failed_measurements(name, what, located.table.failed))
+        visible = located.table.visible
+        if visible < self.plan.critical:
+            self.incomplete = self.incomplete or visible < BLIND
+            share = f"{100 * visible:.0f} %"
             self.not_judged.append(
-                f"{name}: {what} vary so much that only parts below {100 * seen:.0f} % of the others are seen"
+                f"{name}: {what} vary so much that only parts below {share} of the others are seen"
             )
-        if answer.open:
-            self.not_judged.append(f"{name}: {len(answer.open)} suspects of {what} were not asked again")
+        if located.left:
+            self.not_judged.append(f"{name}: {len(located.left)} suspects of {what} were not measured again")
 
     def status(self, raised: Sequence[str]) -> Status:
-        if "critical" in raised or any(is_critical(one.factor, self.plan.critical) for one in self.found):
+        if "critical" in raised or any(is_critical(one.factor, self.plan.critical) for one in self.findings):
             return "critical"
-        if self.lost:
+        if self.incomplete:
             return "unknown"
-        return "warning" if self.found or raised else "ok"
+        return "warning" if self.findings or raised else "ok"
 
 
-def ordered(found: Sequence[Finding]) -> list[Finding]:
+def by_rung(found: Sequence[Finding]) -> list[Finding]:
     """Lowest rung first, there the slowest."""
     return sorted(found, key=lambda one: (RUNGS.index(one.rung), one.factor))
 
 
 def validate(probe: Probe, plan: Plan | None = None) -> Verdict:
-    """Measure the fleet behind `probe` rung by rung, and name what is slow."""
+    """Measure the machines behind `probe` rung by rung, and name what is slow."""
     return Ladder(probe, plan or Plan()).climb()

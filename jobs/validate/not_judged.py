@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jobs.validate.measurements.leaf_switches import LEAST
+from jobs.validate.measurements.leaf_switches import LEAST_HOSTS
 from jobs.validate.plan import Plan
-from jobs.validate.topology import Fleet
+from jobs.validate.topology import Topology
 
 
-def unmeasured(name: str, what: str, lost: Collection[int]) -> str:
-    ranks = ", ".join(map(str, sorted(lost)[:8])) + (", ..." if len(lost) > 8 else "")
-    return f"{name}: {what} could not be measured with rank {ranks}"
+def failed_measurements(rung: str, what: str, ranks: Collection[int]) -> str:
+    """ranks: with which something could not be measured."""
+    listed = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"{rung}: {what} could not be measured with rank {listed}"
 
 
-def siblings_missing(fleet: Fleet, plan: Plan) -> list[str]:
+def missing_siblings(topology: Topology, plan: Plan) -> list[str]:
     """What no measurement here can judge, because there is nothing to compare with."""
     notes = []
-    if fleet.ranks == 1:
-        notes.append("one rank: nothing to compare it with; its figures are told, not judged")
-    elif fleet.hosts == 1:
+    if topology.ranks == 1:
+        notes.append("one rank: nothing to compare it with; its figures are reported, not judged")
+    elif topology.hosts == 1:
         notes.append(
-            f"one host: what slows all its {fleet.unit}s alike cannot be seen; its network is not measured"
+            f"one host: what slows all its {topology.unit}s alike cannot be seen; its network is not measured"
         )
-    elif fleet.hosts == 2:
+    elif topology.hosts == 2:
         notes.append(
             "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
         )
-    if 1 < fleet.hosts < LEAST:
-        notes.append(f"fewer than {LEAST} hosts: uplinks of leaf switches are not judged")
-    if fleet.hosts > plan.cover:
-        notes.append(
-            f"more than {plan.cover} hosts: partners are sampled, so links between two hosts are not judged"
-        )
+    if 1 < topology.hosts < LEAST_HOSTS:
+        notes.append(f"fewer than {LEAST_HOSTS} hosts: uplinks of leaf switches are not judged")
+    if topology.hosts > plan.all_pairs_hosts:
+        most = plan.all_pairs_hosts
+        notes.append(f"more than {most} hosts: partners are sampled, so links between hosts are not judged")
     return notes

@@ -1,4 +1,4 @@
-"""What the command's words ask for."""
+"""What the command line asks for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from jobs.validate.plan import Plan
 
 
 @dataclass(frozen=True)
-class Asked:
-    """plan: before it is fitted to memory and time. budget, soak: seconds; None: as long as it takes, once.
+class Options:
+    """plan: before it is fitted to memory and time. budget, soak: seconds; None: no limit, and a single
+    climb.
 
-    simulate: a fleet as `simulation.spec.parse_fleet` reads it; None: the real one. timeout: seconds that a
-    rank may stay at one point, 0: for ever. nagios: one line instead of the report. words: the command as
-    typed.
+    simulate: a fleet as `simulation.spec.parse_fleet` reads it; None: the real machines. timeout: seconds
+    that a rank may go without progress, 0: any time. nagios: one line instead of the report. words: the
+    command line as typed.
     """
 
     plan: Plan

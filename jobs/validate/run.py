@@ -1,4 +1,4 @@
-"""A validation by all ranks, or rehearsed over a model: measured, judged, told, kept."""
+"""Runs a validation on all ranks, or rehearses it over a model: measures, judges, reports."""
 
 from __future__ import annotations
 
@@ -16,56 +16,64 @@ from jobs.bench.screen import CLEAR
 from jobs.validate import outputs
 from jobs.validate.alarms import unjudged
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.dead_ranks import fallen, stay
+from jobs.validate.dead_ranks import dead_ranks, stay_alive
 from jobs.validate.ended import FROM_OUTSIDE, say, sentence
 from jobs.validate.hardware_limits import gather, limits
-from jobs.validate.options import Asked
+from jobs.validate.ladder import OnRung
+from jobs.validate.options import Options
 from jobs.validate.plan import RungName
-from jobs.validate.probe import rank_probe as ranks
 from jobs.validate.probe.api import Probe
+from jobs.validate.probe.buffers import fit_to_devices
+from jobs.validate.probe.rank_probe import Read, open_probe
 from jobs.validate.report import Member, Report
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.told import json as told_json
 from jobs.validate.told.words import headline
-from jobs.validate.validation import Climbing, Told, measured
+from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
 from runner import World
 
 
-def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
-    """Measure and tell; the completion record. Raises BadResult, on every rank, unless all is well."""
-    asked = world.control.broadcast(asked)
-    world.on_root(lambda: outputs.check(asked.outputs, asked.save_baseline))
-    climbing = Climbing(asked, environment(world))
+def run(world: World, handler: runner.FailureHandler, options: Options, cli_context: Any) -> dict[str, Any]:
+    """Measure and report; returns the completion record.
+
+    Raises BadResult on every rank unless the verdict is ok.
+    """
+    options = world.control.broadcast(options)
+    world.on_root(lambda: outputs.check(options.outputs, options.save_baseline))
+    validation = Validation(options, environment(world))
     if world.rank == 0:
-        handler.before_exit = lambda: leave(handler, climbing, door, world)
-        note(handler, climbing.cut_short("the run ended before anything was measured", guilty=False))
+        handler.before_exit = lambda: report_early(handler, validation, cli_context, world)
+        hand_over(
+            handler, validation.early_report("the run ended before anything was measured", guilty=False)
+        )
     verdict: tuple[Status, str] | None = None
     with (
-        watching(world, handler, asked) as trail,
-        ranks.opened(world, trail, counters(world)) as probe,
+        watching(world, handler, options) as progress,
+        open_probe(world, progress, counters(world)) as probe,
     ):
-        climbing.plan = ranks.suited(world, asked.plan)
-        if (usual := climbing.plan.critical) < asked.plan.critical:
-            climbing.notes.append(
+        validation.plan = fit_to_devices(world, options.plan)
+        if (usual := validation.plan.critical) < options.plan.critical:
+            validation.notes.append(
                 f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings is called slow"
             )
         facts = gather(world)
         if world.rank:
-            handler.before_exit = stay
+            handler.before_exit = stay_alive
             try:
                 probe.follow()
             finally:
                 handler.before_exit = None
         else:
             with probe.lead():
-                climbing.members = members_of(world, probe)
-                climbing.limits = limits(facts, probe.places)
-                refuse(asked, climbing.members)
-                report = measured(climbing, probe, noting(handler, climbing, progress(door)), runner.tell)
+                validation.members = members_of(world, probe)
+                validation.limits = limits(facts, probe.places)
+                refuse_baseline(options, validation.members)
+                on_rung = write_before(handler, validation, show_rung(cli_context))
+                report = measure(validation, probe, on_rung, runner.tell)
             handler.before_exit = None
-            report = tell(report, asked, door)
+            report = publish(report, options, cli_context)
             if handler.status is not None:
                 handler.status.save_answer("")
             verdict = report.verdict.status, headline(report)
@@ -75,35 +83,35 @@ def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -
     return {"command": "validate", "status": status, "ranks": world.size}
 
 
-def rehearse(asked: Asked, door: Any) -> int:
-    """The same over the simulated fleet that was asked for; the exit status."""
-    assert asked.simulate is not None
-    fleet = SimulatedFleet(parse_fleet(asked.simulate))
-    climbing = Climbing(asked, {"meshrun": version("meshrun")}, plan=asked.plan)
-    climbing.members = tuple(
+def rehearse(options: Options, cli_context: Any) -> int:
+    """Measure and report the simulated fleet that was asked for; returns the exit status."""
+    assert options.simulate is not None
+    fleet = SimulatedFleet(parse_fleet(options.simulate))
+    validation = Validation(options, {"meshrun": version("meshrun")}, plan=options.plan)
+    validation.members = tuple(
         Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")
         for place in fleet.places
     )
-    outputs.check(asked.outputs, asked.save_baseline)
-    refuse(asked, climbing.members)
-    report = measured(climbing, fleet, progress(door), runner.tell)
-    report = tell(report, asked, door)
+    outputs.check(options.outputs, options.save_baseline)
+    refuse_baseline(options, validation.members)
+    report = measure(validation, fleet, show_rung(cli_context), runner.tell)
+    report = publish(report, options, cli_context)
     return EXIT[report.verdict.status]
 
 
 def environment(world: World) -> dict[str, Any]:
-    """What figures depend on, as rank 0 finds it. driver: of NVIDIA's kernel module."""
+    """What figures depend on, as rank 0 finds it. driver: version of NVIDIA's kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
     return runner.versions(world) | found | {"settings": kept(runner.environment())}
 
 
-def refuse(asked: Asked, members: Sequence[Member]) -> None:
-    """UserError for files that this fleet cannot be compared with or kept in, before anything is measured."""
-    if asked.baseline is not None:
-        baseline.check(asked.baseline, members, asked.simulate or "")
-    if asked.save_baseline is not None:
-        baseline.check_saving(asked.save_baseline)
+def refuse_baseline(options: Options, members: Sequence[Member]) -> None:
+    """Raise UserError for a baseline that does not fit these members, before anything is measured."""
+    if options.baseline is not None:
+        baseline.check(options.baseline, members, options.simulate or "")
+    if options.save_baseline is not None:
+        baseline.check_saving(options.save_baseline)
 
 
 def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
@@ -121,44 +129,49 @@ def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
     )
 
 
-def counters(world: World) -> ranks.Read:
+def counters(world: World) -> Read:
     device, local = world.here.device, world.here.local
     return lambda: runner.read_counters(device.uuid if device.kind == "cuda" else None, local)
 
 
-def leave(handler: runner.FailureHandler, climbing: Climbing, door: Any, world: World | None = None) -> None:
-    """Tell and write what is known when rank 0 ends before its time. The process that started it tells it."""
+def report_early(
+    handler: runner.FailureHandler, validation: Validation, cli_context: Any, world: World | None = None
+) -> None:
+    """Write what is known when rank 0 ends early; print it unless the process that started the ranks does."""
     if handler.failed:
         status, why = handler.failed
-        report = climbing.cut_short(sentence(why), guilty=status == EXIT["critical"])
+        report = validation.early_report(sentence(why), guilty=status == EXIT["critical"])
     else:
-        report = climbing.cut_short(FROM_OUTSIDE, guilty=False)
-    if not note(handler, report) and world and not handler.failed and (dead := fallen(world)):
-        report = climbing.cut_short(f"died: {'; '.join(dead)}", guilty=True)
+        report = validation.early_report(FROM_OUTSIDE, guilty=False)
+    if not hand_over(handler, report) and world and not handler.failed and (dead := dead_ranks(world)):
+        report = validation.early_report(f"died: {'; '.join(dead)}", guilty=True)
     with suppress(runner.UserError):  # of files that were refused
-        outputs.check(climbing.asked.outputs, climbing.asked.save_baseline)
-        outputs.write(report, climbing.asked.outputs)
+        outputs.check(validation.options.outputs, validation.options.save_baseline)
+        outputs.write(report, validation.options.outputs)
     if handler.status is None:
-        clear(door)
-        say(report, climbing.asked.nagios, door.colour)
+        clear(cli_context)
+        say(report, validation.options.nagios, cli_context.colour)
 
 
-def unopened(handler: runner.FailureHandler, asked: Asked, door: Any) -> None:
-    """The same before ranks know each other."""
-    leave(handler, Climbing(asked, {}), door)
+def report_unopened(handler: runner.FailureHandler, options: Options, cli_context: Any) -> None:
+    """The same before the world is open."""
+    report_early(handler, Validation(options, {}), cli_context)
 
 
-def note(handler: runner.FailureHandler, report: Report) -> bool:
-    """Keep the report for the process that started the ranks; whether that has it, and says why it ended."""
+def hand_over(handler: runner.FailureHandler, report: Report) -> bool:
+    """Hand the report to the process that started the ranks, which then says why the run ended.
+
+    Returns whether there is such a process.
+    """
     return handler.status is not None and handler.status.save_answer(told_json.text(report))
 
 
 @contextmanager
 def watching(
-    world: World, handler: runner.FailureHandler, asked: Asked
+    world: World, handler: runner.FailureHandler, options: Options
 ) -> Iterator[runner.MeasurementProgress]:
-    """Where this rank is, watched: a rank that hangs ends the run and is named, in the report too."""
-    if not asked.timeout:
+    """Watch this rank's progress: a rank that hangs ends the run and is named, in the report too."""
+    if not options.timeout:
         yield runner.MeasurementProgress()
         return
 
@@ -166,51 +179,51 @@ def watching(
         handler.report_single(runner.RunError(text), "", world.rank)
 
     names = [str(rank) for rank in world.ranks]
-    dog = runner.Watchdog(
-        world.control, names, asked.timeout, on_report=report, end=world.control.abort
+    watchdog = runner.Watchdog(
+        world.control, names, options.timeout, on_report=report, end=world.control.abort
     )  # fmt: skip
-    for warning in dog.warnings if world.rank == 0 else ():
+    for warning in watchdog.warnings if world.rank == 0 else ():
         runner.tell(f"warning: {warning}")
     try:
-        yield dog
+        yield watchdog
     finally:
-        dog.stop()
+        watchdog.stop()
 
 
-def noting(handler: runner.FailureHandler, climbing: Climbing, told: Told) -> Told:
-    """Before each rung the reports are written: a launcher may kill rank 0 for another rank's death."""
+def write_before(handler: runner.FailureHandler, validation: Validation, show: OnRung) -> OnRung:
+    """Write the reports before each rung: a launcher may kill rank 0 when another rank dies."""
 
-    def noted(rung: RungName) -> None:
-        report = climbing.so_far(rung)
-        note(handler, report)
-        outputs.write(report, climbing.asked.outputs, last=False)
-        told(rung)
+    def on_rung(rung: RungName) -> None:
+        report = validation.interim_report(rung)
+        hand_over(handler, report)
+        outputs.write(report, validation.options.outputs, last=False)
+        show(rung)
 
-    return noted
+    return on_rung
 
 
-def progress(door: Any) -> Told:
-    """A line on the terminal that the next one replaces; nothing where there is no terminal."""
+def show_rung(cli_context: Any) -> OnRung:
+    """Show the rung on a line of the terminal that the next one replaces; nothing without a terminal."""
 
-    def told(rung: RungName) -> None:
-        if door.columns:
-            sys.stderr.write(f"{CLEAR}{rung}"[: door.columns + len(CLEAR) - 1])
+    def show(rung: RungName) -> None:
+        if cli_context.columns:
+            sys.stderr.write(f"{CLEAR}{rung}"[: cli_context.columns + len(CLEAR) - 1])
             sys.stderr.flush()
 
-    return told
+    return show
 
 
-def tell(report: Report, asked: Asked, door: Any) -> Report:
-    """Write and tell; what is told: unknown, where a report cannot be written."""
-    clear(door)
-    if failed := outputs.write(report, asked.outputs):
+def publish(report: Report, options: Options, cli_context: Any) -> Report:
+    """Write the files and print the report; unknown where a file cannot be written."""
+    clear(cli_context)
+    if failed := outputs.write(report, options.outputs):
         report = replace(report, verdict=unjudged(report.verdict, "; ".join(failed)))
-        outputs.write(report, asked.outputs)
-    say(report, asked.nagios, door.colour)
+        outputs.write(report, options.outputs)
+    say(report, options.nagios, cli_context.colour)
     return report
 
 
-def clear(door: Any) -> None:
-    """Remove the line of `progress`."""
-    if door.columns:
+def clear(cli_context: Any) -> None:
+    """Remove the line of `show_rung`."""
+    if cli_context.columns:
         sys.stderr.write(CLEAR)

@@ -1,7 +1,7 @@
-"""The ladder round after round: what degrades first, and when.
+"""Climb the ladder round after round: what degrades first, and when.
 
-A slow part must be slow again in the next round to count: what was bad in one round only is a warning. Wrong
-data, or a rank that died, is a fact and needs no second round.
+A slow part must be slow again in the next round to count: what was slow in one round only is a warning. Wrong
+data, or a rank that died, needs no second round.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SoakResult:
 
 @dataclass(frozen=True)
 class Round:
-    """One climb. at: when it ended, in seconds. upheld: its findings were there before."""
+    """One climb. at: when it ended, in seconds. upheld: some of its findings were there before."""
 
     number: int
     at: float
@@ -62,10 +62,11 @@ class Round:
         return replace(self.verdict, status=milder, not_judged=(*self.verdict.not_judged, why))
 
 
-def soak(climb: Callable[[], Verdict], until: Deadline, tell: Callable[[str], None]) -> SoakResult:
-    """Climb until the time is over, at least once. tell: one line a round.
+def soak(climb: Callable[[], Verdict], until: Deadline, on_round: Callable[[str], None]) -> SoakResult:
+    """Climb until the time is over, at least once. on_round: called with a line on each round.
 
-    A round that has begun is ended, and a last one that found something new is followed by one that confirms.
+    A round that has begun is finished, and a last one that found something new is followed by one to confirm
+    it.
     """
     first: Finding | Alarm | None = None
     worst: Verdict | None = None
@@ -75,7 +76,7 @@ def soak(climb: Callable[[], Verdict], until: Deadline, tell: Callable[[str], No
         verdict = climb()
         again = common(last.verdict, verdict) if last else ()
         this = Round(number, until.elapsed(), verdict, bool(again))
-        tell(told(last, this))
+        on_round(describe(last, this))
         if last is not None:
             worst = worse(worst, last.judged(this))
             once += single(last, this)
@@ -93,7 +94,7 @@ def soak(climb: Callable[[], Verdict], until: Deadline, tell: Callable[[str], No
     return SoakResult(first, at if first else last.at, last.number, worst, once)
 
 
-def told(last: Round | None, this: Round) -> str:
+def describe(last: Round | None, this: Round) -> str:
     text = f"round {this.number}, {this.at:.0f} s: {this.verdict.line}"
     if this.verdict.findings:
         text += " (as in the round before)" if this.upheld else " (once so far)"

@@ -1,4 +1,4 @@
-"""The ranks of a probe as arrays: who is where."""
+"""Where the ranks of a probe are, as arrays."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
-class Fleet:
-    """names: of the hosts. host, gpu: (ranks,). at: (hosts, rails), the rank of a GPU, -1 where there is
-    none.
+class Topology:
+    """names: of the hosts. host, gpu: (ranks,), where each rank is; GPU i of each host is on rail i.
+
+    at: (hosts, rails), the rank of a GPU, -1 where there is none. unit: what ranks compute on.
     """
 
     names: tuple[str, ...]
@@ -48,9 +49,9 @@ class Fleet:
         return np.asarray(column[column >= 0])
 
 
-def fleet_of(probe: Probe) -> Fleet:
+def topology_of(probe: Probe) -> Topology:
     host = np.array([place.host for place in probe.places], np.int64)
     gpu = np.array([place.gpu for place in probe.places], np.int64)
     at = np.full((len(probe.hosts), int(gpu.max()) + 1), -1, np.int64)
     at[host, gpu] = np.arange(len(host))
-    return Fleet(tuple(probe.hosts), host, gpu, at, probe.unit)
+    return Topology(tuple(probe.hosts), host, gpu, at, probe.unit)

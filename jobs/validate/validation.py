@@ -1,4 +1,4 @@
-"""A validation under way on rank 0: ladders climbed within their time, what they found as a report."""
+"""A validation in progress on rank 0: ladders climbed within their time, and what they found as a report."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ import runner
 from jobs.validate import costs
 from jobs.validate.alarms import beside, unjudged
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.budget import Deadline, fitted
+from jobs.validate.budget import Deadline, fit
 from jobs.validate.ended import NOTHING, cut_short
-from jobs.validate.ladder import Ladder, always
-from jobs.validate.options import Asked
-from jobs.validate.part_rates import Figures, figures, matrices
+from jobs.validate.ladder import Ladder, NoTime, OnRung, unlimited
+from jobs.validate.options import Options
+from jobs.validate.part_rates import PartRates, matrices, part_rates
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.report import Limit, Member, Report
 from jobs.validate.soak import soak
-from jobs.validate.topology import fleet_of
+from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
-
-Told = Callable[[RungName], None]
 
 
 @dataclass
-class Climbing:
-    """environment, limits: as in Report. plan: what is measured. ladder: the one under way."""
+class Validation:
+    """environment, members, limits: as in Report. plan: what is measured. ladder: the one in progress."""
 
-    asked: Asked
+    options: Options
     environment: dict[str, Any]
     members: tuple[Member, ...] = ()
     limits: tuple[Limit, ...] = ()
@@ -44,7 +42,7 @@ class Climbing:
     begin: float = field(default_factory=time.monotonic)
 
     def report(self, verdict: Verdict, ended: str = "") -> Report:
-        """All that is known by now. ended: why the run ended before its time."""
+        """All that is known by now. ended: why the run ended early."""
         ladder = self.ladder
         allowed = {one.rung: one.rate for one in self.limits if one.what == "ring"}
         curves = [replace(one, limit=allowed.get(one.rung)) for one in ladder.curves] if ladder else []
@@ -53,9 +51,9 @@ class Climbing:
             self.members,
             self.started.isoformat(timespec="seconds"),
             time.monotonic() - self.begin,
-            shlex.join(("meshrun", *self.asked.words)),
+            shlex.join(("meshrun", *self.options.words)),
             self.environment | {"bytes": costs.sizes(self.plan)},
-            self.asked.simulate or "",
+            self.options.simulate or "",
             self.limits,
             tuple(ladder.changes) if ladder else (),
             tuple(ladder.wrong) if ladder else (),
@@ -64,79 +62,79 @@ class Climbing:
             ended=ended,
         )
 
-    def so_far(self, rung: RungName) -> Report:
-        """What was found before this rung, for whoever finds it when rank 0 does not live to its end."""
+    def interim_report(self, rung: RungName) -> Report:
+        """What was found before this rung, for readers of the files where rank 0 does not live to its end."""
         assert self.ladder is not None
         return self.report(unjudged(self.ladder.verdict(), f"the run ended while {rung} was measured"))
 
-    def cut_short(self, ended: str, guilty: bool) -> Report:
-        """What was found before the run ended. guilty: `ended` names who is to blame for it."""
+    def early_report(self, ended: str, guilty: bool) -> Report:
+        """What was found before the run ended early. guilty: `ended` names who is to blame for it."""
         if self.ladder is None:
             return cut_short(self.report(NOTHING), ended, guilty)
-        self.ladder.cut_short(ended, guilty)
+        self.ladder.end_early(ended, guilty)
         return self.report(self.ladder.verdict(), ended if guilty else "")
 
 
-def measured(climbing: Climbing, probe: Probe, told: Told, round_told: Callable[[str], None]) -> Report:
-    """Climb once, or as long as asked for, within the budget; compared with the baseline and kept there.
+def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Callable[[str], None]) -> Report:
+    """Climb once, or as long as asked for, within the budget; compare with the baseline and save there.
 
-    told: the rung that is under way. round_told: a line on each round of a soak.
+    on_rung: called before each rung. on_round: called with a line on each round of a soak.
     """
-    asked = climbing.asked
-    deadline = Deadline(asked.budget) if asked.budget else None
-    spare = _within(climbing, probe, deadline) if deadline else always
+    options = validation.options
+    deadline = Deadline(options.budget) if options.budget else None
+    no_time = _fit_budget(validation, probe, deadline) if deadline else unlimited
 
     def climb() -> Verdict:
-        climbing.ladder = Ladder(probe, climbing.plan, told, spare)
-        return climbing.ladder.climb()
+        validation.ladder = Ladder(probe, validation.plan, on_rung, no_time)
+        return validation.ladder.climb()
 
-    if asked.soak:
-        result = soak(climb, Deadline(asked.soak), round_told)
-        climbing.environment["soak"] = result.line
+    if options.soak:
+        result = soak(climb, Deadline(options.soak), on_round)
+        validation.environment["soak"] = result.line
         verdict = result.worst
     else:
         verdict = climb()
-    assert climbing.ladder is not None
-    return _compared(climbing, climbing.report(verdict), figures(climbing.ladder))
+    assert validation.ladder is not None
+    return _use_baseline(validation, validation.report(verdict), part_rates(validation.ladder))
 
 
-def _within(climbing: Climbing, probe: Probe, deadline: Deadline) -> Callable[[RungName], str]:
-    """Fit the plan to the time; why a rung is not begun when too little of it is left."""
-    fleet = fleet_of(probe)
-    rates = costs.trial(probe, climbing.plan)
-    asked = climbing.plan
-    lean, given_up = fitted(asked, deadline.left(), lambda plan: costs.estimate(plan, fleet, rates))
-    if given_up:
-        climbing.notes.append(given_up)
-    climbing.plan = replace(lean, rungs=asked.rungs)
-    expected = costs.by_rung(lean, fleet, rates)  # without the rungs that were given up
+def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoTime:
+    """Fit the plan to the time; returns why a rung is not begun when too little of it is left."""
+    topology = topology_of(probe)
+    rates = costs.calibrate(probe, validation.plan)
+    wanted = validation.plan
+    lean, cuts = fit(wanted, deadline.left(), lambda plan: costs.estimate(plan, topology, rates))
+    if cuts:
+        validation.notes.append(cuts)
+    validation.plan = replace(lean, rungs=wanted.rungs)
+    expected = costs.estimate_rungs(lean, topology, rates)  # without the rungs that were given up
 
-    def spare(name: RungName) -> str:
+    def no_time(name: RungName) -> str:
         enough = expected.get(name, math.inf) <= deadline.left()
         return "" if enough else "no time is left in the budget"
 
-    return spare
+    return no_time
 
 
-def _compared(climbing: Climbing, report: Report, found: Figures) -> Report:
-    """With what earlier runs and the hardware's limits say of it; kept for later ones where it is healthy.
+def _use_baseline(validation: Validation, report: Report, rates: PartRates) -> Report:
+    """Add what earlier runs and the hardware's limits say of it, and save it where it is healthy.
 
-    What was measured is told, whatever happens to the files of earlier runs.
+    What was measured is reported, whatever happens to the files of earlier runs.
     """
-    asked, trouble = climbing.asked, ""
-    if asked.baseline is not None:
+    options, trouble = validation.options, ""
+    if options.baseline is not None:
         try:
-            drifts, changed = baseline.compare(asked.baseline, report, found)
-            report = replace(report, baseline=str(asked.baseline), drifts=drifts, changed=changed)
+            drifts, changed = baseline.compare(options.baseline, report, rates)
+            report = replace(report, baseline=str(options.baseline), drifts=drifts, changed=changed)
         except runner.UserError as reason:
             trouble = f"not compared with earlier runs: {reason}"
-    verdict = beside(report, climbing.plan)
+    verdict = beside(report, validation.plan)
     if trouble:
         verdict = unjudged(verdict, trouble)
     report = replace(report, verdict=verdict)
-    if asked.save_baseline is not None:
+    if options.save_baseline is not None:
         try:
-            report.environment["saved"] = baseline.save(asked.save_baseline, report, found)
+            report.environment["saved"] = baseline.save(options.save_baseline, report, rates)
         except runner.UserError as reason:
             runner.tell(f"not saved: {reason}")
     return report

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Alone, Place, Seconds, Wrong
+from jobs.validate.probe.api import Place, Seconds, SingleRankOp, Wrong
 from jobs.validate.verdict import Unit
 
 RATES = {"memory": 8e9, "product": 2e9, "to_device": 8e9, "to_host": 8e9}
@@ -53,7 +53,7 @@ class NoisyFleet:
         self.busy = np.zeros(len(self.hosts), int)  # rounds that a host is still slower for
 
     @property
-    def absent(self) -> Mapping[Any, str]:
+    def unavailable(self) -> Mapping[Any, str]:
         return {"host": "the ranks are CPUs"}
 
     def counters(self) -> Mapping[tuple[str, str, str], float | str]:
@@ -62,7 +62,7 @@ class NoisyFleet:
     def wrong(self) -> Sequence[Wrong]:
         return ()
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.measured(
             [nbytes / RATES[what]] * len(self.places), [{r.rank} for r in self.places], samples
         )
@@ -72,7 +72,7 @@ class NoisyFleet:
             [nbytes / self.rate(a, b) for a, b in flows], [set(flow) for flow in flows], samples
         )
 
-    def no_copies(self) -> str:
+    def copies_unavailable(self) -> str:
         return "CPUs have no copy engines"
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Alone, Counter, Place, Seconds, Wrong
+from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
 from jobs.validate.verdict import Unit
 
 RATES = {"memory": 2e12, "product": 1e10, "to_device": 55e9, "to_host": 55e9}
@@ -26,12 +26,12 @@ class ToyFleet:
     gpus: Sequence[int]
     noise: float = 0.02
     seed: int = 0
-    alone_factor: Callable[[Alone, Place], float] = lambda what, place: 1.0
+    single_rank_factor: Callable[[SingleRankOp, Place], float] = lambda what, place: 1.0
     flow_factor: Slowed = lambda a, b: 1.0
     copy_factor: Slowed | None = None
     barred: str = ""
     calls: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-    absent: Mapping[RungName, str] = field(default_factory=dict)
+    unavailable: Mapping[RungName, str] = field(default_factory=dict)
     unit: Unit = "GPU"
     found_wrong: list[Wrong] = field(default_factory=list)  # by the next rung
     counted: list[Mapping[Counter, float | str]] = field(default_factory=list)  # by the next readings
@@ -56,8 +56,10 @@ class ToyFleet:
     def counters(self) -> Mapping[Counter, float | str]:
         return self.counted.pop(0) if self.counted else {}
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
-        return self.noisy([nbytes / RATES[what] / self.alone_factor(what, at) for at in self.places], samples)
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+        return self.noisy(
+            [nbytes / RATES[what] / self.single_rank_factor(what, at) for at in self.places], samples
+        )
 
     def flow(self, a: int, b: int) -> float:
         here, there = self.places[a], self.places[b]
@@ -68,11 +70,11 @@ class ToyFleet:
         self.calls.append(tuple(flows))
         return self.noisy([nbytes * self.flow(a, b) for a, b in flows], samples)
 
-    def no_copies(self) -> str:
+    def copies_unavailable(self) -> str:
         return self.barred or ("" if self.unit == "GPU" else "CPUs have no copy engines")
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        assert not self.no_copies()
+        assert not self.copies_unavailable()
         assert all(self.places[a].host == self.places[b].host for a, b in flows)
         rate = self.copy_factor or self.flow_factor
         places = [(self.places[a], self.places[b]) for a, b in flows]

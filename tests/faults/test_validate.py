@@ -46,19 +46,21 @@ sys.path.append({str(Path(local.__file__).parent.parent)!r})
 from pathlib import Path
 from jobs.bench import check
 from jobs.validate.localize import retest
-from jobs.validate.probe import buffers
+from jobs.validate import plan
 from jobs.validate.probe import rank_probe as ranks
-retest.HIDDEN = buffers.PASSING = 0.0
+retest.HIDDEN = plan.CPU_SPAN = 0.0
 notes = Path(os.environ[{MARK!r}])
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-measure, verify, calls = ranks.sampled, check.verify, 0
-def disturbed(world, trail, label, part, *rest):
+measure, verify, calls = ranks.sample, check.verify, 0
+def disturbed(world, progress, label, workload, *rest):
     global calls
     calls += label.startswith({{what!r}})
     if calls == {{nth}}:
-        part = type(part)(part.prepare, faulted(part.run), part.check, part.often)
-    return measure(world, trail, label, part, *rest)
-ranks.sampled = disturbed
+        workload = type(workload)(
+            workload.prepare, faulted(workload.run), workload.check, workload.repeats
+        )
+    return measure(world, progress, label, workload, *rest)
+ranks.sample = disturbed
 def faulted(run):
     runs = 0
     def faulty(count):
@@ -86,7 +88,7 @@ def even(*words):
     taken[0] += 0.01 - taken[0]
     taken[1] = 0.0
     return taken, wrong
-ranks.sampled = even
+ranks.sample = even
 """
 MAIN = """
 from launch.cli import main

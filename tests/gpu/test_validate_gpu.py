@@ -24,9 +24,9 @@ import pytest
 import runner
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
-from jobs.validate.probe import single_rank as ranks_alone
-from jobs.validate.probe.api import ALONE
-from jobs.validate.probe.rank_probe import suited
+from jobs.validate.probe import single_rank
+from jobs.validate.probe.api import SINGLE_RANK_OPS
+from jobs.validate.probe.buffers import fit_to_devices
 from launch import mpiexec
 from runner import World
 from runner.errors import MeshrunError
@@ -51,7 +51,7 @@ def world() -> Iterator[World]:
 
 
 def alone(probe: Any, nbytes: Any) -> Json:
-    found = {what: probe.alone(what, nbytes(what), 5) for what in ALONE}
+    found = {what: probe.single_rank(what, nbytes(what), 5) for what in SINGLE_RANK_OPS}
     return found | {"wrong": probe.wrong()}
 
 
@@ -69,8 +69,8 @@ def test_small_and_odd_sizes(world: World, nbytes: int) -> None:
 def test_rates_are_those_of_a_gpu(world: World) -> None:
     found = same.asked(world, lambda probe: alone(probe, LARGE.__getitem__))
     assert found.pop("wrong") == []
-    seconds = {what: float(np.median(found[what])) for what in ALONE}
-    rates = {what: LARGE[what] / seconds[what] for what in ALONE}
+    seconds = {what: float(np.median(found[what])) for what in SINGLE_RANK_OPS}
+    rates = {what: LARGE[what] / seconds[what] for what in SINGLE_RANK_OPS}
     peak = world.here.device.bandwidth
     if peak:
         assert 0.4 * peak < 2 * rates["memory"] < 1.02 * peak
@@ -80,14 +80,14 @@ def test_rates_are_those_of_a_gpu(world: World) -> None:
     assert 2 * side**3 / seconds["product"] > 1e12, "operations a second: cuBLAS, not the host"
 
 
-@pytest.mark.parametrize("what", ALONE)
+@pytest.mark.parametrize("what", SINGLE_RANK_OPS)
 def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device, or in the host's pinned memory: where the copy went."""
-    timed, hold = ranks_alone.timed, ranks_alone.Buffers.hold
+    timed, reserve = single_rank.timed, single_rank.Buffers.reserve
     held: list[Any] = []
 
-    def holding(buffers: Any, *nbytes: int) -> None:
-        hold(buffers, *nbytes)
+    def reserving(buffers: Any, *nbytes: int) -> None:
+        reserve(buffers, *nbytes)
         held.append(buffers)
 
     def flipping(world: World, queue: Any, count: int = 1) -> float:
@@ -98,11 +98,11 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
         target[777_777] ^= 16
         return seconds
 
-    monkeypatch.setattr(ranks_alone.Buffers, "hold", holding)
-    monkeypatch.setattr(ranks_alone, "timed", flipping)
+    monkeypatch.setattr(single_rank.Buffers, "reserve", reserving)
+    monkeypatch.setattr(single_rank, "timed", flipping)
 
     def script(probe: Any) -> Any:
-        probe.alone(what, MIB, 2)
+        probe.single_rank(what, MIB, 2)
         return probe.wrong()
 
     found = same.asked(world, script)
@@ -115,19 +115,19 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
 
 def test_more_than_the_gpu_has(world: World) -> None:
     with pytest.raises(runner.UserError, match=r"\[rank 0, host .*, GPU 0\] there is not enough memory"):
-        same.asked(world, lambda probe: probe.alone("memory", world.here.device.memory, 1))
+        same.asked(world, lambda probe: probe.single_rank("memory", world.here.device.memory, 1))
 
 
 def test_sizes_leave_room(world: World) -> None:
     free = world.backend.free_memory()
-    plan = suited(world, Plan(memory_bytes=1 << 50, product_bytes=1 << 50))
+    plan = fit_to_devices(world, Plan(memory_bytes=1 << 50, product_bytes=1 << 50))
     assert 0.2 * free < plan.memory_bytes < 0.5 * free
     assert plan.product_bytes <= plan.memory_bytes // 2
     assert plan.pair_bytes == Plan().pair_bytes
 
 
 def test_one_gpu_climbs_the_ladder(world: World) -> None:
-    plan = suited(world, Plan(memory_bytes=256 * MIB, samples=3))
+    plan = fit_to_devices(world, Plan(memory_bytes=256 * MIB, samples=3))
     verdict = same.asked(world, lambda probe: validate(probe, plan))
     results = {rung.name: rung.result for rung in verdict.rungs}
     assert results["gpu"] == results["host"] == "ok"
@@ -214,7 +214,7 @@ def survey(world: World) -> Json:
             "copies both ways": probe.copies([(0, 1), (1, 0)], nbytes, 5),
         }
         probe.copies([(1, 0)], ODD, 2)
-        faults += [barred for barred in [probe.no_copies()] if barred]
+        faults += [barred for barred in [probe.copies_unavailable()] if barred]
         probe.flows([(1, 0)], ODD, 2)
         probe.rings([[1, 0]], ODD, 2)
         rates = {name: nbytes / float(np.median(found)) for name, found in seconds.items()}
@@ -230,7 +230,9 @@ def survey(world: World) -> Json:
         probe.copies([(0, 1), (1, 0)], 100 * KIB, 1)
         return {"cut": [dataclasses.asdict(one) for one in probe.wrong()]}
 
-    plan = suited(world, Plan(keep_going=True, memory_bytes=256 * MIB, samples=3, again=5, passes=1))
+    plan = fit_to_devices(
+        world, Plan(keep_going=True, memory_bytes=256 * MIB, samples=3, retest_samples=5, max_retests=1)
+    )
 
     def climbs(probe: Any) -> Json:
         verdict = validate(probe, plan)

@@ -19,7 +19,7 @@ from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers, sampling
 from jobs.validate.probe.api import Wrong
-from jobs.validate.probe.rank_probe import suited
+from jobs.validate.probe.buffers import fit_to_devices
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
@@ -32,7 +32,7 @@ KIB, MIB = 1 << 10, 1 << 20
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few runs each, not of as many as take 0.1 s; and no waiting for what may pass."""
-    monkeypatch.setattr(sampling, "LONG", 0.001)
+    monkeypatch.setattr(sampling, "CPU_SECONDS", 0.001)
     monkeypatch.setattr(sampling, "TOO_SHORT", math.inf)  # ranks that sleep do not mind what is stolen
     monkeypatch.setattr(buffers, "PASSING", 0.0)
 
@@ -85,13 +85,13 @@ def test_a_slow_rank_is_a_slow_row(world: World, monkeypatch: pytest.MonkeyPatch
     def script(probe: Any) -> Any:
         flows = [(0, 1), (slow, 0)]
         return (
-            probe.alone("memory", KIB, 3),
+            probe.single_rank("memory", KIB, 3),
             probe.flows(flows, KIB, 3),
             probe.rings([[0, 1], [slow]], KIB, 3),
         )
 
-    alone, flows, rings = on_rank_0(world, script)
-    assert alone == pytest.approx(np.array([[0.001] * 3] * slow + [[0.101] * 3]))
+    single_rank, flows, rings = on_rank_0(world, script)
+    assert single_rank == pytest.approx(np.array([[0.001] * 3] * slow + [[0.101] * 3]))
     for found in flows, rings:
         assert found == pytest.approx(np.array([[0.001] * 3, [0.101] * 3]))
 
@@ -148,7 +148,7 @@ def test_more_groups_than_stay_open(world: World) -> None:
 @pytest.mark.mpi_library
 def test_rank_0s_error_ends_all_ranks(world: World) -> None:
     def script(probe: Any) -> None:
-        probe.alone("memory", KIB, 1)
+        probe.single_rank("memory", KIB, 1)
         raise runner.UserError("no such baseline")
 
     with pytest.raises(runner.UserError, match="no such baseline") as caught:
@@ -163,7 +163,7 @@ def test_too_little_memory_on_one_rank(world: World) -> None:
     if world.rank == last:
         world.backend.free_memory = lambda: 0
     with pytest.raises(runner.UserError, match=rf"\[rank {last}, .*\] there is not enough memory") as caught:
-        same.asked(world, lambda probe: probe.alone("memory", KIB, 1))
+        same.asked(world, lambda probe: probe.single_rank("memory", KIB, 1))
     assert caught.value.everywhere
 
 
@@ -174,11 +174,11 @@ def test_the_whole_ladder(world: World, healthy: bool, monkeypatch: pytest.Monke
         needs(world, 3)
     clock, slow = same.simulated_clock(monkeypatch), world.size - 1
     same.slow_alone(monkeypatch, lambda world: clock.spend(0.001 * (world.rank == slow and not healthy)))
-    plan = suited(
+    plan = fit_to_devices(
         world,
         Plan(
-            rungs=("gpu", "pairs", "node", "all"), keep_going=True, samples=3, again=3, passes=1,
-            memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=MIB, ring_bytes=MIB,
+            rungs=("gpu", "pairs", "node", "all"), keep_going=True, samples=3, retest_samples=3,
+            max_retests=1, memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=MIB, ring_bytes=MIB,
         ),
     )  # fmt: skip
     verdict = on_rank_0(world, lambda probe: validate(probe, plan))

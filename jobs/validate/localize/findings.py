@@ -10,96 +10,104 @@ from typing import cast
 import numpy as np
 
 from jobs.measure.outliers import confidence, is_late, spread
-from jobs.validate.localize.retest import Answer, Confirmed
-from jobs.validate.localize.set_cover import Name
+from jobs.validate.localize.retest import Confirmed, Localization
+from jobs.validate.localize.set_cover import PartName
 from jobs.validate.plan import RungName
-from jobs.validate.topology import Fleet
+from jobs.validate.topology import Topology
 from jobs.validate.verdict import Evidence, Finding, Kind, part, unit_of
 
+WITH_PARTNERS = ("flows",)  # operations whose evidence names the partners
+ALIKE = 0.15  # difference of the factors of parts that may be one
 
-def place(name: Name, fleet: Fleet) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+
+def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
     """Hosts, GPUs and ranks of a part. Hosts of a rail: none; GPUs of a host or a link: none."""
     kind, key = name
-    names, host, gpu = fleet.names, fleet.host, fleet.gpu
+    names, host, gpu = topology.names, topology.host, topology.gpu
     if kind in ("host", "ring"):
-        return (names[key],), (), tuple(fleet.on(key).tolist())
+        return (names[key],), (), tuple(topology.on(key).tolist())
     if kind == "rail":
-        return (), (key,), tuple(fleet.rail(key).tolist())
+        return (), (key,), tuple(topology.rail(key).tolist())
     if kind == "link":
-        left, right = divmod(key, fleet.hosts)
+        left, right = divmod(key, topology.hosts)
         return (names[left], names[right]), (), ()
     if kind == "path":
-        a, b = divmod(key, fleet.ranks)
+        a, b = divmod(key, topology.ranks)
         return (names[host[a]], names[host[b]]), (int(gpu[a]),), ()
     if kind == "pair":
-        a, b = divmod(key, fleet.ranks)
+        a, b = divmod(key, topology.ranks)
         return (names[host[a]],), (int(gpu[a]), int(gpu[b])), ()
     return (names[host[key]],), (int(gpu[key]),), (key,)
 
 
 def findings(
-    answer: Answer, fleet: Fleet, rung: RungName, what: str, work: int, kinds: dict[str, str]
+    found: Localization, topology: Topology, rung: RungName, what: str, work: int, kinds: dict[str, str]
 ) -> list[Finding]:
-    """work: bytes, of a product its operations. kinds: what this rung calls its parts, where it is not the
+    """A finding for each confirmed part.
+
+    work: bytes, of a product its operations. kinds: what this rung calls its parts, where it is not the
     search's name.
     """
-    return [finding(one, answer, fleet, rung, what, work, kinds) for one in answer.confirmed]
+    return [finding(one, found, topology, rung, what, work, kinds) for one in found.confirmed]
 
 
 def finding(
     one: Confirmed,
-    answer: Answer,
-    fleet: Fleet,
+    found: Localization,
+    topology: Topology,
     rung: RungName,
     what: str,
     work: int,
     kinds: dict[str, str],
 ) -> Finding:
-    table = answer.table
+    table = found.table
     late = one.rows & is_late(table.slow, table.count) if one.flaps is not None else one.rows
     siblings = float(np.median(work / table.siblings[one.rows]))
-    hosts, gpus, ranks = place(one.name, fleet)
+    hosts, gpus, ranks = location(one.name, topology)
     if one.ranks is not None:
-        hosts, ranks = tuple(fleet.names[host] for host in fleet.host[list(one.ranks)]), one.ranks
+        hosts, ranks = tuple(topology.names[host] for host in topology.host[list(one.ranks)]), one.ranks
     kind = cast(Kind, kinds.get(one.name[0], one.name[0]))
     met = set(table.a[one.rows].tolist()) | set(table.b[one.rows].tolist())
     partners = tuple(
-        f"{fleet.names[fleet.host[rank]]}:{fleet.gpu[rank]}"
+        f"{topology.names[topology.host[rank]]}:{topology.gpu[rank]}"
         for rank in sorted(met - set(ranks))
-        if what in WIRES
+        if what in WITH_PARTNERS
     )
     slow = float((table.level[late] > table.threshold[late]).mean()) if late.any() else 0.0
     rate = siblings / math.exp(one.effect)
     evidence = Evidence(what, rate, siblings, int(table.count[one.rows].sum()), partners, slow, unit_of(what))
     instead = tuple(
         dict.fromkeys(
-            called(tie, fleet, kinds) for tie in one.ties if place(tie, fleet)[2] != ranks or not ranks
+            called(tie, topology, kinds)
+            for tie in one.ties
+            if location(tie, topology)[2] != ranks or not ranks
         )
     )
-    certain = (1.0 if one.flaps is not None else slow) * surely(one, answer) / (1 + len(instead))
+    certain = (1.0 if one.flaps is not None else slow) * certainty(one, found) / (1 + len(instead))
     factor = math.exp(-one.effect)
-    return Finding(kind, hosts, gpus, factor, certain, rung, evidence, ranks, one.flaps, instead, fleet.unit)
+    return Finding(
+        kind, hosts, gpus, factor, certain, rung, evidence, ranks, one.flaps, instead, topology.unit
+    )
 
 
-WIRES = ("flows",)
+def called(name: PartName, topology: Topology, kinds: dict[str, str]) -> str:
+    """A part as a report calls it."""
+    hosts, gpus, _ = location(name, topology)
+    return part(kinds.get(name[0], name[0]), hosts, gpus, topology.unit).rstrip(":")
 
 
-def called(name: Name, fleet: Fleet, kinds: dict[str, str]) -> str:
-    hosts, gpus, _ = place(name, fleet)
-    return part(kinds.get(name[0], name[0]), hosts, gpus, fleet.unit).rstrip(":")
-
-
-def surely(one: Confirmed, answer: Answer) -> float:
+def certainty(one: Confirmed, found: Localization) -> float:
     """Probability that a good part's median stays below the threshold."""
-    table = answer.table
+    table = found.table
     good = table.level[np.abs(table.level) < table.threshold]
     threshold = float(np.median(table.threshold[one.rows]))
     return confidence(one.effect, threshold, spread(good), int(one.rows.sum()))
 
 
-def merged(found: Sequence[Finding], fleet: Fleet) -> list[Finding]:
-    """One finding of each part: of several operations; all NICs of a rail (or of a host) are the rail (or the
-    host).
+def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:
+    """One finding for each part, of all operations.
+
+    Where all NICs of a rail (or of a host) are slow, the rail (or the host) is the part.
     """
     by_part: dict[tuple[object, ...], Finding] = {}
     for new in found:
@@ -107,13 +115,15 @@ def merged(found: Sequence[Finding], fleet: Fleet) -> list[Finding]:
         old = by_part.get(key)
         worse = new if old is None or new.factor < old.factor else old
         if old is not None:
-            worse = with_what(worse, f"{old.evidence.what}, {new.evidence.what}")
+            what = f"{old.evidence.what}, {new.evidence.what}"
+            worse = replace(worse, evidence=replace(worse.evidence, what=what))
         by_part[key] = worse
     parts = list(by_part.values())
-    return together([one for one in parts if not any(belongs(one, whole) for whole in parts)], fleet)
+    parts = [one for one in parts if not any(belongs_to(one, whole) for whole in parts)]
+    return join_groups(parts, topology)
 
 
-def belongs(one: Finding, whole: Finding) -> bool:
+def belongs_to(one: Finding, whole: Finding) -> bool:
     """A GPU that is as slow as its host is, or a path that is as slow as the flapping NIC at its end was."""
     if one.factor < whole.factor * (1 - ALIKE):
         return False
@@ -124,28 +134,22 @@ def belongs(one: Finding, whole: Finding) -> bool:
     )
 
 
-def with_what(found: Finding, what: str) -> Finding:
-    return replace(found, evidence=replace(found.evidence, what=what))
-
-
-ALIKE = 0.15  # factors of parts that are one
-
-
-def together(found: list[Finding], fleet: Fleet) -> list[Finding]:
-    groups = [("rail", gpu, fleet.rail(gpu)) for gpu in range(fleet.rails)]
-    groups += [("host", host, fleet.on(host)) for host in range(fleet.hosts)]
-    ranks_found = {
+def join_groups(found: list[Finding], topology: Topology) -> list[Finding]:
+    """The findings with a rail, or a host, in place of its ranks where all of them are as slow."""
+    groups = [("rail", gpu, topology.rail(gpu)) for gpu in range(topology.rails)]
+    groups += [("host", host, topology.on(host)) for host in range(topology.hosts)]
+    by_rank = {
         one.ranks[0]: one for one in found if one.kind in ("nic", "pcie", "gpu") and len(one.ranks) == 1
     }
     for kind, key, ranks in groups:
-        inside = [ranks_found[rank] for rank in ranks.tolist() if rank in ranks_found]
+        members = [by_rank[rank] for rank in ranks.tolist() if rank in by_rank]
         if kind == "rail":
-            inside = [one for one in inside if one.kind == "nic"]
-        if len(inside) < max(2, len(ranks)) or np.ptp([one.factor for one in inside]) > ALIKE:
+            members = [one for one in members if one.kind == "nic"]
+        if len(members) < max(2, len(ranks)) or np.ptp([one.factor for one in members]) > ALIKE:
             continue
-        hosts, gpus, members = place((kind, key), fleet)
-        whole = replace(inside[0], kind=cast(Kind, kind), hosts=hosts, gpus=gpus, ranks=members)
-        found = [one for one in found if one not in inside] + [whole]
-        for rank in members:
-            ranks_found.pop(rank, None)
+        hosts, gpus, all_ranks = location((kind, key), topology)
+        whole = replace(members[0], kind=cast(Kind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)
+        found = [one for one in found if one not in members] + [whole]
+        for rank in all_ranks:
+            by_rank.pop(rank, None)
     return found

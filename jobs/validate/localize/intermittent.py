@@ -1,27 +1,29 @@
-"""NICs that are slow for some of the time: the medians hide them, the share of slow samples does not."""
+"""NICs that are slow for some of the time: medians hide them, the share of slow samples does not."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from jobs.measure.outliers import intermittent_threshold
-from jobs.validate.localize.observations import Table
+from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import Cover, Suspect
 from jobs.validate.topology import Ints
 
+ALIKE = 0.8  # of the largest share: such a share is nearly as large
 
-class Shares:
+
+class SlowShares:
     """Of each rank: how many samples of what is open in `cover` are slow, and how many there are."""
 
     def __init__(self, cover: Cover, ranks: int) -> None:
         self.cover, self.ranks = cover, ranks
-        self.both = together(cover.table, ranks)
+        self.both = slow_both_ways(cover.table, ranks)
         self.slow, self.count = np.zeros(ranks), np.zeros(ranks)
         self.seen = np.zeros(len(cover.table), bool)
-        self.follow()
+        self.update()
 
-    def follow(self) -> None:
-        """Count what was closed since the last time out (the first time: all that is open in)."""
+    def update(self) -> None:
+        """Take out what was closed since the last call (the first one: count all that is open)."""
         table, sign = self.cover.table, -1 if self.seen.any() else 1
         rows = np.flatnonzero(self.seen ^ self.cover.open)
         for side in (table.a[rows], table.b[rows]):
@@ -30,32 +32,30 @@ class Shares:
         self.seen = self.cover.open.copy()
 
     def suspect(self, most: int) -> Suspect | None:
-        """The rank with the largest share of slow samples, when that is far above the usual share.
+        """The rank with the largest share of slow samples, where that is far above the usual share.
 
         most: ties, ranks with nearly as large a share.
         """
-        self.follow()
+        self.update()
         slow, table = self.slow.copy(), self.cover.table
-        slow[[key for kind, key in self.cover.out if kind == "flap"]] = 0
-        seen = self.count > 0
-        share = np.divide(slow, self.count, out=np.zeros(self.ranks), where=seen)
+        slow[[key for kind, key in self.cover.excluded if kind == "flap"]] = 0
+        share = np.divide(slow, self.count, out=np.zeros(self.ranks), where=self.count > 0)
         over = np.where(share > intermittent_threshold(share, self.count), share, 0.0)
         if not over.any():
             return None
         rank = int(over.argmax())
-        close = np.flatnonzero(over > 0.8 * over[rank])
+        close = np.flatnonzero(over > ALIKE * over[rank])
         ties = tuple(("flap", int(other)) for other in close[close != rank][:most])
         return Suspect("flap", rank, (table.a == rank) | (table.b == rank), np.inf, ties)
 
 
-def together(table: Table, ranks: int) -> Ints:
-    """Slow samples of each flow, of a pair's first meeting no more than in the other direction at the same
-    time.
+def slow_both_ways(table: Observations, ranks: int) -> Ints:
+    """Slow samples of each flow; of a pair's first meeting, no more than the other direction had.
 
-    A NIC that flaps is slow in both; flows that collide in the network are so in one.
+    A NIC that flaps is slow in both directions at once, flows that collide in the network in one.
     """
     slow = table.slow.copy()
-    first = np.flatnonzero(~table.again)
+    first = np.flatnonzero(~table.retested)
     there, back = (table.a * ranks + table.b)[first], (table.b * ranks + table.a)[first]
     order, needles = np.argsort(there), np.argsort(back)  # both in order: the search stays in the cache
     place = np.searchsorted(there[order], back[needles])

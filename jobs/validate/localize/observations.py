@@ -21,12 +21,13 @@ from jobs.validate.topology import Ints
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """A row for each thing measured. a, b: ranks (the same one where a GPU is alone).
+class Observations:
+    """A row for each thing measured. a, b: ranks (the same one where a GPU is by itself).
 
     level: log of the median over the siblings' median. seconds, siblings: those medians. slow, count: samples
-    that were slow, and all. again: measured again, alone. lost: ranks of which something could not be
-    measured.
+    that were slow, and all. slow_level: median level of the slow samples. retested: measured again, without
+    other traffic. threshold: the level above which the row is slow. failed: ranks of which something could
+    not be measured.
     """
 
     a: Ints
@@ -35,21 +36,21 @@ class Table:
     seconds: Floats
     siblings: Floats
     slow: Ints
-    slow_level: Floats  # median log of the slow samples
+    slow_level: Floats
     count: Ints
-    again: np.ndarray
-    threshold: Floats  # of a level that is slow
-    lost: frozenset[int]
+    retested: np.ndarray
+    threshold: Floats
+    failed: frozenset[int]
 
     def __len__(self) -> int:
         return len(self.a)
 
     @property
-    def seen(self) -> float:
+    def visible(self) -> float:
         """Share of its siblings' rate below which a part stands out from the noise; 1 of no rows."""
         return float(np.exp(-np.median(self.threshold))) if len(self) else 1.0
 
-    def then(self, later: Table) -> Table:
+    def updated(self, later: Observations) -> Observations:
         """This table with what was measured again in place of the first measurement."""
         size = 1 + max(int(side.max(initial=0)) for table in (self, later) for side in (table.a, table.b))
         keep = ~np.isin(self.a * size + self.b, later.a * size + later.b)
@@ -58,46 +59,49 @@ class Table:
             return np.concatenate([getattr(self, column)[keep], getattr(later, column)])
 
         columns = {name: joined(name) for name in COLUMNS}
-        return Table(**columns, lost=self.lost | later.lost)
+        return Observations(**columns, failed=self.failed | later.failed)
 
 
-COLUMNS = ("a", "b", "level", "seconds", "siblings", "slow", "slow_level", "count", "again", "threshold")
+COLUMNS = ("a", "b", "level", "seconds", "siblings", "slow", "slow_level", "count", "retested", "threshold")
 
 
 @dataclass(frozen=True, eq=False)
 class Siblings:
-    """Which rows are each other's baseline. kind: class of each row (rows of one class are alike when
-    healthy).
+    """Which rows are compared with each other. kind: class of each row; a class's healthy rows are alike.
 
-    group: rows whose median counts as one (None: each row for itself). clean: share of the groups that is
-    surely healthy. known: rows of parts without suspicion: where a class has such rows, they alone are its
-    baseline.
+    group: rows whose median counts as one (None: each row for itself). healthy: share of the groups that is
+    surely healthy. trusted: rows of parts without suspicion: a class that has such rows is compared with them
+    alone.
     """
 
     kind: Ints
     group: Ints | None
-    clean: float
-    known: np.ndarray | None = None
+    healthy: float
+    trusted: np.ndarray | None = None
 
 
 def tabulate(
     flows: Sequence[Ints],
     seconds: Sequence[Floats],
-    alike: Callable[[Ints, Ints], Siblings],
+    siblings: Callable[[Ints, Ints], Siblings],
     plan: Plan,
-    again: bool = False,
-) -> Table:
-    """One table of rounds: `flows` (rows, 2) with their `seconds` (rows, samples)."""
+    retested: bool = False,
+) -> Observations:
+    """One table of several rounds.
+
+    flows: of each round (rows, 2). seconds: of each round (rows, samples). siblings: of rows between ranks
+    a and b.
+    """
     pairs = np.concatenate(flows)
     samples = np.concatenate(seconds)
     missing = np.isnan(samples)
-    lost = frozenset(pairs[missing.any(axis=1)].ravel().tolist())
+    failed = frozenset(pairs[missing.any(axis=1)].ravel().tolist())
     good = ~missing.all(axis=1)
     pairs, samples, count = pairs[good], samples[good], (~missing[good]).sum(axis=1)
     a, b = pairs[:, 0], pairs[:, 1]
     middle = row_medians(samples)
     logs = np.log(middle)
-    base = baselines(logs, alike(a, b), plan.tolerance) if len(a) else logs
+    base = sibling_logs(logs, siblings(a, b), plan.tolerance) if len(a) else logs
     level = logs - base
     noise = sample_noise(samples)
     threshold = slow_threshold(level, count, noise, plan.tolerance)
@@ -106,7 +110,7 @@ def tabulate(
     some = np.flatnonzero(slow)
     slow_level = np.zeros(len(level))
     slow_level[some] = np.log(row_medians(np.where(late[some], samples[some], np.nan))) - base[some]
-    return Table(
+    return Observations(
         a,
         b,
         level,
@@ -115,20 +119,20 @@ def tabulate(
         slow,
         slow_level,
         count,
-        np.full(len(a), again),
+        np.full(len(a), retested),
         threshold,
-        lost,
+        failed,
     )
 
 
-def baselines(logs: Floats, alike: Siblings, tolerance: float) -> Floats:
+def sibling_logs(logs: Floats, siblings: Siblings, tolerance: float) -> Floats:
     """Log time of each row's healthy siblings: the typical one of the medians of the groups of its class."""
     base = np.zeros(len(logs))
-    for kind in np.unique(alike.kind):
-        rows = alike.kind == kind
-        if alike.known is not None and (alike.known & rows).any():
-            base[rows] = typical(logs[alike.known & rows], 0.5, tolerance)
+    for kind in np.unique(siblings.kind):
+        rows = siblings.kind == kind
+        if siblings.trusted is not None and (siblings.trusted & rows).any():
+            base[rows] = typical(logs[siblings.trusted & rows], 0.5, tolerance)
             continue
-        values = logs[rows] if alike.group is None else group_medians(logs[rows], alike.group[rows])
-        base[rows] = typical(values, alike.clean, tolerance)
+        values = logs[rows] if siblings.group is None else group_medians(logs[rows], siblings.group[rows])
+        base[rows] = typical(values, siblings.healthy, tolerance)
     return base

@@ -1,201 +1,214 @@
-"""From suspects to findings: who explains the slow measurements is measured again before anything is said of
-it.
+"""From suspects to confirmed parts: what explains the slow measurements is measured again before it is named.
 
-A first look names suspects; they are asked again, alone and with partners that are known to be good; the same
-search over the sharper table confirms, acquits, or names others. A few turns of this, then only what was
-confirmed counts.
+A first measurement gives suspects. They are measured again, by themselves and with partners that are known to
+be healthy; the same search over the sharper table confirms them, clears them, or gives other suspects. After
+a few turns of this, only what was confirmed counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from jobs.measure.outliers import is_intermittent, is_late, mostly_slow
-from jobs.validate.localize.observations import Table
-from jobs.validate.localize.set_cover import Cover, Kind, Mask, Name, Suspect
+from jobs.validate.localize.observations import Observations
+from jobs.validate.localize.set_cover import Cover, Mask, PartKind, PartName, Suspect
 from jobs.validate.plan import Plan
-from jobs.validate.topology import Fleet
+from jobs.validate.topology import Topology
 
 FEW = 2  # rows: the two directions of a pair that met once
-HIDDEN = 0.95  # of what is critical: where noise may hide what is slower, and none is found, a longer look
+HIDDEN = (
+    0.95  # of what is critical: where noise may hide what is slower, and nothing is found, measure longer
+)
 
 
-class Scope(Protocol):
-    """One rung's way to measure, and the parts that its measurements go through."""
+class Measurement(Protocol):
+    """One operation of a rung: how it is measured, and the parts that its measurements go through."""
 
-    fleet: Fleet
+    topology: Topology
 
-    def first(self, longer: bool = False) -> Table:
-        """Everything. longer: with many samples."""
+    def measure(self, longer: bool = False) -> Observations:
+        """Measure everything. longer: with many samples."""
 
-    def kinds(self, table: Table) -> list[Kind]: ...
+    def part_kinds(self, table: Observations) -> list[PartKind]:
+        """The kinds of parts on the way of each row, in order of preference."""
 
-    def again(self, suspects: Sequence[Name]) -> Table:
-        """Everything asked so far and these suspects, measured again."""
+    def retest(self, suspects: Sequence[PartName]) -> Observations:
+        """Measure these suspects, and all earlier ones, again."""
 
-    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
+    def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
         """Rows that a finding of an earlier rung explains, and its effect."""
 
-    def flapping(self, cover: Cover) -> Suspect | None:
+    def intermittent(self, cover: Cover) -> Suspect | None:
         """A part that is slow for some of the time, among what is open."""
         return None
 
-    def located(self, found: Confirmed) -> Confirmed | None:
-        """Which part of it is slow; None: no part is, so it is acquitted."""
+    def locate(self, found: Confirmed) -> Confirmed | None:
+        """Which part of it is slow; None: no part is, so it is cleared."""
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Confirmed:
-    """A part that was slow, and slow again. rows: of the table, its evidence. ties: what it cannot be told
-    from.
+    """A part that was slow, and slow again. rows: of the table, its evidence.
+
+    ties: parts that it cannot be told from. flaps: share of the time that it is slow. ranks: where they are
+    not all that the name stands for.
     """
 
-    name: Name
+    name: PartName
     effect: float
     rows: Mask
-    ties: tuple[Name, ...] = ()
-    flaps: float | None = None  # share of the time
-    ranks: tuple[int, ...] | None = None  # where they are not all that the name stands for
+    ties: tuple[PartName, ...] = ()
+    flaps: float | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass
-class Answer:
-    table: Table
+class Localization:
+    """retested: suspects that were measured again. left: suspects for whom no turn was left."""
+
+    table: Observations
     confirmed: list[Confirmed]
-    asked: list[Name] = field(default_factory=list)
-    open: list[Name] = field(default_factory=list)  # suspects that there was no turn left to ask
+    retested: list[PartName] = field(default_factory=list)
+    left: list[PartName] = field(default_factory=list)
 
 
-def inquire(scope: Scope, plan: Plan, combine: Callable[[Table, Table], Table] = Table.then) -> Answer:
-    answer = answered(scope, plan, combine, scope.first())
-    if not answer.confirmed and answer.table.seen < HIDDEN * plan.critical:
-        answer = answered(scope, plan, combine, scope.first(longer=True))
-    return answer
+def localize(measurement: Measurement, plan: Plan) -> Localization:
+    """Measure, and name the slow parts; measure longer where noise may have hidden them."""
+    found = confirm_suspects(measurement, plan, measurement.measure())
+    if not found.confirmed and found.table.visible < HIDDEN * plan.critical:
+        found = confirm_suspects(measurement, plan, measurement.measure(longer=True))
+    return found
 
 
-def answered(scope: Scope, plan: Plan, combine: Callable[[Table, Table], Table], first: Table) -> Answer:
-    table, asked = first, set[Name]()
-    for turn in range(plan.passes + 1):
-        search = Search(scope, table, asked, plan)
+def confirm_suspects(measurement: Measurement, plan: Plan, first: Observations) -> Localization:
+    """Search and measure again in turns. first: the table of the first measurement."""
+    table, retested = first, set[PartName]()
+    for turn in range(plan.max_retests + 1):
+        search = Search(measurement, table, retested, plan)
         search.run()
-        if not search.queue or turn == plan.passes:
+        if not search.queue or turn == plan.max_retests:
             break
         new = search.queue[: search.most]
-        asked |= set(new)
-        table = combine(first, scope.again(new))
-    found = [part for one in search.confirmed if (part := scope.located(one)) is not None]
-    return Answer(table, found, sorted(asked), search.queue)
+        retested |= set(new)
+        table = first.updated(measurement.retest(new))
+    found = [part for one in search.confirmed if (part := measurement.locate(one)) is not None]
+    return Localization(table, found, sorted(retested), search.queue)
 
 
 class Search:
-    """One turn: suspect after suspect is confirmed, acquitted, or put in the queue of those to be asked."""
+    """One turn: suspect after suspect is confirmed, cleared, or queued for a retest."""
 
-    def __init__(self, scope: Scope, table: Table, asked: set[Name], plan: Plan) -> None:
-        self.scope, self.asked, self.plan = scope, asked, plan
-        self.cover = Cover(table, scope.kinds(table), plan.share)
-        for rows, effect in scope.known(table):
+    def __init__(
+        self, measurement: Measurement, table: Observations, retested: set[PartName], plan: Plan
+    ) -> None:
+        self.measurement, self.retested, self.plan = measurement, retested, plan
+        self.cover = Cover(table, measurement.part_kinds(table), plan.slow_share)
+        for rows, effect in measurement.explained(table):
             self.cover.explain(rows, effect)
         self.confirmed: list[Confirmed] = []
-        self.queue: list[Name] = []
-        self.steady = False  # nothing (more) flaps
-        self.most = 4 * max(plan.suspects, scope.fleet.hosts)  # to ask in one turn
+        self.queue: list[PartName] = []
+        self.steady = False  # nothing (more) is slow for some of the time
+        self.most = 4 * max(plan.suspects_per_host, measurement.topology.hosts)  # suspects of one retest
 
     def run(self) -> None:
         while len(self.queue) < self.most and (suspect := self.next()) is not None:
-            asked = suspect.name in self.asked
-            found = judged(suspect, self.cover, self.plan)
-            if asked and found is not None:
+            retested = suspect.name in self.retested
+            found = confirmed(suspect, self.cover, self.plan)
+            if retested and found is not None:
                 self.confirm(suspect, found)
-            elif asked or (found is None and self.answered(suspect)):
-                self.acquit(suspect)
+            elif retested or (found is None and self.all_retested(suspect)):
+                self.clear(suspect)
             else:
-                self.ask(suspect)
+                self.enqueue(suspect)
 
     def next(self) -> Suspect | None:
-        """Who explains the most. One pair may be slow by chance, or because one of the two is slow now and
-        then: before a small suspect comes what flaps.
+        """The part that explains the most.
+
+        A single pair may be slow by chance, or because one of the two is slow now and then: so what is slow
+        for some of the time comes before a suspect with few rows.
         """
         suspect = self.cover.strongest()
-        if not self.steady and (suspect is None or self.slow(suspect) <= FEW):
-            flapping = self.scope.flapping(self.cover)
-            suspect, self.steady = flapping or suspect, flapping is None
+        if not self.steady and (suspect is None or self.slow_rows(suspect) <= FEW):
+            intermittent = self.measurement.intermittent(self.cover)
+            suspect, self.steady = intermittent or suspect, intermittent is None
         return suspect
 
-    def answered(self, suspect: Suspect) -> bool:
-        """Whether all that speaks for it was measured again, for another's sake."""
+    def all_retested(self, suspect: Suspect) -> bool:
+        """Whether all that speaks against it was measured again, for another suspect's sake."""
         table = self.cover.table
         late = table.slow > 0 if suspect.kind == "flap" else self.cover.slow
-        return not (late & self.cover.open & suspect.rows & ~table.again).any()
+        return not (late & self.cover.open & suspect.rows & ~table.retested).any()
 
-    def slow(self, suspect: Suspect) -> int:
+    def slow_rows(self, suspect: Suspect) -> int:
         """How many open rows are slow of those that it would explain."""
         return int((self.cover.slow & self.cover.open & suspect.rows).sum())
 
-    def ask(self, suspect: Suspect) -> None:
-        """Put it in the queue; of small ones all that are alike at once."""
+    def enqueue(self, suspect: Suspect) -> None:
+        """Queue it for a retest; of suspects with few rows, all that are alike at once."""
         new, rows = [suspect.name], suspect.rows
         if suspect.kind == "flap":  # of two that only met each other, either may be the one
-            new += self.unasked(suspect.ties)
-        elif self.steady and (slow := self.slow(suspect)) <= FEW:
+            new += self.not_retested(suspect.ties)
+        elif self.steady and (slow := self.slow_rows(suspect)) <= FEW:
             peers, rows = self.cover.peers(suspect.kind, slow)
-            new, rows = self.unasked(peers) or new, rows & self.cover.slow
+            new, rows = self.not_retested(peers) or new, rows & self.cover.slow
         self.queue += new
-        self.cover.out |= set(new)
+        self.cover.excluded |= set(new)
         self.cover.explain(rows, suspect.effect if len(new) == 1 else np.inf)
 
-    def unasked(self, names: Iterable[Name]) -> list[Name]:
-        return [name for name in names if name not in self.asked]
+    def not_retested(self, names: Iterable[PartName]) -> list[PartName]:
+        return [name for name in names if name not in self.retested]
 
     def confirm(self, suspect: Suspect, found: Confirmed) -> None:
-        """Name it, ask those that it cannot be told from, and go on without what it explains."""
-        self.queue += [name for name in self.unasked(suspect.ties) if name not in self.queue]
+        """Name it, queue those that it cannot be told from, and go on without what it explains."""
+        self.queue += [name for name in self.not_retested(suspect.ties) if name not in self.queue]
         self.confirmed.append(found)
-        self.cover.out.add(suspect.name)
+        self.cover.excluded.add(suspect.name)
         self.cover.explain(suspect.rows, suspect.effect if found.flaps is None else np.inf, 1.5)
 
-    def acquit(self, suspect: Suspect) -> None:
-        """What it was suspected for did not come again. What did is for others to explain."""
+    def clear(self, suspect: Suspect) -> None:
+        """Close what was slow once and not again; what was slow again is left for others to explain."""
         table = self.cover.table
-        self.cover.out.add(suspect.name)
+        self.cover.excluded.add(suspect.name)
         if suspect.kind != "flap":
-            gone = ~table.again & (table.level <= suspect.effect + table.threshold)
+            gone = ~table.retested & (table.level <= suspect.effect + table.threshold)
             self.cover.close(suspect.rows & gone)
 
 
-def judged(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
-    """Confirmed by what was measured again, or None."""
+def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
+    """The suspect with its evidence, where what was measured again confirms it."""
     table = cover.table
-    asked = suspect.rows & table.again
-    again = asked & cover.open
-    if not again.any():
+    retested = suspect.rows & table.retested
+    still_open = retested & cover.open
+    if not still_open.any():
         return None
     if suspect.kind == "flap":
         # What another part explains most of is no part of its own.
-        return flaps(suspect, again, table, plan) if 2 * again.sum() > asked.sum() else None
-    late = again & cover.slow
-    # What another part explains speaks neither for nor against, unless it was faster than this one allows.
-    faster = asked & ~cover.open & (table.level < suspect.effect - table.threshold)
-    if not mostly_slow(late.sum(), (again | faster).sum(), plan.share):
+        most = 2 * still_open.sum() > retested.sum()
+        return confirmed_intermittent(suspect, still_open, table) if most else None
+    late = still_open & cover.slow
+    # What another part explains does not count, unless it was faster than this part would allow.
+    faster = retested & ~cover.open & (table.level < suspect.effect - table.threshold)
+    if not mostly_slow(late.sum(), (still_open | faster).sum(), plan.slow_share):
         return None
     effect = float(np.median(table.level[late]))
-    return Confirmed(suspect.name, effect, again, suspect.ties)
+    return Confirmed(suspect.name, effect, still_open, suspect.ties)
 
 
-def flaps(suspect: Suspect, again: Mask, table: Table, plan: Plan) -> Confirmed | None:
-    """Slow for a part of the time and with several partners, where others nearly never are."""
-    share = table.slow[again].sum() / table.count[again].sum()
-    asked = np.flatnonzero(table.again)
-    others = asked[~suspect.rows[asked]]
+def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) -> Confirmed | None:
+    """The suspect, where it is slow for some of the time and with several partners, and others are not."""
+    share = table.slow[rows].sum() / table.count[rows].sum()
+    retested = np.flatnonzero(table.retested)
+    others = retested[~suspect.rows[retested]]
     usual = table.slow[others].sum() / max(table.count[others].sum(), 1)
-    late = np.flatnonzero(again)
+    late = np.flatnonzero(rows)
     late = late[is_late(table.slow[late], table.count[late])]
     partners = {*table.a[late].tolist(), *table.b[late].tolist()}
     if not is_intermittent(share, usual, len(partners), len(late)):
         return None
     effect = float(np.median(table.slow_level[late]))
-    return Confirmed(suspect.name, effect, again, flaps=float(share))
+    return Confirmed(suspect.name, effect, rows, flaps=float(share))

@@ -1,10 +1,10 @@
-"""Which part explains the slow measurements: the one that most of them have in common, again and again.
+"""Which part explains the slow measurements: the one that most of them have in common.
 
-A path is as fast as its slowest part, so a slow part makes (nearly) all that goes through it slow, and what
-is not slow acquits every part on its way. The search is a greedy set cover (Johnson 1974; in network
-tomography: the smallest consistent failure set, Duffield 2006): take the part that explains the most slow
-measurements while nearly all of its open ones are slow; its effect is their median; take out what it
-explains; look again.
+A path is as fast as its slowest part, so a slow part makes (nearly) everything slow that goes through it, and
+a measurement that is not slow clears every part on its way. The search is a greedy set cover (Johnson 1974;
+in network tomography: the smallest consistent failure set, Duffield 2006): take the part that explains the
+most slow measurements while nearly all of its open ones are slow; its effect is their median; close what it
+explains; repeat.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 
 from jobs.measure.outliers import mostly_slow
-from jobs.validate.localize.observations import Table
+from jobs.validate.localize.observations import Observations
 from jobs.validate.topology import Ints
 
-Name = tuple[str, int]
+PartName = tuple[str, int]  # kind, key
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """A kind of part. labels: for each row the one or two parts of this kind on its way, -1: none. keys:
-    their names.
+class PartKind:
+    """A kind of part. labels: for each row the one or two parts of this kind on its way, -1: none.
+
+    keys: the parts' names, by label.
     """
 
     name: str
@@ -34,53 +35,57 @@ class Kind:
     keys: Ints
 
 
-def kind_of(name: str, *keys: Ints) -> Kind:
-    """Keys (any integers, negative: none) as labels 0, 1, ..."""
+def part_kind(name: str, *keys: Ints) -> PartKind:
+    """A kind whose keys are any integers (negative: none), labelled 0, 1, ..."""
     known, labels = np.unique(np.concatenate(keys), return_inverse=True)
     none = int(np.searchsorted(known, 0))
     split = np.split(np.maximum(labels.reshape(-1) - none, -1).astype(np.int64), len(keys))
-    return Kind(name, tuple(split), known[none:])
+    return PartKind(name, tuple(split), known[none:])
 
 
-def numbered(name: str, count: int, *labels: Ints) -> Kind:
-    """Keys that are numbers below `count` already."""
-    return Kind(name, labels, np.arange(count))
+def numbered_kind(name: str, count: int, *labels: Ints) -> PartKind:
+    """A kind whose keys are the numbers below `count`."""
+    return PartKind(name, labels, np.arange(count))
 
 
 @dataclass(frozen=True, eq=False)
 class Suspect:
-    """A part that would explain `rows`. effect: log of its time over the siblings'. ties: others that explain
-    as much.
+    """A part that would explain `rows`. effect: log of its time over the siblings'.
+
+    ties: other parts that explain as much.
     """
 
     kind: str
     key: int
     rows: Mask
     effect: float
-    ties: tuple[Name, ...] = ()
+    ties: tuple[PartName, ...] = ()
 
     @property
-    def name(self) -> Name:
+    def name(self) -> PartName:
         return self.kind, self.key
 
 
 class Cover:
-    """What is still to be explained. kinds: in order of preference where several explain the same."""
+    """What is still to be explained (`open`). kinds: in order of preference where several explain the same.
 
-    def __init__(self, table: Table, kinds: Sequence[Kind], share: float) -> None:
+    share: of a part's open measurements that must be slow. excluded: parts that are not to be named (again).
+    """
+
+    def __init__(self, table: Observations, kinds: Sequence[PartKind], share: float) -> None:
         self.table, self.kinds, self.share = table, kinds, share
         self.open = np.ones(len(table), bool)
         self.slow = table.level > table.threshold
         self.through = [self.count(kind, np.arange(len(table))) for kind in kinds]  # open rows of each part
         self.late = [self.count(kind, np.flatnonzero(self.slow)) for kind in kinds]  # and slow ones
-        self.out: set[Name] = set()
+        self.excluded: set[PartName] = set()
 
-    def count(self, kind: Kind, rows: Ints) -> Ints:
+    def count(self, kind: PartKind, rows: Ints) -> Ints:
         """How many of the rows go through each part."""
         found = np.zeros(len(kind.keys), np.int64)
         for labels in kind.labels:
-            inside = labels[rows]
-            found += np.bincount(inside[inside >= 0], minlength=len(kind.keys))
+            through = labels[rows]
+            found += np.bincount(through[through >= 0], minlength=len(kind.keys))
         return found
 
     def rows(self, kind: str, key: int) -> Mask:
@@ -90,11 +95,11 @@ class Cover:
         return np.asarray(np.logical_or.reduce([labels == label for labels in known.labels]))
 
     def strongest(self) -> Suspect | None:
-        """The part that explains the most; None when nothing that is slow is left, or nothing explains it."""
+        """The part that explains the most; None where nothing slow is left, or nothing explains it."""
         best, most = ("", -1), 0
         for kind, through, late in zip(self.kinds, self.through, self.late, strict=True):
             slow = np.where(mostly_slow(late, through, self.share) & (late > most), late, 0)
-            slow[self.barred(kind)] = 0
+            slow[self.excluded_labels(kind)] = 0
             # Of equals, the kind that comes first.
             if len(slow) and slow.max() > most:
                 label = int(slow.argmax())
@@ -105,32 +110,31 @@ class Cover:
         late = np.flatnonzero(rows & self.open & self.slow)
         return Suspect(*best, rows, float(np.median(self.table.level[late])), tuple(self.ties(best, late)))
 
-    def ties(self, best: Name, late: Ints) -> Iterator[Name]:
+    def ties(self, best: PartName, late: Ints) -> Iterator[PartName]:
         """Other parts that all of the slow rows go through, and (nearly) nothing that is not slow."""
         for kind, through in zip(self.kinds, self.through, strict=True):
             slow = self.count(kind, late)
             same = (slow == len(late)) & mostly_slow(slow, through, self.share)
-            same[self.barred(kind)] = False
+            same[self.excluded_labels(kind)] = False
             for label in np.flatnonzero(same):
                 if (name := (kind.name, int(kind.keys[label]))) != best:
                     yield name
 
-    def peers(self, kind: str, most: int) -> tuple[list[Name], Mask]:
-        """All parts of a kind that explain `most` slow rows each, where those are few; and their rows."""
+    def peers(self, kind: str, most: int) -> tuple[list[PartName], Mask]:
+        """All parts of a kind that explain `most` slow rows each, and their rows."""
         number = next(number for number, known in enumerate(self.kinds) if known.name == kind)
         known, through, slow = self.kinds[number], self.through[number], self.late[number]
         fit = (slow == most) & mostly_slow(slow, through, self.share)
-        fit[self.barred(known)] = False
+        fit[self.excluded_labels(known)] = False
         rows = np.logical_or.reduce([fit[labels] & (labels >= 0) for labels in known.labels])
         return [(kind, int(key)) for key in known.keys[fit]], rows
 
-    def barred(self, kind: Kind) -> Ints:
-        """Labels of the parts that are not to be named (again)."""
-        keys = [key for name, key in self.out if name == kind.name]
+    def excluded_labels(self, kind: PartKind) -> Ints:
+        keys = [key for name, key in self.excluded if name == kind.name]
         return np.searchsorted(kind.keys, np.array(keys, np.int64))
 
     def explain(self, rows: Mask, effect: float, margin: float = 1.0) -> None:
-        """Take out what a part with this effect explains; what is `margin` thresholds slower stays open."""
+        """Close what a part with this effect explains; what is `margin` thresholds slower stays open."""
         self.close(rows & (self.table.level <= effect + margin * self.table.threshold))
 
     def close(self, rows: Mask) -> None:

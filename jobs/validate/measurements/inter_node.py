@@ -1,4 +1,4 @@
-"""Host pairs, rail by rail: NICs, hosts, rails and the links between hosts."""
+"""Host pairs, rail by rail: names NICs, hosts, rails and the links between hosts."""
 
 from __future__ import annotations
 
@@ -8,136 +8,157 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from jobs.measure.outliers import healthy_pairs
-from jobs.validate.localize.explained import Known, explained
-from jobs.validate.localize.intermittent import Shares
-from jobs.validate.localize.observations import Siblings, Table, tabulate
-from jobs.validate.localize.retest import Scope
-from jobs.validate.localize.set_cover import Cover, Kind, Mask, Name, Suspect, kind_of, numbered
-from jobs.validate.measurements.repeats import VISITS, effort, first_look, visits
-from jobs.validate.measurements.schedule import apart, between
+from jobs.validate.localize.explained import KnownFaults, explained_rows
+from jobs.validate.localize.intermittent import SlowShares
+from jobs.validate.localize.observations import Observations, Siblings, tabulate
+from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.set_cover import (
+    Cover,
+    Mask,
+    PartKind,
+    PartName,
+    Suspect,
+    numbered_kind,
+    part_kind,
+)
+from jobs.validate.measurements.repeats import (
+    RETEST_REPEATS,
+    measure_first,
+    repeats_needed,
+    spaced_repeats,
+)
+from jobs.validate.measurements.schedule import inter_node_rounds, isolated_rounds
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Fleet, Ints
+from jobs.validate.topology import Ints, Topology
 
-PARTNERS = 4  # of each suspect that is asked
+PARTNERS = 4  # of each suspect that is measured again
+CONTROLS = 8  # ranks without suspicion that are measured with the suspects
 
 
-class Between(Scope):
-    """The scope of the rung. bad: what findings of lower rungs explain."""
+class InterNode(Measurement):
+    """Flows between hosts: a row for each. faults: what findings of lower rungs explain."""
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, bad: Known) -> None:
-        self.probe, self.fleet, self.plan, self.bad = probe, fleet, plan, bad
+    def __init__(self, probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> None:
+        self.probe, self.topology, self.plan, self.faults = probe, topology, plan, faults
         self.random = np.random.default_rng(plan.seed)
-        self.at_once = max(fleet.hosts // 4, min(fleet.hosts // 2, 2))  # flows
-        self.suspects = set(bad)  # ranks
-        self.shares: Shares | None = None
-        self.flows: list[Ints] = []
+        self.at_once = max(topology.hosts // 4, min(topology.hosts // 2, 2))  # flows of a retest's round
+        self.suspects = set(faults)  # ranks
+        self.shares: SlowShares | None = None
+        self.flows: list[Ints] = []  # of retests
         self.seconds: list[Seconds] = []
 
     # --- measuring
 
-    def first(self, longer: bool = False) -> Table:
-        rounds = list(between(self.fleet, self.plan))
-        samples = max(self.plan.samples, math.ceil(self.plan.enough / len(rounds)))
-        seconds, self.noise = first_look(self.measured, rounds, samples, self.plan, longer)
-        return tabulate(rounds, seconds, self.alike, self.plan)
+    def measure(self, longer: bool = False) -> Observations:
+        rounds = list(inter_node_rounds(self.topology, self.plan))
+        samples = max(self.plan.samples, math.ceil(self.plan.samples_per_nic / len(rounds)))
+        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
+        return tabulate(rounds, seconds, self.siblings, self.plan)
 
-    def again(self, suspects: Sequence[Name]) -> Table:
-        """Suspects, one flow a host at a time, and good ranks in the same rounds: their new siblings."""
+    def retest(self, suspects: Sequence[PartName]) -> Observations:
+        """Suspects, one flow a host at a time, and healthy ranks in the same rounds: their new siblings."""
         self.suspects |= {rank for name in suspects for rank in self.ranks(name)}
-        flows = [flow for name in suspects for flow in self.questions(name, self.suspects)]
-        flows += self.controls(
-            self.suspects, cross=any(self.fleet.gpu[a] != self.fleet.gpu[b] for a, b in flows)
+        flows = [flow for name in suspects for flow in self.suspect_flows(name, self.suspects)]
+        flows += self.control_flows(
+            self.suspects, cross=any(self.topology.gpu[a] != self.topology.gpu[b] for a, b in flows)
         )
-        asked = list(dict.fromkeys(flows))
-        samples = max(self.plan.again // VISITS, 3) * effort(self.noise, self.plan.again, self.plan)
-        for _ in visits(VISITS, self.plan.span):
-            # In another company each time: who collided by chance on the way will not again.
-            mixed = [asked[number] for number in self.random.permutation(len(asked))]
-            for met in apart(mixed, self.fleet, self.at_once):
+        wanted = list(dict.fromkeys(flows))
+        samples = max(self.plan.retest_samples // RETEST_REPEATS, 3) * repeats_needed(
+            self.noise, self.plan.retest_samples, self.plan
+        )
+        for _ in spaced_repeats(RETEST_REPEATS, self.plan.retest_span):
+            # In other company each time: flows that collided by chance will not collide again.
+            mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
+            for met in isolated_rounds(mixed, self.topology, self.at_once):
                 table = np.array(met, np.int64)
                 self.flows.append(table)
-                self.seconds.append(self.measured(table, samples))
-        return tabulate(self.flows, self.seconds, self.alike_again, self.plan, again=True)
+                self.seconds.append(self.sample(table, samples))
+        return tabulate(self.flows, self.seconds, self.retest_siblings, self.plan, retested=True)
 
-    def measured(self, flows: Ints, samples: int) -> Seconds:
+    def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.nic_bytes, samples)
 
-    def alike(self, a: Ints, b: Ints) -> Siblings:
-        """Flows on one rail are alike, and flows across rails are. With three hosts or more, host pairs are
-        compared.
+    def siblings(self, a: Ints, b: Ints) -> Siblings:
+        """Flows on one rail are alike, and flows across rails are.
+
+        With three hosts or more, host pairs are compared.
         """
-        host, gpu, hosts, rails = self.fleet.host, self.fleet.gpu, self.fleet.hosts, self.fleet.rails
+        host, gpu = self.topology.host, self.topology.gpu
+        hosts, rails = self.topology.hosts, self.topology.rails
         cross = (gpu[a] != gpu[b]).astype(np.int64)
         if hosts == 2:
             return Siblings(cross, None, (rails - 1) / rails)
-        if hosts > self.plan.full:
+        if hosts > self.plan.full_mesh_hosts:
             return Siblings(cross, None, healthy_pairs(hosts, 2))
         low, high = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
         return Siblings(cross, low * hosts + high, healthy_pairs(hosts, 2) if hosts > 3 else 0.0)
 
-    def alike_again(self, a: Ints, b: Ints) -> Siblings:
-        cross = (self.fleet.gpu[a] != self.fleet.gpu[b]).astype(np.int64)
-        asked = np.isin(np.arange(self.fleet.ranks), list(self.suspects))
-        return Siblings(cross, None, 0.2, ~asked[a] & ~asked[b])
+    def retest_siblings(self, a: Ints, b: Ints) -> Siblings:
+        cross = (self.topology.gpu[a] != self.topology.gpu[b]).astype(np.int64)
+        suspect = np.isin(np.arange(self.topology.ranks), list(self.suspects))
+        return Siblings(cross, None, 0.2, ~suspect[a] & ~suspect[b])
 
     # --- parts
 
-    def kinds(self, table: Table) -> list[Kind]:
+    def part_kinds(self, table: Observations) -> list[PartKind]:
         """The parts on the way of each flow; of those that explain the same, the first is named."""
         a, b = table.a, table.b
-        host, gpu, size = self.fleet.host, self.fleet.gpu, self.fleet.ranks
+        host, gpu, size = self.topology.host, self.topology.gpu, self.topology.ranks
         low, high = np.minimum(a, b), np.maximum(a, b)
         first, second = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
         same = gpu[a] == gpu[b]
         kinds = [
-            numbered("nic", size, a, b),
-            numbered("send", size, a),
-            numbered("receive", size, b),
-            numbered("host", self.fleet.hosts, host[a], host[b]),
-            numbered("rail", self.fleet.rails, np.where(same, gpu[a], -1)),
+            numbered_kind("nic", size, a, b),
+            numbered_kind("send", size, a),
+            numbered_kind("receive", size, b),
+            numbered_kind("host", self.topology.hosts, host[a], host[b]),
+            numbered_kind("rail", self.topology.rails, np.where(same, gpu[a], -1)),
         ]
-        if self.fleet.hosts > self.plan.cover:
+        if self.topology.hosts > self.plan.all_pairs_hosts:
             return kinds  # partners are sampled: links are not judged
-        if self.fleet.rails > 1:
-            kinds.append(kind_of("path", low * size + high))
-        return [*kinds, kind_of("link", first * self.fleet.hosts + second)]
+        if self.topology.rails > 1:
+            kinds.append(part_kind("path", low * size + high))
+        return [*kinds, part_kind("link", first * self.topology.hosts + second)]
 
-    def ranks(self, name: Name) -> list[int]:
-        """Ranks that a suspect consists of."""
+    def ranks(self, name: PartName) -> list[int]:
+        """The ranks that a suspect consists of."""
         kind, key = name
         if kind == "host":
-            return list(self.fleet.on(key).tolist())
+            return list(self.topology.on(key).tolist())
         if kind == "rail":
-            return list(self.fleet.rail(key).tolist())
+            return list(self.topology.rail(key).tolist())
         if kind == "link":
-            return [rank for host in divmod(key, self.fleet.hosts) for rank in self.fleet.on(host).tolist()]
-        return list(divmod(key, self.fleet.ranks)) if kind == "path" else [key]
+            return [
+                rank for host in divmod(key, self.topology.hosts) for rank in self.topology.on(host).tolist()
+            ]
+        return list(divmod(key, self.topology.ranks)) if kind == "path" else [key]
 
-    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
-        return explained(self.bad, table, self.plan.nic_bytes)
+    def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
+        return explained_rows(self.faults, table, self.plan.nic_bytes)
 
-    def flapping(self, cover: Cover) -> Suspect | None:
-        """The NIC with the largest share of slow samples, when that is far above the usual share."""
+    def intermittent(self, cover: Cover) -> Suspect | None:
+        """The NIC with the largest share of slow samples, where that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
-            self.shares = Shares(cover, self.fleet.ranks)
-        return self.shares.suspect(max(PARTNERS, self.fleet.hosts // 16))
+            self.shares = SlowShares(cover, self.topology.ranks)
+        return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16))
 
-    # --- questions
+    # --- flows of a retest
 
-    def questions(self, name: Name, suspects: set[int]) -> list[tuple[int, int]]:
+    def suspect_flows(self, name: PartName, suspects: set[int]) -> list[tuple[int, int]]:
+        """Flows in both directions that lead through a suspect."""
         kind, key = name
-        fleet = self.fleet
+        topology = self.topology
         if kind == "link":
-            left, right = divmod(key, fleet.hosts)
+            left, right = divmod(key, topology.hosts)
             pairs = [
                 (int(a), int(b))
-                for a, b in zip(fleet.at[left], fleet.at[right], strict=True)
+                for a, b in zip(topology.at[left], topology.at[right], strict=True)
                 if min(a, b) >= 0
             ]
         elif kind == "path":
-            pairs = [divmod(key, fleet.ranks)]
-            if fleet.hosts <= PARTNERS:
+            pairs = [divmod(key, topology.ranks)]
+            if topology.hosts <= PARTNERS:
                 pairs += [
                     (rank, other) for rank in pairs[0] for other in self.partners(rank, suspects, PARTNERS)
                 ]
@@ -148,12 +169,13 @@ class Between(Scope):
         return [flow for a, b in pairs for flow in ((a, b), (b, a))]
 
     def partners(self, rank: int, suspects: set[int], count: int) -> list[int]:
-        """Good ranks of other hosts on the same rail; across rails too where there are few, which tells the
-        sides apart.
+        """Healthy ranks of other hosts on the same rail.
+
+        Where these are few, across rails too, which tells the two sides of a flow apart.
         """
-        fleet = self.fleet
-        away = fleet.host != fleet.host[rank]
-        rail = away & (fleet.gpu == fleet.gpu[rank])
+        topology = self.topology
+        away = topology.host != topology.host[rank]
+        rail = away & (topology.gpu == topology.gpu[rank])
         found = self.chosen(np.flatnonzero(rail), suspects, count)
         if rail.sum() < PARTNERS:
             found += self.chosen(np.flatnonzero(away & ~rail), suspects, count)
@@ -165,12 +187,12 @@ class Between(Scope):
         last = np.isin(order, list(suspects))
         return list(np.concatenate([order[~last], order[last]])[:count].tolist())
 
-    def controls(self, suspects: set[int], cross: bool) -> list[tuple[int, int]]:
+    def control_flows(self, suspects: set[int], cross: bool) -> list[tuple[int, int]]:
         """Flows between ranks without suspicion (or with, when there are no others)."""
         found = []
-        for rank in self.chosen(np.arange(self.fleet.ranks), suspects, 8):
-            away = self.fleet.host != self.fleet.host[rank]
-            rail = self.fleet.gpu == self.fleet.gpu[rank]
+        for rank in self.chosen(np.arange(self.topology.ranks), suspects, CONTROLS):
+            away = self.topology.host != self.topology.host[rank]
+            rail = self.topology.gpu == self.topology.gpu[rank]
             for alike in (away & rail, away & ~rail & cross):
                 found += [(rank, other) for other in self.chosen(np.flatnonzero(alike), suspects, 1)]
         return found

@@ -1,4 +1,4 @@
-"""GPU pairs inside each host: the NVLink (or what there is instead) of a GPU, of a pair, of a host."""
+"""GPU pairs inside each host: names the NVLink (or what there is instead) of a GPU, of a pair, of a host."""
 
 from __future__ import annotations
 
@@ -9,80 +9,87 @@ from typing import Literal
 import numpy as np
 
 from jobs.measure.outliers import healthy_pairs
-from jobs.validate.localize.explained import Known, explained
-from jobs.validate.localize.observations import Siblings, Table, tabulate
-from jobs.validate.localize.retest import Scope
-from jobs.validate.localize.set_cover import Kind, Mask, Name, kind_of
-from jobs.validate.measurements.repeats import first_look, second_look
-from jobs.validate.measurements.schedule import apart, inside
-from jobs.validate.measurements.single_gpu import MANY
+from jobs.validate.localize.explained import KnownFaults, explained_rows
+from jobs.validate.localize.observations import Observations, Siblings, tabulate
+from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
+from jobs.validate.measurements.repeats import measure_again, measure_first
+from jobs.validate.measurements.schedule import intra_node_rounds, isolated_rounds
+from jobs.validate.measurements.single_gpu import MANY_HOSTS
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Fleet, Ints
+from jobs.validate.topology import Ints, Topology
 
-Moved = Literal["copies", "flows"]  # by a copy engine, by the communication library
+PairOperation = Literal["copies", "flows"]  # by a copy engine, by the communication library
 
 
-class Inside(Scope):
-    """The scope of one operation of the rung. bad: what findings of lower rungs explain."""
+class IntraNode(Measurement):
+    """One operation between the GPUs of each host: a row for each pair and direction.
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, what: Moved, bad: Known) -> None:
-        self.fleet, self.plan, self.bad = fleet, plan, bad
+    faults: what findings of lower rungs explain.
+    """
+
+    def __init__(
+        self, probe: Probe, topology: Topology, plan: Plan, what: PairOperation, faults: KnownFaults
+    ) -> None:
+        self.topology, self.plan, self.faults = topology, plan, faults
         self.move = probe.copies if what == "copies" else probe.flows
         self.random = np.random.default_rng(plan.seed)
-        self.asked: set[int] = set()  # hosts
+        self.retested: set[int] = set()  # hosts
 
-    def first(self, longer: bool = False) -> Table:
-        rounds = list(inside(self.fleet))
-        seconds, self.noise = first_look(self.measured, rounds, self.plan.samples, self.plan, longer)
-        return tabulate(rounds, seconds, self.alike, self.plan)
+    def measure(self, longer: bool = False) -> Observations:
+        rounds = list(intra_node_rounds(self.topology))
+        seconds, self.noise = measure_first(self.sample, rounds, self.plan.samples, self.plan, longer)
+        return tabulate(rounds, seconds, self.siblings, self.plan)
 
-    def again(self, suspects: Sequence[Name]) -> Table:
-        """All pairs of the hosts in question, and of a few others: one flow a host at a time."""
-        self.asked |= {host for name in suspects for host in self.hosts(name)}
+    def retest(self, suspects: Sequence[PartName]) -> Observations:
+        """All pairs of the suspects' hosts, and of a few others: one flow a host at a time."""
+        self.retested |= {host for name in suspects for host in self.hosts(name)}
         others = [
-            host for host in self.random.permutation(self.fleet.hosts).tolist() if host not in self.asked
+            host
+            for host in self.random.permutation(self.topology.hosts).tolist()
+            if host not in self.retested
         ]
-        chosen = [*sorted(self.asked), *others[:MANY]]
+        chosen = [*sorted(self.retested), *others[:MANY_HOSTS]]
         flows = [
             (int(a), int(b))
             for host in chosen
-            for a in self.fleet.on(host)
-            for b in self.fleet.on(host)
+            for a in self.topology.on(host)
+            for b in self.topology.on(host)
             if a != b
         ]
-        rounds = [np.array(met, np.int64) for met in apart(flows, self.fleet, len(flows))]
-        seconds = second_look(self.measured, rounds, self.noise, self.plan)
-        return tabulate(rounds, seconds, self.alike, self.plan, again=True)
+        rounds = [np.array(met, np.int64) for met in isolated_rounds(flows, self.topology, len(flows))]
+        seconds = measure_again(self.sample, rounds, self.noise, self.plan)
+        return tabulate(rounds, seconds, self.siblings, self.plan, retested=True)
 
-    def measured(self, flows: Ints, samples: int) -> Seconds:
+    def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.move([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples)
 
-    def alike(self, a: Ints, b: Ints) -> Siblings:
+    def siblings(self, a: Ints, b: Ints) -> Siblings:
         """With many hosts, the same pair of GPUs on all hosts; else all pairs."""
-        fleet = self.fleet
-        hosts = len(np.unique(fleet.host[a]))
-        if hosts >= MANY:
-            return Siblings(fleet.gpu[a] * fleet.rails + fleet.gpu[b], None, (hosts - 2) / hosts)
-        largest = math.ceil(fleet.ranks / fleet.hosts)
-        clean = max(hosts - 1, 1) / hosts * healthy_pairs(largest, 1)
-        return Siblings(np.zeros(len(a), np.int64), None, clean)
+        topology = self.topology
+        hosts = len(np.unique(topology.host[a]))
+        if hosts >= MANY_HOSTS:
+            return Siblings(topology.gpu[a] * topology.rails + topology.gpu[b], None, (hosts - 2) / hosts)
+        largest = math.ceil(topology.ranks / topology.hosts)
+        healthy = max(hosts - 1, 1) / hosts * healthy_pairs(largest, 1)
+        return Siblings(np.zeros(len(a), np.int64), None, healthy)
 
-    def kinds(self, table: Table) -> list[Kind]:
+    def part_kinds(self, table: Observations) -> list[PartKind]:
         a, b = table.a, table.b
         return [
-            kind_of("nvlink", a, b),
-            kind_of("nvlink send", a),
-            kind_of("nvlink receive", b),
-            kind_of("pair", np.minimum(a, b) * self.fleet.ranks + np.maximum(a, b)),
-            kind_of("host", self.fleet.host[a]),
+            part_kind("nvlink", a, b),
+            part_kind("nvlink send", a),
+            part_kind("nvlink receive", b),
+            part_kind("pair", np.minimum(a, b) * self.topology.ranks + np.maximum(a, b)),
+            part_kind("host", self.topology.host[a]),
         ]
 
-    def hosts(self, name: Name) -> list[int]:
+    def hosts(self, name: PartName) -> list[int]:
         kind, key = name
         if kind == "host":
             return [key]
-        return [int(self.fleet.host[key // self.fleet.ranks if kind == "pair" else key])]
+        return [int(self.topology.host[key // self.topology.ranks if kind == "pair" else key])]
 
-    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
-        return explained(self.bad, table, self.plan.pair_bytes)
+    def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
+        return explained_rows(self.faults, table, self.plan.pair_bytes)

@@ -1,10 +1,10 @@
 """Leaf switches: hosts that are slow together on one rail when everything sends at once, and not alone.
 
-Nobody tells which hosts share a switch. In each round every NIC of the fleet sends and receives, to and
-from a quarter of the fleet away or more: hosts near each other in order often share a leaf switch, so nearly
-all its uplinks are in use; in any other order most of them are. Hosts behind a slow one are slow with all
-partners but those that are behind it too. Hosts elsewhere are slow only with these, which acquits them. Where
-there are only two leaf switches, too few ways lead through them, and none is named.
+Which hosts share a switch is not known. In each round every NIC sends and receives, to and from a quarter of
+the hosts away or more: hosts that are near each other in order often share a leaf switch, so nearly all of
+its uplinks are in use; in any other order most of them are. Hosts behind a slow switch are slow with all
+partners but those behind the same one. Hosts elsewhere are slow only with these, which clears them. Where
+there are only two leaf switches, too few ways lead through them, and neither is named.
 """
 
 from __future__ import annotations
@@ -16,95 +16,105 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jobs.measure.outliers import Floats, column_quantiles, group_threshold, row_medians
-from jobs.validate.localize.explained import Known
-from jobs.validate.measurements.repeats import VISITS, visited
-from jobs.validate.measurements.schedule import across, apart
+from jobs.validate.localize.explained import KnownFaults
+from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
+from jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Fleet, Ints
+from jobs.validate.topology import Ints, Topology
 from jobs.validate.verdict import Evidence, Finding
 
-LEAST = 8  # hosts: fewer say nothing about switches
+LEAST_HOSTS = 8  # fewer say nothing about switches
 ROUNDS = 16
-ASKED = 8  # hosts of a cluster that are asked alone
-SETTLED = 8  # steps in which a cluster settles, or never
+RETESTED_HOSTS = 8  # of a cluster, measured one at a time
+STEPS = 8  # in which the search for a cluster ends
 
 
 @dataclass
-class Leaves:
-    """rate: median of all flows when everything sends at once, bytes per second. lost: ranks of which
-    something could not be measured. notes: what is left open.
+class LeafSwitches:
+    """rate: median of all flows when everything sends at once, bytes per second.
+
+    failed: ranks of which something could not be measured. notes: what could not be judged.
     """
 
     findings: list[Finding] = field(default_factory=list)
     rate: float = math.nan
-    lost: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """One measurement of everything at once. Of each rail, in the order of its ranks: log of the time over
-    the fleet's of each flow that they send or receive, and the place on the rail of whom with.
+    """One measurement of everything at once, by rail, with a column for each of its ranks in their order.
 
-    level, partner: (2 rounds, ranks of the rail). limit: of a level that is slow.
+    level: (2 rounds, ranks of the rail), log of the time over the fleet's of each flow that a rank sends or
+    receives. partner: of the same shape, the partner's place on the rail. limit: the level above which a flow
+    is slow. siblings: seconds of a typical flow.
     """
 
     level: dict[int, Floats]
     partner: dict[int, Ints]
     limit: float
-    siblings: float  # seconds of a typical flow
+    siblings: float
     samples: int
 
-    def and_then(self, later: Load) -> Load:
+    def joined(self, later: Load) -> Load:
         level = {rail: np.concatenate([rows, later.level[rail]]) for rail, rows in self.level.items()}
         partner = {rail: np.concatenate([rows, later.partner[rail]]) for rail, rows in self.partner.items()}
         return replace(later, level=level, partner=partner, limit=max(self.limit, later.limit))
 
 
-def leaves(probe: Probe, fleet: Fleet, plan: Plan, bad: Known) -> Leaves:
-    """bad: ranks that findings explain, whose flows do not count."""
-    found = Leaves()
+def measure_leaf_switches(probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> LeafSwitches:
+    """Measure everything at once, twice, and name the switches that are slow both times.
+
+    faults: ranks that findings explain, whose flows do not count.
+    """
+    found = LeafSwitches()
     random = np.random.default_rng(plan.seed)
-    first = loaded(probe, fleet, plan, bad, random, found)
+    first = measure_load(probe, topology, plan, faults, random, found)
     found.rate = plan.nic_bytes / first.siblings
     clusters = {rail: slow_together(first, rail) for rail in first.level}
     suspects = [rail for rail, hosts in clusters.items() if hosts.any()]
     if not suspects:
         return found
-    again = loaded(probe, fleet, plan, bad, random, found)
-    both = first.and_then(again)
+    second = measure_load(probe, topology, plan, faults, random, found)
+    both = first.joined(second)
     for rail in suspects:
-        now = slow_together(again, rail)
+        now = slow_together(second, rail)
         agree = (clusters[rail] & now).sum() / (clusters[rail] | now).sum()
-        if agree < plan.share:
+        if agree < plan.slow_share:
             continue
         members = slow_together(both, rail)
         if not members.any():
             continue
-        if slow_alone(probe, fleet, plan, rail, members, random):
+        if slow_alone(probe, topology, plan, rail, members, random):
             found.notes.append(f"all: {members.sum()} hosts are slow on rail {rail}, each alone too")
             continue
-        found.findings.append(finding(both, fleet, plan, rail, members, float(agree)))
+        found.findings.append(finding(both, topology, plan, rail, members, float(agree)))
     return found
 
 
-def loaded(
-    probe: Probe, fleet: Fleet, plan: Plan, bad: Known, random: np.random.Generator, found: Leaves
+def measure_load(
+    probe: Probe,
+    topology: Topology,
+    plan: Plan,
+    faults: KnownFaults,
+    random: np.random.Generator,
+    found: LeafSwitches,
 ) -> Load:
-    """Rounds of everything at once."""
-    rounds = across(fleet, ROUNDS, random)
+    """Measure rounds of everything at once; ranks that fail are noted in `found`."""
+    rounds = all_at_once_rounds(topology, ROUNDS, random)
 
-    def measured(flows: Ints, samples: int) -> Seconds:
+    def sample(flows: Ints, samples: int) -> Seconds:
         return probe.flows([(a, b) for a, b in flows.tolist()], plan.nic_bytes, samples)
 
-    seconds = visited(measured, rounds, plan.samples)
+    seconds = measure_repeatedly(sample, rounds, plan.samples)
     for flows, times in zip(rounds, seconds, strict=True):
-        found.lost |= set(flows[np.isnan(times).any(axis=1)].ravel().tolist())
+        found.failed |= set(flows[np.isnan(times).any(axis=1)].ravel().tolist())
     logs = np.log(row_medians(np.concatenate(seconds)))
     flows = np.concatenate(rounds)
-    logs[np.isin(flows, list(bad)).any(axis=1)] = np.nan
-    level, partner = by_rail(fleet, flows, logs)
+    logs[np.isin(flows, list(faults)).any(axis=1)] = np.nan
+    level, partner = by_rail(topology, flows, logs)
     middles = np.concatenate([column_quantiles(rows, 0.5) for rows in level.values()])
     middles = middles[~np.isnan(middles)]
     # Of ranks, not of flows: where uplinks are scarce, flows that need none are faster than most.
@@ -114,15 +124,15 @@ def loaded(
     return Load(level, partner, limit, math.exp(base), plan.samples)
 
 
-def by_rail(fleet: Fleet, flows: Ints, level: Floats) -> tuple[dict[int, Floats], dict[int, Ints]]:
-    """What each rank of a rail sent, then what it received; a row for each round."""
-    place = np.zeros(fleet.ranks, np.int64)  # on its rail
-    for rail in range(fleet.rails):
-        place[fleet.rail(rail)] = np.arange(len(fleet.rail(rail)))
+def by_rail(topology: Topology, flows: Ints, level: Floats) -> tuple[dict[int, Floats], dict[int, Ints]]:
+    """What each rank of a rail sent, then what it received, with its partners; a row for each round."""
+    place = np.zeros(topology.ranks, np.int64)  # on its rail
+    for rail in range(topology.rails):
+        place[topology.rail(rail)] = np.arange(len(topology.rail(rail)))
     levels, partners = {}, {}
-    for rail in range(fleet.rails):
-        count = len(fleet.rail(rail))
-        rows = np.flatnonzero(fleet.gpu[flows[:, 0]] == rail)
+    for rail in range(topology.rails):
+        count = len(topology.rail(rail))
+        rows = np.flatnonzero(topology.gpu[flows[:, 0]] == rail)
         if not len(rows):
             continue
         sent, received = place[flows[rows]].T
@@ -139,9 +149,9 @@ def slow_together(load: Load, rail: int) -> np.ndarray:
     """Which ranks of the rail are slow with nearly all that are not slow themselves; none of fewer than 2."""
     level, partner = load.level[rail], load.partner[rail]
     inside = column_quantiles(level, 0.25) > load.limit
-    for _ in range(SETTLED):
+    for _ in range(STEPS):
         middle = column_quantiles(np.where(inside[partner], np.nan, level), 0.5)
-        # Who met nobody outside: as before.
+        # A rank that met nobody outside stays as it was.
         new = np.where(np.isnan(middle), inside, middle > load.limit)
         if (new == inside).all():
             break
@@ -152,48 +162,57 @@ def slow_together(load: Load, rail: int) -> np.ndarray:
 
 
 def slow_alone(
-    probe: Probe, fleet: Fleet, plan: Plan, rail: int, members: np.ndarray, random: np.random.Generator
+    probe: Probe,
+    topology: Topology,
+    plan: Plan,
+    rail: int,
+    members: np.ndarray,
+    random: np.random.Generator,
 ) -> bool:
-    """Whether flows of single members are slow too, against the same hosts' on another rail (or others' on
-    this one).
+    """Whether flows of single members are slow too.
+
+    Compared with the same hosts' flows on another rail, or with other hosts' on this one.
     """
-    ranks = fleet.rail(rail)
+    ranks = topology.rail(rail)
     inside, outside = ranks[members], ranks[~members]
-    senders = random.permutation(inside)[:ASKED]
+    senders = random.permutation(inside)[:RETESTED_HOSTS]
     receivers = random.choice(outside, len(senders)) if len(outside) else np.roll(senders, 1)
     flows = list(zip(senders.tolist(), receivers.tolist(), strict=True))
-    controls = list(siblings(fleet, flows, rail)) or pairs(outside, random)
-    asked = list(dict.fromkeys([*flows, *controls]))
-    rounds = apart(asked, fleet, 1)
+    controls = list(siblings(topology, flows, rail)) or pairs(outside, random)
+    rounds = isolated_rounds(list(dict.fromkeys([*flows, *controls])), topology, 1)
 
-    def measured(met: Sequence[tuple[int, int]], samples: int) -> Seconds:
+    def sample(met: Sequence[tuple[int, int]], samples: int) -> Seconds:
         return probe.flows(met, plan.nic_bytes, samples)
 
-    seconds = visited(measured, rounds, max(plan.again // VISITS, 3), VISITS)
+    samples = max(plan.retest_samples // RETEST_REPEATS, 3)
+    seconds = measure_repeatedly(sample, rounds, samples, RETEST_REPEATS)
     times = dict(zip([met[0] for met in rounds], np.log(row_medians(np.concatenate(seconds))), strict=True))
     usual = np.median([times[flow] for flow in controls]) if controls else math.nan
     return bool(np.median([times[flow] for flow in flows]) - usual > plan.tolerance)
 
 
-def siblings(fleet: Fleet, flows: Iterable[tuple[int, int]], rail: int) -> Iterable[tuple[int, int]]:
+def siblings(topology: Topology, flows: Iterable[tuple[int, int]], rail: int) -> Iterable[tuple[int, int]]:
     """The same hosts' flows on the next rail that both have."""
     for a, b in flows:
-        for other in np.roll(np.arange(fleet.rails), -rail - 1)[:-1]:
-            there = int(fleet.at[fleet.host[a], other]), int(fleet.at[fleet.host[b], other])
+        for other in np.roll(np.arange(topology.rails), -rail - 1)[:-1]:
+            there = int(topology.at[topology.host[a], other]), int(topology.at[topology.host[b], other])
             if min(there) >= 0:
                 yield there
                 break
 
 
 def pairs(ranks: Ints, random: np.random.Generator) -> list[tuple[int, int]]:
-    few = random.permutation(ranks)[: 2 * ASKED]
+    """Some pairs of these ranks at random."""
+    few = random.permutation(ranks)[: 2 * RETESTED_HOSTS]
     return [(int(a), int(b)) for a, b in few[: len(few) // 2 * 2].reshape(-1, 2)]
 
 
-def finding(load: Load, fleet: Fleet, plan: Plan, rail: int, members: np.ndarray, agree: float) -> Finding:
+def finding(
+    load: Load, topology: Topology, plan: Plan, rail: int, members: np.ndarray, agree: float
+) -> Finding:
     """agree: share of the hosts that both measurements name, of those that either does."""
     level = load.level[rail][:, members]
-    through = np.where(members[load.partner[rail][:, members]], np.nan, level)  # the way leads out
+    through = np.where(members[load.partner[rail][:, members]], np.nan, level)  # flows that leave the group
     through = level if np.isnan(through).all() else through
     through = through[~np.isnan(through)]
     slow = through[through > load.limit]
@@ -207,10 +226,10 @@ def finding(load: Load, fleet: Fleet, plan: Plan, rail: int, members: np.ndarray
         (),
         len(slow) / len(through),
     )
-    ranks = tuple(fleet.rail(rail)[members].tolist())
+    ranks = tuple(topology.rail(rail)[members].tolist())
     return Finding(
         "leaf",
-        tuple(fleet.names[fleet.host[rank]] for rank in ranks),
+        tuple(topology.names[topology.host[rank]] for rank in ranks),
         (rail,),
         math.exp(-effect),
         len(slow) / len(through) * agree,

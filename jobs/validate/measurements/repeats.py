@@ -1,4 +1,4 @@
-"""How often to measure: the more noise, the more samples, and at more times."""
+"""How often to measure: the more noise, the more samples, at more times."""
 
 from __future__ import annotations
 
@@ -13,71 +13,78 @@ from jobs.measure.outliers import MEDIAN_ERROR, sample_noise, samples_needed
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
 
-VISITS = 5  # times at which what is measured again is, with the others in between
-MANY = 48  # samples of a longer look
+RETEST_REPEATS = 5  # a retest measures everything so often, one thing after another
+LONG_SAMPLES = 48  # of each thing in a longer first measurement
 
 Round = TypeVar("Round")
-Measure = Callable[[Round, int], Seconds]  # a round, samples
+Measure = Callable[[Round, int], Seconds]  # a round, samples -> seconds
 
 
-def visits(count: int, span: float) -> Iterator[int]:
-    """Numbers of visits, with a wait before each, the first one too: all take `span` seconds at least."""
+def spaced_repeats(count: int, span: float) -> Iterator[int]:
+    """Count repeats, waiting before each one so that all of them take `span` seconds at least."""
     begin = time.monotonic()
     for number in range(count):
         time.sleep(max(begin + span * (number + 1) / count - time.monotonic(), 0))
         yield number
 
 
-def visited(
+def measure_repeatedly(
     measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int = 1, span: float = 0.0
 ) -> list[Seconds]:
-    """Seconds of each round with the samples of all visits: a round comes once a visit.
+    """Measure all rounds, `count` times over; for each round its seconds with the samples of all repeats.
 
-    So what disturbs a part for a while (a neighbour's work, heat) is in few of its samples. span: as of
-    `visits`.
+    So what disturbs a part for a while (other work, heat) is in few of its samples. span: as in
+    `spaced_repeats`.
     """
-    parts = [[measure(each, samples) for each in rounds] for _ in visits(count, span)]
+    parts = [[measure(each, samples) for each in rounds] for _ in spaced_repeats(count, span)]
     return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
 
 
-def first_look(
+def measure_first(
     measure: Measure[Round], rounds: Sequence[Round], samples: int, plan: Plan, longer: bool = False
 ) -> tuple[list[Seconds], float]:
-    """Seconds of each round, of more visits where there is noise; and the noise, as `effort` wants it.
+    """Measure all rounds, with more repeats where there is noise.
 
-    longer: many samples whatever the noise.
+    longer: take many samples whatever the noise. Returns the seconds of each round, and the noise as
+    `repeats_needed` takes it.
     """
-    once = visited(measure, rounds, samples)
-    noise = noise_of(once, samples)
-    count = max(effort(noise, samples, plan), math.ceil(MANY / samples) if longer else 1)
+    once = measure_repeatedly(measure, rounds, samples)
+    noise = noise_of_rounds(once, samples)
+    count = max(repeats_needed(noise, samples, plan), math.ceil(LONG_SAMPLES / samples) if longer else 1)
     if count == 1:
         return once, noise
-    again = visited(measure, rounds, samples, count - 1)
-    whole = [np.concatenate(both, axis=1) for both in zip(once, again, strict=True)]
-    return whole, max(noise, noise_of(whole, samples))
+    more = measure_repeatedly(measure, rounds, samples, count - 1)
+    whole = [np.concatenate(both, axis=1) for both in zip(once, more, strict=True)]
+    return whole, max(noise, noise_of_rounds(whole, samples))
 
 
-def noise_of(seconds: Sequence[Seconds], samples: int) -> float:
-    """Standard deviation of the log of one sample, as if samples had nothing in common: what those of a visit
-    have in common counts for more.
+def noise_of_rounds(seconds: Sequence[Seconds], samples: int) -> float:
+    """Standard deviation of the log of one sample, as if samples were independent.
+
+    samples: of one repeat. What the samples of one repeat have in common counts for more than their own
+    noise.
     """
     # Some of the rounds are enough.
     rows = np.concatenate(seconds[: 1 + 200_000 // max(seconds[0].size, 1)])
-    of_visits = np.median(rows.reshape(len(rows), -1, samples), axis=2)
-    common = sample_noise(of_visits) * math.sqrt(samples) / MEDIAN_ERROR
+    of_repeats = np.median(rows.reshape(len(rows), -1, samples), axis=2)
+    common = sample_noise(of_repeats) * math.sqrt(samples) / MEDIAN_ERROR
     return max(sample_noise(rows), common)
 
 
-def second_look(measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan) -> list[Seconds]:
-    """Seconds of each round, measured again: of more visits where there is noise, over the plan's span."""
-    count = VISITS * effort(noise, plan.again, plan)
-    return visited(measure, rounds, max(plan.again // VISITS, 3), count, plan.span)
+def measure_again(
+    measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan
+) -> list[Seconds]:
+    """Measure all rounds as a retest: with more repeats where there is noise, over the plan's span."""
+    count = RETEST_REPEATS * repeats_needed(noise, plan.retest_samples, plan)
+    return measure_repeatedly(
+        measure, rounds, max(plan.retest_samples // RETEST_REPEATS, 3), count, plan.retest_span
+    )
 
 
-def effort(noise: float, samples: int, plan: Plan) -> int:
+def repeats_needed(noise: float, samples: int, plan: Plan) -> int:
     """How many times `samples` make the error of a median small against the tolerance.
 
     noise: standard deviation of the log of one sample.
     """
     needed = samples_needed(noise, plan.tolerance)
-    return min(max(math.ceil(needed / samples), 1), plan.effort)
+    return min(max(math.ceil(needed / samples), 1), plan.max_repeats)

@@ -1,4 +1,4 @@
-"""Who meets whom: rounds of flows at the same time, each rank sending to one and receiving from one."""
+"""Who meets whom: rounds of flows at the same time, in which each rank sends to one and receives from one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jobs.validate.plan import Plan
-from jobs.validate.topology import Fleet, Ints
+from jobs.validate.topology import Ints, Topology
 
 Pairs = Ints  # (pairs, 2)
 
 
-def circle(count: int) -> list[Pairs]:
-    """A round-robin tournament: every two of `count` meet once, in count - 1 rounds (count, when odd: one
-    sits out).
+def round_robin(count: int) -> list[Pairs]:
+    """A tournament in which every two of `count` meet once: count - 1 rounds, count rounds when it is odd.
 
-    The circle method (Kirkman 1847): one player stays, the others move on by one place around the circle.
+    The circle method (Kirkman 1847): one player stays, the others move on by one place around the circle. Of
+    an odd number, one sits out in each round.
     """
     seats = count + count % 2
     if count < 2:
@@ -38,57 +38,57 @@ def both_ways(pairs: Pairs) -> Pairs:
     return np.concatenate([pairs, pairs[:, ::-1]])
 
 
-def inside(fleet: Fleet) -> Iterator[Pairs]:
-    """GPU pairs of each host, all hosts at once, as flows in both directions."""
-    largest = max(len(fleet.on(host)) for host in range(fleet.hosts))
-    table = np.full((fleet.hosts, largest), -1, np.int64)
-    for host in range(fleet.hosts):
-        table[host, : len(fleet.on(host))] = fleet.on(host)
-    for met in circle(largest):
+def intra_node_rounds(topology: Topology) -> Iterator[Pairs]:
+    """All GPU pairs of each host, all hosts at once, as flows in both directions."""
+    largest = max(len(topology.on(host)) for host in range(topology.hosts))
+    table = np.full((topology.hosts, largest), -1, np.int64)
+    for host in range(topology.hosts):
+        table[host, : len(topology.on(host))] = topology.on(host)
+    for met in round_robin(largest):
         pairs = np.stack([table[:, met[:, 0]].ravel(), table[:, met[:, 1]].ravel()], axis=1)
         pairs = pairs[(pairs >= 0).all(axis=1)]
         if len(pairs):
             yield both_ways(pairs)
 
 
-def between(fleet: Fleet, plan: Plan) -> Iterator[Pairs]:
+def inter_node_rounds(topology: Topology, plan: Plan) -> Iterator[Pairs]:
     """Host pairs, rail by rail, all rails at once, as flows in both directions.
 
-    Few hosts: all pairs, the same pairs on every rail: hosts - 1 rounds. More: every pair on one rail, (hosts
-    - 1) / rails rounds. Many: partners drawn at random for each rail, 2 log2(hosts) rounds.
+    Few hosts: all pairs, the same on every rail, in hosts - 1 rounds. More hosts: every pair on one rail, in
+    (hosts - 1) / rails rounds. Many: random partners on each rail, in 2 log2(hosts) rounds.
     """
-    rails = range(fleet.rails)
-    if fleet.hosts <= plan.full:
-        rounds = ([met for _ in rails] for met in circle(fleet.hosts))
-    elif fleet.hosts <= plan.cover:
-        order = circle(fleet.hosts)
+    rails = range(topology.rails)
+    if topology.hosts <= plan.full_mesh_hosts:
+        rounds = ([met for _ in rails] for met in round_robin(topology.hosts))
+    elif topology.hosts <= plan.all_pairs_hosts:
+        order = round_robin(topology.hosts)
         rounds = (
             [order[(first + rail) % len(order)] for rail in rails]
-            for first in range(0, len(order), fleet.rails)
+            for first in range(0, len(order), topology.rails)
         )
     else:
         random = np.random.default_rng(plan.seed)
-        count = math.ceil(2 * math.log2(fleet.hosts))
-        rounds = ([drawn(fleet.hosts, random) for _ in rails] for _ in range(count))
+        count = math.ceil(2 * math.log2(topology.hosts))
+        rounds = ([random_pairs(topology.hosts, random) for _ in rails] for _ in range(count))
     for met in rounds:
-        pairs = np.concatenate([fleet.at[pairs, rail] for rail, pairs in enumerate(met)])
+        pairs = np.concatenate([topology.at[pairs, rail] for rail, pairs in enumerate(met)])
         pairs = pairs[(pairs >= 0).all(axis=1)]
         if len(pairs):
             yield both_ways(pairs)
 
 
-def drawn(count: int, random: np.random.Generator) -> Pairs:
-    """One round of random pairs; one sits out when odd."""
+def random_pairs(count: int, random: np.random.Generator) -> Pairs:
+    """One round of random pairs; of an odd number, one sits out."""
     order = random.permutation(count).astype(np.int64)
     return order[: count - count % 2].reshape(-1, 2)
 
 
-def across(fleet: Fleet, count: int, random: np.random.Generator) -> list[Pairs]:
+def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generator) -> list[Pairs]:
     """Rounds in which every rank sends to one of its rail and receives from another, all at the same time.
 
-    Each goes a quarter of the fleet away or more in the order of hosts: a cyclic shift, drawn for each rail.
+    Each flow goes a quarter of the hosts away or more, in their order: a cyclic shift, drawn for each rail.
     """
-    rails = [ranks for rail in range(fleet.rails) if len(ranks := fleet.rail(rail)) > 1]
+    rails = [ranks for rail in range(topology.rails) if len(ranks := topology.rail(rail)) > 1]
     rounds = []
     for _ in range(count):
         flows = []
@@ -100,16 +100,19 @@ def across(fleet: Fleet, count: int, random: np.random.Generator) -> list[Pairs]
     return rounds
 
 
-def apart(flows: Sequence[tuple[int, int]], fleet: Fleet, most: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which each host takes part in one flow at most, `most` flows a round, and of each rail a
-    quarter of these (they may share a switch): suspects are asked alone.
+def isolated_rounds(
+    flows: Sequence[tuple[int, int]], topology: Topology, most: int
+) -> list[list[tuple[int, int]]]:
+    """Rounds in which suspects are measured by themselves: each host takes part in one flow at most.
+
+    most: flows of a round; of each rail a quarter of these at most, as they may share a switch.
     """
     rounds: list[list[tuple[int, int]]] = []
     busy: list[Counter[tuple[str, int]]] = []
     limits = {"host": 1, "rail": max(most // 4, 1), "flows": most}
     for a, b in flows:
-        parts = [("host", int(fleet.host[rank])) for rank in (a, b)]
-        parts = list(dict.fromkeys([*parts, ("rail", int(fleet.gpu[a])), ("flows", 0)]))
+        parts = [("host", int(topology.host[rank])) for rank in (a, b)]
+        parts = list(dict.fromkeys([*parts, ("rail", int(topology.gpu[a])), ("flows", 0)]))
         number = next(
             (n for n, use in enumerate(busy) if all(use[part] < limits[part[0]] for part in parts)), -1
         )

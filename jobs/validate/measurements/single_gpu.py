@@ -1,4 +1,4 @@
-"""Each GPU alone, and its copies from and to the host: GPUs, their PCIe, and hosts."""
+"""Each GPU by itself, and its copies from and to the host: names GPUs, their PCIe, and hosts."""
 
 from __future__ import annotations
 
@@ -6,51 +6,57 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jobs.validate.localize.explained import Known, explained
-from jobs.validate.localize.observations import Siblings, Table, tabulate
-from jobs.validate.localize.retest import Scope
-from jobs.validate.localize.set_cover import Kind, Mask, Name, kind_of
-from jobs.validate.measurements.repeats import first_look, second_look
+from jobs.validate.localize.explained import KnownFaults, explained_rows
+from jobs.validate.localize.observations import Observations, Siblings, tabulate
+from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
+from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Alone, Probe, Seconds
-from jobs.validate.topology import Fleet, Ints
+from jobs.validate.probe.api import Probe, Seconds, SingleRankOp
+from jobs.validate.topology import Ints, Topology
 
-MANY = 5  # hosts from which on the siblings of a GPU are those at its place on other hosts
+MANY_HOSTS = 5  # from so many on, the siblings of a GPU are those with its number on other hosts
 
 
-class AloneScope(Scope):
-    """The scope of one operation that every rank does for itself: rows of one rank each."""
+class SingleGpu(Measurement):
+    """One operation that every rank does by itself: a row for each rank.
 
-    def __init__(self, probe: Probe, fleet: Fleet, plan: Plan, what: Alone, bad: Known) -> None:
-        self.probe, self.fleet, self.plan, self.what, self.bad = probe, fleet, plan, what, bad
+    faults: what findings of lower rungs explain.
+    """
+
+    def __init__(
+        self, probe: Probe, topology: Topology, plan: Plan, what: SingleRankOp, faults: KnownFaults
+    ) -> None:
+        self.probe, self.topology, self.plan, self.what, self.faults = probe, topology, plan, what, faults
         sizes = {"memory": plan.memory_bytes, "product": plan.product_bytes}
         self.nbytes = sizes.get(what, plan.copy_bytes)
 
-    def first(self, longer: bool = False) -> Table:
-        seconds, self.noise = first_look(self.measured, [self.what], self.plan.samples, self.plan, longer)
-        return self.table(seconds, again=False)
+    def measure(self, longer: bool = False) -> Observations:
+        seconds, self.noise = measure_first(self.sample, [self.what], self.plan.samples, self.plan, longer)
+        return self.table(seconds, retested=False)
 
-    def again(self, suspects: Sequence[Name]) -> Table:
-        """All ranks once more: each is alone with itself in any case, and the others are the siblings."""
-        return self.table(second_look(self.measured, [self.what], self.noise, self.plan), again=True)
+    def retest(self, suspects: Sequence[PartName]) -> Observations:
+        """All ranks once more: they do not disturb each other, and the others are the siblings."""
+        seconds = measure_again(self.sample, [self.what], self.noise, self.plan)
+        return self.table(seconds, retested=True)
 
-    def measured(self, what: Alone, samples: int) -> Seconds:
-        return self.probe.alone(what, self.nbytes, samples)
+    def sample(self, what: SingleRankOp, samples: int) -> Seconds:
+        return self.probe.single_rank(what, self.nbytes, samples)
 
-    def table(self, seconds: list[Seconds], again: bool) -> Table:
-        ranks = np.arange(self.fleet.ranks, dtype=np.int64)
-        return tabulate([np.stack([ranks, ranks], axis=1)], seconds, self.alike, self.plan, again)
+    def table(self, seconds: list[Seconds], retested: bool) -> Observations:
+        ranks = np.arange(self.topology.ranks, dtype=np.int64)
+        return tabulate([np.stack([ranks, ranks], axis=1)], seconds, self.siblings, self.plan, retested)
 
-    def alike(self, a: Ints, b: Ints) -> Siblings:
-        hosts = self.fleet.hosts
-        if hosts >= MANY:
-            return Siblings(self.fleet.gpu[a], None, (hosts - 2) / hosts)
+    def siblings(self, a: Ints, b: Ints) -> Siblings:
+        hosts = self.topology.hosts
+        if hosts >= MANY_HOSTS:
+            return Siblings(self.topology.gpu[a], None, (hosts - 2) / hosts)
         # One host and one GPU may be slow.
-        clean = max(hosts - 1, 1) / hosts - 1 / self.fleet.ranks
-        return Siblings(np.zeros(len(a), np.int64), None, max(clean, 0.0))
+        healthy = max(hosts - 1, 1) / hosts - 1 / self.topology.ranks
+        return Siblings(np.zeros(len(a), np.int64), None, max(healthy, 0.0))
 
-    def kinds(self, table: Table) -> list[Kind]:
-        return [kind_of("gpu", table.a), kind_of("host", self.fleet.host[table.a])]
+    def part_kinds(self, table: Observations) -> list[PartKind]:
+        return [part_kind("gpu", table.a), part_kind("host", self.topology.host[table.a])]
 
-    def known(self, table: Table) -> Iterable[tuple[Mask, float]]:
-        return explained(self.bad, table, self.nbytes)
+    def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
+        return explained_rows(self.faults, table, self.nbytes)

@@ -1,8 +1,4 @@
-"""What can be measured of a fleet: the only thing that the ladder and its verdict know of the machines.
-
-A real fleet measures with its ranks, a rehearsal with a model that knows nothing of how its figures will be
-judged (`jobs.validate.simulation.fleet`).
-"""
+"""The protocol of a probe: what can be measured, which is all that the ladder knows of the machines."""
 
 from __future__ import annotations
 
@@ -20,22 +16,22 @@ Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
 # memory: a copy inside the GPU's memory. product: a matrix product, nbytes of one operand. to_device and
 # to_host: a copy between pinned host memory and the GPU.
-Alone = Literal["memory", "product", "to_device", "to_host"]
-ALONE: tuple[Alone, ...] = ("memory", "product", "to_device", "to_host")
+SingleRankOp = Literal["memory", "product", "to_device", "to_host"]
+SINGLE_RANK_OPS: tuple[SingleRankOp, ...] = ("memory", "product", "to_device", "to_host")
 
-EVEN = 16  # sides of matrices are multiples of it, as tiles are
+TILE = 16  # sides of matrices are multiples of it
 
 
-def side(nbytes: int) -> int:
-    """Of a square float32 matrix of about `nbytes`."""
+def matrix_side(nbytes: int) -> int:
+    """Side of a square float32 matrix of about `nbytes`."""
     length = math.isqrt(nbytes // 4)
-    return length - (length % EVEN if length > EVEN else 0)
+    return length - (length % TILE if length > TILE else 0)
 
 
-def counted(what: str, nbytes: int) -> int:
-    """What a rate of this operation on `nbytes` counts: bytes, of a product floating-point operations."""
+def operation_work(what: str, nbytes: int) -> int:
+    """The work that a rate of this operation on `nbytes` counts: bytes, of a product operations."""
     if what == "product":
-        return 2 * side(nbytes) ** 3
+        return 2 * matrix_side(nbytes) ** 3
     return 2 * nbytes if what == "memory" else nbytes  # read and written
 
 
@@ -44,7 +40,7 @@ Counter = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 1",
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, and of its rail."""
+    """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, and the rail's."""
 
     rank: int
     host: int
@@ -72,11 +68,11 @@ class Wrong:
 
 
 class Probe(Protocol):
-    """Measurements of one fleet. Collective over its ranks, where there are any.
+    """Measurements of one set of machines. Collective over its ranks, where there are any.
 
-    Each returns seconds, float64, of one operation: a row for each thing measured, a column for each sample.
-    Samples follow each other in time: what happens in between (a link that flaps) shows in single columns.
-    NaN: that could not be measured.
+    Each returns seconds of one operation, float64: a row for each thing measured, a column for each sample.
+    Samples follow each other in time, so what happens in between (a link that flaps) shows in single columns.
+    NaN: could not be measured.
     """
 
     @property
@@ -89,34 +85,36 @@ class Probe(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """What its ranks compute on."""
+        """What the ranks compute on."""
 
     @property
-    def absent(self) -> Mapping[RungName, str]:
-        """Rungs that cannot be measured on these ranks, and why: CPUs have no way to a GPU."""
+    def unavailable(self) -> Mapping[RungName, str]:
+        """Rungs that cannot be measured on these ranks, and why (CPUs have no way to a GPU)."""
 
     def counters(self) -> Mapping[Counter, float | str]:
-        """Counters and states of all hosts at this moment; empty where none can be read."""
+        """Counters and states of all hosts now; empty where none can be read."""
 
     def wrong(self) -> Sequence[Wrong]:
-        """What was wrong since this was last asked. Measurements check some of the data that they move."""
+        """Data found wrong since the last call. Measurements check some of the data that they move."""
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
-        """(ranks, samples): every rank does it at the same time as all others, without the network."""
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+        """(ranks, samples): every rank by itself, all at the same time, without the network."""
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """(flows, samples): rank a sends `nbytes` to rank b, all flows (a, b) at the same time.
 
-        Inside a host that is the way between two GPUs (NVLink), else each GPU's own NIC. A rank may be in
-        one flow as the sender and in one as the receiver.
+        Inside a host a flow takes the way between two GPUs (NVLink), else each GPU's own NIC. A rank may be
+        the sender of one flow and the receiver of one.
         """
 
-    def no_copies(self) -> str:
-        """Why some GPU cannot write into another's memory on its host, as for `copies`; "": all can."""
+    def copies_unavailable(self) -> str:
+        """Why `copies` cannot be measured: some GPU cannot write into another's memory; "": all can."""
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        """(flows, samples): rank a writes `nbytes` into the memory of rank b of its host, with its GPU's copy
-        engine and without a communication library, all flows at the same time. Ranks as for `flows`.
+        """(flows, samples): rank a writes `nbytes` into the memory of rank b of its host, all at the same
+        time.
+
+        The GPU's copy engine does it, without a communication library. Ranks as for `flows`.
         """
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:

@@ -1,4 +1,4 @@
-"""What every rank has, on rank 0 alone: of many ranks, the others have no use for it, nor room."""
+"""Gather to rank 0 only: with many ranks, the others have neither use nor room for the whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = np.ndarray[Any, Any]
 
 
 def rows(control: runner.Control, mine: Rows) -> Rows:
-    """(ranks, ...) on rank 0, of C-contiguous arrays alike; (0, ...) elsewhere; collective."""
+    """(ranks, ...) on rank 0, (0, ...) elsewhere, of C-contiguous arrays of one shape and dtype."""
     if control.rank:
         control.exchange([(0, mine)], []).wait()
         return np.empty((0, *mine.shape), mine.dtype)
@@ -24,7 +24,7 @@ def rows(control: runner.Control, mine: Rows) -> Rows:
 
 
 def values(control: runner.Control, mine: Any) -> list[Any]:
-    """Every rank's value in rank order on rank 0, nothing elsewhere; what JSON can hold; collective."""
+    """Every rank's value (one that JSON holds) in rank order on rank 0, nothing elsewhere."""
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
     sizes = rows(control, np.array([text.size], np.int64)).ravel().tolist()
     if control.rank:

@@ -1,4 +1,4 @@
-"""A probe that counts what is asked of it."""
+"""A probe that counts and times its calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Alone, Counter, Place, Probe, Seconds, Wrong
+from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp, Wrong
 from jobs.validate.verdict import Unit
 
 
-class Metered:
+class MeteredProbe:
     """rounds: calls. messages: flows and ring members, times samples. seconds: spent measuring."""
 
     def __init__(self, probe: Probe) -> None:
@@ -33,8 +33,8 @@ class Metered:
         return self.probe.unit
 
     @property
-    def absent(self) -> Mapping[RungName, str]:
-        return self.probe.absent
+    def unavailable(self) -> Mapping[RungName, str]:
+        return self.probe.unavailable
 
     def counters(self) -> Mapping[Counter, float | str]:
         return self.probe.counters()
@@ -42,14 +42,14 @@ class Metered:
     def wrong(self) -> Sequence[Wrong]:
         return self.probe.wrong()
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
-        return self.timed(lambda: self.probe.alone(what, nbytes, samples), 0)
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+        return self.timed(lambda: self.probe.single_rank(what, nbytes, samples), 0)
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.flows(flows, nbytes, samples), len(flows) * samples)
 
-    def no_copies(self) -> str:
-        return self.probe.no_copies()
+    def copies_unavailable(self) -> str:
+        return self.probe.copies_unavailable()
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.copies(flows, nbytes, samples), len(flows) * samples)

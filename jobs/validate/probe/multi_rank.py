@@ -1,4 +1,4 @@
-"""What ranks do together: copies and flows from rank to rank, and rings of several."""
+"""What ranks do together: flows and copies from rank to rank, and ring all-reduces of several."""
 
 from __future__ import annotations
 
@@ -11,78 +11,87 @@ from jobs.bench import check
 from jobs.bench.data import Contributed, Copied, Reduced, Segment
 from jobs.validate.probe.api import Wrong
 from jobs.validate.probe.buffers import Buffers
-from jobs.validate.probe.peer_memory import Landings
-from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Part, compared, often
+from jobs.validate.probe.peer_memory import PeerMemory
+from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 from runner import Call, Collectives, Control, Place, World
 
 Flows = Sequence[tuple[int, int]]
 Groups = tuple[tuple[int, ...], ...]
-Ends = tuple[int | None, int | None]  # the ranks that one sends to and receives from
-NOBODY: Ends = (None, None)
+Endpoints = tuple[int | None, int | None]  # the ranks that a rank sends to and receives from
+NOBODY: Endpoints = (None, None)
 SIGNAL = 16  # bytes of a message that goes before the timed one, in memory of its own
-KEPT = 4  # sets of groups whose communicators stay open: each takes memory of the GPU
+OPEN_SETS = 4  # of groups, whose communicators stay open: each takes memory of the GPU
 
 
-def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Part:
-    """This rank's part of flows on the group of all ranks; IDLE where it is in none. Collective."""
-    buffers.hold(nbytes + SIGNAL, nbytes + SIGNAL)
-    ends = ends_of(group.rank, flows)
-    if ends == NOBODY:
+def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Workload:
+    """This rank's workload in flows on the group of all ranks; IDLE where it is in none. Collective."""
+    buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
+    endpoints = endpoints_of(group.rank, flows)
+    if endpoints == NOBODY:
         return IDLE
-    run = clocked(
-        group, message(buffers, group, ends, nbytes, SIGNAL), message(buffers, group, ends, 0, nbytes)
+    run = timed_calls(
+        group,
+        message(buffers, group, endpoints, nbytes, SIGNAL),
+        message(buffers, group, endpoints, 0, nbytes),
     )
-    return carried("flows", buffers, ends, buffers.into.array[:nbytes], run)
+    return transfer("flows", buffers, endpoints, buffers.into.array[:nbytes], run)
 
 
-def copy(buffers: Buffers, landings: Landings, group: Collectives, flows: Flows, nbytes: int) -> Part:
-    """This rank's part of copies: it writes into the memory of its target by its own copy engine. IDLE where
-    it is in none. Collective.
+def copy(
+    buffers: Buffers, peer_memory: PeerMemory, group: Collectives, flows: Flows, nbytes: int
+) -> Workload:
+    """This rank's workload in copies: it writes into its target's memory by its own copy engine.
+
+    IDLE where it is in none. Collective.
     """
-    buffers.hold(nbytes + SIGNAL, nbytes + SIGNAL)
-    landings.hold(nbytes)
-    ends = target, _ = ends_of(group.rank, flows)
-    if ends == NOBODY:
+    buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
+    peer_memory.reserve(nbytes)
+    endpoints = target, _ = endpoints_of(group.rank, flows)
+    if endpoints == NOBODY:
         return IDLE
-    signal = message(buffers, group, ends, nbytes, SIGNAL)
+    signal = message(buffers, group, endpoints, nbytes, SIGNAL)
     queue: Callable[[], object] = nothing
     if target is not None:
-        there, stream = landings.reached[target], buffers.world.backend.stream
-        queue = partial(landings.box.copy, there, buffers.device(buffers.out), nbytes, stream)
+        there, stream = peer_memory.peers[target], buffers.world.backend.stream
+        queue = partial(peer_memory.box.copy, there, buffers.device(buffers.out), nbytes, stream)
     # The second signal says that the copies have arrived.
-    run = clocked(group, signal, queue, signal)
-    return carried("copies", buffers, ends, landings.array[:nbytes], run)
+    run = timed_calls(group, signal, queue, signal)
+    return transfer("copies", buffers, endpoints, peer_memory.array[:nbytes], run)
 
 
 def nothing() -> None:
     pass
 
 
-def ends_of(rank: int, flows: Flows) -> Ends:
+def endpoints_of(rank: int, flows: Flows) -> Endpoints:
     target = next((b for a, b in flows if a == rank), None)
     return target, next((a for a, b in flows if b == rank), None)
 
 
 def senders_receivers(flows: Flows) -> tuple[list[int], list[int]]:
-    """Senders and receivers. ValueError where a rank would send to two, or to itself, or receive from two."""
+    """Senders and receivers. Raises ValueError where a rank has two of either, or is its own partner."""
     senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
-    twice = any(len({*ends}) < len(ends) for ends in (senders, receivers))
+    twice = any(len({*ranks}) < len(ranks) for ranks in (senders, receivers))
     if twice or any(a == b for a, b in zip(senders, receivers, strict=True)):
         raise ValueError("each rank sends to one other at most, and receives from one")
     return senders, receivers
 
 
 def message(
-    buffers: Buffers, group: Collectives, ends: Ends, offset: int, count: int
+    buffers: Buffers, group: Collectives, endpoints: Endpoints, offset: int, count: int
 ) -> Callable[[], object]:
     places = Place(buffers.out, offset), Place(buffers.into, offset)
-    return group.message(Call("sendrecv", *places, count, BYTES), send_to=ends[0], receive_from=ends[1])
+    return group.message(
+        Call("sendrecv", *places, count, BYTES), send_to=endpoints[0], receive_from=endpoints[1]
+    )
 
 
-def carried(what: str, buffers: Buffers, ends: Ends, into: Any, run: Callable[[int], float]) -> Part:
-    """What `run` carries from this rank's buffer to its target's `into`."""
+def transfer(
+    what: str, buffers: Buffers, endpoints: Endpoints, into: Any, run: Callable[[int], float]
+) -> Workload:
+    """The workload of `run`, which moves this rank's buffer into its target's `into`."""
     world, rank, nbytes = buffers.world, buffers.world.rank, len(into)
-    target, source = ends
+    target, source = endpoints
 
     def segment(seed: int, sender: int) -> Segment:
         return Segment(0, nbytes, Copied(seed * world.size + sender, 0), sender)
@@ -97,15 +106,15 @@ def carried(what: str, buffers: Buffers, ends: Ends, into: Any, run: Callable[[i
     def checked(seed: int) -> Wrong | None:
         if source is None:
             return None
-        return compared(what, rank, nbytes, into, BYTES, segment(seed, source))
+        return compare(what, rank, nbytes, into, BYTES, segment(seed, source))
 
-    return Part(prepare, run, checked, often(nbytes))
+    return Workload(prepare, run, checked, repeats_for(nbytes))
 
 
-def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) -> Part:
-    """This rank's part of an all_reduce of float32 in group `number`; IDLE without a group. Collective."""
+def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) -> Workload:
+    """This rank's workload in a float32 all_reduce of group `number`; IDLE without a group. Collective."""
     world = buffers.world
-    buffers.hold(nbytes + SIGNAL, nbytes + SIGNAL)
+    buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
     if group is None:
         return IDLE
     ranks, rank, count = group.size, group.rank, nbytes // FLOAT.itemsize
@@ -123,22 +132,24 @@ def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) 
 
     def checked(seed: int) -> Wrong | None:
         total = Segment(0, count, Reduced(seed * world.size + number, 0, "sum", ranks))
-        return compared("rings", world.rank, nbytes, buffers.into.array, FLOAT, total)
+        return compare("rings", world.rank, nbytes, buffers.into.array, FLOAT, total)
 
-    return Part(prepare, clocked(group, reduce(end, 1), reduce(0, count)), checked, often(nbytes))
+    return Workload(
+        prepare, timed_calls(group, reduce(end, 1), reduce(0, count)), checked, repeats_for(nbytes)
+    )
 
 
-def clocked(
+def timed_calls(
     group: Collectives,
     signal: Callable[[], object],
     timed: Callable[[], object],
     after: Callable[[], object] | None = None,
 ) -> Callable[[int], float]:
-    """What makes the first call, so many of the second, and the last: seconds of a second one on this rank's
-    device.
+    """A function of a count that issues `signal`, `timed` so many times, and `after`.
 
-    After the first, the partners are in step, and on a GPU the second is in the queue already: neither who
-    left the barrier late nor what it takes to launch a kernel is timed.
+    It returns the seconds of one `timed` on this rank's device. After the signal the partners are in step,
+    and on a GPU the timed calls are queued already: neither a late departure from the barrier nor the launch
+    of a kernel is timed.
     """
     begin, end = group.marks(2)
     packed: dict[int, Sequence[Callable[[], object]]] = {}
@@ -154,8 +165,8 @@ def clocked(
     return run
 
 
-class Rings:
-    """Communicators of groups, opened when first asked for; the last few sets of groups stay open."""
+class RingCommunicators:
+    """Communicators of groups, opened on first use; the sets of groups used last stay open."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -163,20 +174,20 @@ class Rings:
 
     @property
     def groups(self) -> list[Collectives]:
-        """This rank's, the last one used first."""
+        """This rank's groups, the one used last first."""
         return [group for _, group in reversed(self._open.values()) if group is not None]
 
     def __contains__(self, groups: Groups) -> bool:
-        """Whether these are open."""
+        """Whether the communicators of these groups are open."""
         return groups in self._open
 
     def of(self, groups: Groups) -> Collectives | None:
         """This rank's group, its ranks in the order given; None where it is in none. Collective."""
         if groups not in self._open:
-            # Before another is opened: there may be no memory for both.
-            while len(self._open) >= KEPT:
+            # Close before opening another: there may be no memory for both.
+            while len(self._open) >= OPEN_SETS:
                 self._close(*self._open.popitem(last=False)[1])
-            mine = number_of(groups, self.world.rank)
+            mine = group_of(groups, self.world.rank)
             place = 0 if mine is None else groups[mine].index(self.world.rank)
             control = self.world.control.split(len(groups) if mine is None else mine, place)
             group = None if mine is None else self.world.collectives(control)
@@ -195,6 +206,6 @@ class Rings:
         control.close()
 
 
-def number_of(groups: Groups, rank: int) -> int | None:
-    """The group that a rank is in."""
+def group_of(groups: Groups, rank: int) -> int | None:
+    """The number of the group that a rank is in."""
     return next((number for number, group in enumerate(groups) if rank in group), None)

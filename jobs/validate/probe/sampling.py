@@ -1,4 +1,4 @@
-"""One rank's part of a measurement: its samples, in step with the other ranks', and what its data shows."""
+"""Take samples of what a rank does, in step with the other ranks, and check the data."""
 
 from __future__ import annotations
 
@@ -18,105 +18,107 @@ from jobs.bench.data import Segment
 from jobs.validate.probe.api import Seconds, Wrong
 
 BYTES, FLOAT = runner.DATATYPES["uint8"], runner.DATATYPES["float"]
-ENOUGH, OFTEN = 1 << 30, 16  # bytes that a sample on a GPU moves, where so many times do
-LONG, MOST = 0.1, 64  # seconds of a sample on CPUs, where so many times do: several turns of a scheduler
-TOO_SHORT = 0.05  # seconds of a sample: of less the kernel's count of stolen time, in 10 ms, says nothing
-LEAST = 0.1  # of a sample, where all of it was stolen as far as the kernel says
-CONNECTING = 60.0  # seconds more than usual that the ranks may take to connect, which many do slowly
+GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # a sample on a GPU moves so many bytes, in so many repeats at most
+# Seconds of a sample on CPUs, in so many repeats at most: several time slices of a scheduler.
+CPU_SECONDS, CPU_REPEATS = 0.1, 64
+TOO_SHORT = 0.05  # seconds of a sample: the kernel counts stolen time in 10 ms, too coarse for less
+LEAST_SHARE = 0.1  # of a sample, where the kernel says that all of it was stolen
+CONNECT_GRACE = 60.0  # additional seconds that ranks may take to connect: with many ranks that is slow
 
 
 @dataclass(frozen=True)
-class Part:
+class Workload:
     """What one rank does in a measurement.
 
-    prepare: fills its source with the data of a seed, and poisons the place of its result. run: does it so
-    often, one after another; seconds of one. check: the result, against the data of a seed. often: as a
-    sample on GPUs does it.
+    prepare: fills the source with the data of a seed and poisons the result. run: repeats the operation so
+    many times; returns the seconds of one. check: compares the result with the data of a seed. repeats: of a
+    sample on GPUs.
     """
 
     prepare: Callable[[int], object]
     run: Callable[[int], float]
     check: Callable[[int], Wrong | None]
-    often: int = 1
+    repeats: int = 1
 
 
-def often(nbytes: int) -> int:
-    """How often a sample moves `nbytes` on GPUs, so that to begin and to end are no part of the figure."""
-    return min(max(ENOUGH // max(nbytes, 1), 1), OFTEN)
+def repeats_for(nbytes: int) -> int:
+    """Repeats of a sample on GPUs that moves `nbytes`: so many that its begin and end do not count."""
+    return min(max(GPU_BYTES // max(nbytes, 1), 1), GPU_REPEATS)
 
 
-# Of a rank without a part: at the barriers with the others, which is all that is asked of it.
-IDLE = Part(lambda seed: None, lambda count: float("nan"), lambda seed: None)
+# Of a rank that has nothing to do but to meet the others at the barriers.
+IDLE = Workload(lambda seed: None, lambda count: float("nan"), lambda seed: None)
 
 
-def sampled(
+def sample(
     world: runner.World,
-    trail: runner.MeasurementProgress,
+    progress: runner.MeasurementProgress,
     label: str,
-    part: Part,
+    workload: Workload,
     samples: int,
     seed: int,
     grace: float = 0.0,
 ) -> tuple[Seconds, list[Wrong]]:
-    """(2, samples), seconds and how many of these a hypervisor had the rank's processors; and what was wrong.
-    Collective over all ranks, whether they have a part or not.
+    """Take samples of this rank's workload, all ranks beginning each sample at once. Collective.
 
-    All ranks begin each sample at once. Before the first there is one that is not timed: it opens connections
-    and loads kernels, and may take `grace` seconds more. The data of the first and the last one, of seeds
-    `seed` and `seed + 1`, is checked.
+    Returns (2, samples), float64: seconds, and for how many of these a hypervisor had taken the rank's
+    processors; and the data that was wrong. A first run is not timed: it opens connections and loads kernels,
+    and may take `grace` seconds more than usual. The data of the first and the last sample is checked; their
+    seeds are `seed` and `seed + 1`.
     """
     seconds, stolen, found = np.empty(samples), np.zeros(samples), []
     cuda = any(rank.device.kind == "cuda" for rank in world.ranks)
-    trail.begin(label, "preparing the data")
-    trail.grace = grace
-    part.prepare(seed)
+    progress.begin(label, "preparing the data")
+    progress.grace = grace
+    workload.prepare(seed)
     world.control.barrier()
-    trail.enter(1)
-    part.run(part.often if cuda else 1)
-    trail.done("waiting for other ranks")
+    progress.enter(1)
+    workload.run(workload.repeats if cuda else 1)
+    progress.done("waiting for other ranks")
     world.control.barrier()
-    trail.grace = 0.0
-    count = part.often if cuda else _long_enough(world, trail, part)
+    progress.grace = 0.0
+    count = workload.repeats if cuda else _cpu_repeats(world, progress, workload)
     cores = os.sched_getaffinity(0)
-    with _uncollected():
+    with _without_collection():
         for number in range(samples):
             checked = {0: seed, samples - 1: seed + 1}.get(number)
-            trail.begin(f"{label}, sample {number + 1}", "preparing the data")
+            progress.begin(f"{label}, sample {number + 1}", "preparing the data")
             if checked is not None:
-                part.prepare(checked)
-            trail.before("at the barrier")
+                workload.prepare(checked)
+            progress.before("at the barrier")
             world.control.barrier()
-            trail.enter(1)
+            progress.enter(1)
             before = 0.0 if cuda else runner.stolen_seconds(cores)
-            seconds[number] = part.run(count)
+            seconds[number] = workload.run(count)
             if not cuda and count * seconds[number] >= TOO_SHORT:
                 stolen[number] = (runner.stolen_seconds(cores) - before) / count
-            trail.done("checking the data" if checked is not None else "waiting for other ranks")
-            if checked is not None and (wrong := part.check(checked)) is not None:
+            progress.done("checking the data" if checked is not None else "waiting for other ranks")
+            if checked is not None and (wrong := workload.check(checked)) is not None:
                 found.append(wrong)
     return np.stack([seconds, stolen]), found
 
 
-def kept(taken: Seconds) -> Seconds:
-    """(rows, samples) seconds of (rows, 2, samples), as `sampled` has them: without what was stolen."""
+def without_stolen(taken: Seconds) -> Seconds:
+    """(rows, samples) seconds without stolen time, of (rows, 2, samples) as `sample` returns them."""
     seconds, stolen = taken[:, 0], taken[:, 1]
-    return np.asarray(np.maximum(seconds - stolen, LEAST * seconds))
+    return np.asarray(np.maximum(seconds - stolen, LEAST_SHARE * seconds))
 
 
-def _long_enough(world: runner.World, trail: runner.MeasurementProgress, part: Part) -> int:
-    """How often a sample on CPUs does it, the same on every rank: those that share a core take turns, and a
-    short sample would tell whose turn it was.
+def _cpu_repeats(world: runner.World, progress: runner.MeasurementProgress, workload: Workload) -> int:
+    """Repeats of a sample on CPUs, the same on every rank.
+
+    Ranks that share a core take turns: a short sample would show whose turn it was.
     """
-    trail.enter(1)
-    once = part.run(1)
-    trail.done("waiting for other ranks")
+    progress.enter(1)
+    once = workload.run(1)
+    progress.done("waiting for other ranks")
     slowest = max((one for one in world.control.allgather(once) if one > 0), default=1.0)
-    return min(max(math.ceil(LONG / slowest), 1), MOST)
+    return min(max(math.ceil(CPU_SECONDS / slowest), 1), CPU_REPEATS)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection, which would be timed."""
+def _without_collection() -> Iterator[None]:
+    """Switch garbage collection off: it would be timed."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -126,10 +128,10 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def compared(
+def compare(
     what: str, rank: int, nbytes: int, memory: Any, datatype: runner.Datatype, segment: Segment
 ) -> Wrong | None:
-    """What differs from a segment's data in `memory`, flat uint8; None where nothing does."""
+    """The first difference between `memory`, flat uint8, and a segment's data; None where there is none."""
     found = check.verify(memory, datatype, [segment])
     if found is None:
         return None

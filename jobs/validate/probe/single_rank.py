@@ -1,6 +1,4 @@
-"""What each rank does by itself: copies inside its device's memory, matrix products, copies from and to the
-host.
-"""
+"""What each rank does by itself: copies in device memory, matrix products, copies from and to the host."""
 
 from __future__ import annotations
 
@@ -14,27 +12,26 @@ import runner
 from jobs.bench import check
 from jobs.bench.data import Copied, Segment
 from jobs.validate.probe import api
-from jobs.validate.probe.api import Alone, Wrong
+from jobs.validate.probe.api import SingleRankOp, Wrong
 from jobs.validate.probe.buffers import Buffers
-from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Part, often
-from jobs.validate.probe.sampling import compared as compared_with
+from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 
 ITEM = FLOAT.itemsize
 BLOCK = 8 << 20  # elements of a product that are compared at a time
 
 
-def alone(buffers: Buffers, what: Alone, nbytes: int) -> Part:
-    """This rank's part; IDLE where it cannot be measured: a CPU has no way to a GPU. Collective."""
+def workload(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
+    """This rank's workload; IDLE where it cannot be measured: a CPU has no way to a GPU. Collective."""
     if buffers.box is None and what in ("to_device", "to_host"):
         return IDLE
     return product(buffers, nbytes) if what == "product" else copy(buffers, what, nbytes)
 
 
-def copy(buffers: Buffers, what: Alone, nbytes: int) -> Part:
-    """Of `nbytes`: inside the device's memory, or between it and pinned memory of the host."""
+def copy(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
+    """A copy of `nbytes` inside the device's memory, or between it and pinned memory of the host."""
     world, rank, box = buffers.world, buffers.world.rank, buffers.box
     inside = what == "memory"
-    buffers.hold(nbytes * (what != "to_device"), nbytes * (what != "to_host"), 0 if inside else nbytes)
+    buffers.reserve(nbytes * (what != "to_device"), nbytes * (what != "to_host"), 0 if inside else nbytes)
     out, into = buffers.out.array, buffers.into.array
     queue: Callable[[], object]
     if box is None:
@@ -55,23 +52,23 @@ def copy(buffers: Buffers, what: Alone, nbytes: int) -> Part:
         check.poison(into[:nbytes])
         world.backend.synchronize()
 
-    def compared(seed: int) -> Wrong | None:
-        return compared_with(what, rank, nbytes, into, BYTES, segment(seed))
+    def checked(seed: int) -> Wrong | None:
+        return compare(what, rank, nbytes, into, BYTES, segment(seed))
 
-    return Part(prepare, partial(timed, world, queue), compared, often(nbytes))
+    return Workload(prepare, partial(timed, world, queue), checked, repeats_for(nbytes))
 
 
-def product(buffers: Buffers, nbytes: int) -> Part:
-    """c = a b of square float32 matrices, `nbytes` each.
+def product(buffers: Buffers, nbytes: int) -> Workload:
+    """A product c = a b of square float32 matrices, `nbytes` each.
 
     a = u v', b = w z' with small integers, so that c = (v' w) u z' is exact in whatever order it is summed:
     |c| <= 16 n, and each partial sum too.
     """
     world, rank, xp = buffers.world, buffers.world.rank, buffers.world.xp
-    side = api.side(nbytes)
+    side = api.matrix_side(nbytes)
     size = side * side * ITEM
     second = -(-size // 256) * 256  # where b begins: aligned
-    buffers.hold(second + size, size)
+    buffers.reserve(second + size, size)
     out, into = buffers.out, buffers.into
     a, b, c = (
         array[:size].view(np.float32).reshape(side, side)
@@ -85,7 +82,7 @@ def product(buffers: Buffers, nbytes: int) -> Part:
     def factors(seed: int) -> tuple[Any, Any, Any, Any]:
         random = np.random.default_rng(seed * world.size + rank)
         u, z = (random.choice([-2, -1, 1, 2], side) for _ in range(2))
-        v, w = (random.integers(1, 3, side) for _ in range(2))  # positive: a part that is left out shows
+        v, w = (random.integers(1, 3, side) for _ in range(2))  # positive: a missing summand shows
         return u, v, w, z
 
     def prepare(seed: int) -> None:
@@ -95,7 +92,7 @@ def product(buffers: Buffers, nbytes: int) -> Part:
         check.poison(into.array[:size])
         world.backend.synchronize()
 
-    def compared(seed: int) -> Wrong | None:
+    def checked(seed: int) -> Wrong | None:
         u, v, w, z = factors(seed)
         scaled, across = xp.asarray(u * (v @ w), np.float32), xp.asarray(z, np.float32)
         count, offset, words = 0, 0, ("", "")
@@ -113,14 +110,14 @@ def product(buffers: Buffers, nbytes: int) -> Part:
             count += several
         return Wrong("product", rank, rank, nbytes, offset, count, *words) if count else None
 
-    return Part(prepare, partial(timed, world, queue), compared)
+    return Workload(prepare, partial(timed, world, queue), checked)
 
 
 def timed(world: runner.World, queue: Callable[[], object], count: int) -> float:
-    """Seconds on this rank's device of what `queue` issues to its stream, the mean of `count` times."""
+    """Mean seconds on this rank's device of what `queue` issues to its stream, called `count` times."""
     backend = world.backend
     if backend.asynchronous:
-        queue()  # the rest is in the queue when this is done: what it takes to launch is not timed
+        queue()  # the others are queued before this one ends, so that launches are not timed
     begin = backend.mark()
     for _ in range(count):
         queue()
@@ -130,5 +127,5 @@ def timed(world: runner.World, queue: Callable[[], object], count: int) -> float
 
 
 def text(word: Any) -> str:
-    """A float32 array of one element, for people."""
+    """A float32 array of one element as text."""
     return check.text(int(word.view(np.uint32)[0]), FLOAT)

@@ -1,24 +1,25 @@
-"""A fleet that is a model: latency, bandwidth, contention, topology, noise, and faults that were put in.
+"""A model of a fleet: latency, bandwidth, contention, topology, noise and injected faults.
 
-It measures like a fleet of ranks (`jobs.validate.probe.api.Probe`) and knows nothing of how that is judged.
+It measures like the ranks of a real fleet (`probe.api.Probe`):
 
     a host      NVLink from GPU to GPU; one NIC a GPU; a GPU's PCIe carries its copies and its NIC's traffic
     network     GPU i of each host of a group on one leaf switch; all leaf switches on all spine switches.
                 Between equal rails of one group: no spine. Between groups, or rails: up, spine, down.
     a flow      latency + bytes / its share of the tightest part on its way (`hardware.Routes`)
     a ring      of n: 2 (n - 1) steps with the mean latency of its hops + bytes x 2 (n - 1) / n / slowest hop
-    time        each sample is a moment later than the last, in this call or the one before
+    time        each sample is a moment later than the one before, which may be of an earlier call
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from jobs.validate.plan import RungName
+from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
 from jobs.validate.simulation.hardware import (
     UPLINK,
     Layout,
@@ -33,9 +34,6 @@ from jobs.validate.simulation.hardware import (
 from jobs.validate.simulation.noise import Flaps, Noise
 from jobs.validate.simulation.spec import Fault, FleetSpec
 
-Alone = Literal["memory", "product", "to_device", "to_host"]
-Seconds = np.ndarray[Any, np.dtype[np.float64]]
-
 LAUNCH, COPY = 5e-6, 8e-6  # seconds until a kernel runs, or a copy between host and GPU
 START = {"inside": 10e-6, "outside": 15e-6}  # a flow's latency
 STEP = {"inside": 4e-6, "outside": 8e-6}  # a hop's in a ring
@@ -43,17 +41,8 @@ SPINE = 1e-6  # in addition, for a way through the spine
 ITEM = 4  # bytes; matrices are of float32
 
 
-@dataclass(frozen=True)
-class FleetPlace:
-    """Where a rank is: host by index, GPU by its number there."""
-
-    rank: int
-    host: int
-    gpu: int
-
-
 class SimulatedFleet:
-    """seed: instead of the spec's. The same seed and the same calls give the same numbers."""
+    """seed: used instead of the spec's. The same seed and the same calls give the same numbers."""
 
     def __init__(self, spec: FleetSpec, seed: int | None = None) -> None:
         self.spec = spec
@@ -71,32 +60,32 @@ class SimulatedFleet:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What was put in."""
+        """The injected faults."""
         return self.spec.faults
 
     @cached_property
-    def places(self) -> Sequence[Any]:  # Any: the probe's own Place, which the runner cannot import
+    def places(self) -> Sequence[Place]:
         numbers = zip(self._layout.host.tolist(), self._layout.gpu.tolist(), strict=True)
-        return tuple(FleetPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
+        return tuple(Place(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
 
     @property
     def unit(self) -> Literal["GPU"]:
         return "GPU"
 
     @property
-    def absent(self) -> Mapping[Any, str]:
-        """No rung: all can be measured."""
+    def unavailable(self) -> Mapping[RungName, str]:
+        """None: all rungs can be measured."""
         return {}
 
-    def wrong(self) -> Sequence[Any]:
-        """Nothing: a model's data is right."""
+    def wrong(self) -> Sequence[Wrong]:
+        """Nothing: a model has no data that could be wrong."""
         return ()
 
-    def counters(self) -> Mapping[tuple[str, str, str], float | str]:
+    def counters(self) -> Mapping[Counter, float | str]:
         """None: a model has no counters."""
         return {}
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         """(ranks, samples) seconds; product: of two square float32 matrices of `nbytes` each."""
         work = {"memory": 2.0 * nbytes, "product": 2.0 * (nbytes / ITEM) ** 1.5}.get(what, nbytes)
         latency = LAUNCH if what in ("memory", "product") else COPY
@@ -108,7 +97,7 @@ class SimulatedFleet:
         """(flows, samples) seconds of all flows (sender, receiver) at once."""
         return self._transfers(flows, nbytes, samples, START)
 
-    def no_copies(self) -> str:
+    def copies_unavailable(self) -> str:
         return ""
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
@@ -158,17 +147,17 @@ class SimulatedFleet:
         return Routes(self._layout, sender, receiver, self._links)
 
     def _kept(self, routes: Routes) -> Rates:
-        """Of its rate, what collisions in the spine leave to each flow of this round."""
+        """The share of its rate that collisions in the spine leave to each flow of this round."""
         kept = np.ones(len(routes.sender))
         leaves = routes.from_leaf[routes.spine], routes.to_leaf[routes.spine]
         kept[routes.spine] = self._noise.collisions(*leaves, self._layout.cables)
         return kept
 
     def _in_time(self, rows: int, samples: int, seconds: Callable[[Parts], Seconds]) -> Seconds:
-        """(rows, samples) from `seconds(parts)` (rows,): the parts as each of the next samples meets them."""
+        """(rows, samples): `seconds(parts)`, (rows,), with the parts as they are at each next sample."""
         drift = self._noise.drift(self._layout.host)
         parts = self._parts | {name: self._parts[name] * drift for name in ("memory", "product", "reduce")}
-        known: dict[bytes, Seconds] = {}  # by which of the flapping faults are on
+        known: dict[bytes, Seconds] = {}  # by the set of flapping faults that are on
         result = np.empty((rows, samples))
         for sample, on in enumerate(self._flaps.next(samples).T):
             key = on.tobytes()

@@ -1,7 +1,6 @@
-"""The parts of a simulated fleet with their bandwidths, what each kind of fault slows down, and which parts
-each of many flows crosses.
+"""The parts of a simulated fleet, their bandwidths, what a fault slows down, and which parts a flow crosses.
 
-Figures are those of an HGX H200 with one 400 Gb/s NIC a GPU, as measured, not as printed on the box.
+Bandwidths are those of an HGX H200 with one 400 Gb/s NIC a GPU, as measured, not as advertised.
 
 Equal shares: a part of c bytes/s that k flows cross gives each of them c / k, and the smallest of a flow's
 shares is its rate. Max-min sharing would hand on what a flow held back elsewhere leaves over; that takes a
@@ -95,7 +94,7 @@ def nominal(layout: Layout, uplinks: float) -> Parts:
 
 
 def slowed(parts: Parts, fault: Fault, layout: Layout) -> Parts:
-    """The same with a fault. Two on one part multiply; of parts in a row the slowest decides (`Routes`)."""
+    """The parts with a fault. Two faults on one part multiply; the slowest part of a way decides."""
     parts = dict(parts)
     for name in SLOWED[fault.kind]:
         parts[name] = parts[name].copy()
@@ -153,5 +152,5 @@ class Routes:
 
 
 def _share(capacity: Rates, part: Numbers) -> Rates:
-    """What each flow gets of the part that it crosses."""
+    """Each flow's share of the part that it crosses."""
     return capacity[part] / np.bincount(part, minlength=len(capacity))[part]

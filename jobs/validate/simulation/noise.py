@@ -1,6 +1,6 @@
 """What makes measurements of a healthy fleet differ, and links that are slow at times.
 
-Factors are of seconds (above 1: slower) unless said. With a level of 0 all are 1 and nothing is drawn.
+Factors are of seconds (above 1: slower) unless stated. With a level of 0 all are 1 and nothing is drawn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Noise:
         self._heat = [self._normal(ranks), self._normal(hosts)]
 
     def spread(self, rates: Rates) -> Rates:
-        """Rates of parts as they left the factory: a deviation of 1 % where the level is 3 %, 3 % at most."""
+        """Rates with manufacturing tolerance: a deviation of 1 % where the level is 3 %, 3 % at most."""
         if not self.level:
             return rates
         return np.asarray(
@@ -34,7 +34,7 @@ class Noise:
         )
 
     def drift(self, host: Numbers) -> Rates:
-        """(ranks,) factors of speed by temperature, each time a little different. host: that of each rank."""
+        """(ranks,) factors of speed by temperature, which drifts from call to call. host: of each rank."""
         if not self.level:
             return np.ones(len(host))
         fresh = float(np.sqrt(1 - MEMORY**2))
@@ -47,7 +47,7 @@ class Noise:
         return self._gamma((rows, samples), self.level)
 
     def stragglers(self, rows: int, samples: int, often: float = STRAGGLES) -> Rates:
-        """(rows, samples): single samples that are 1.2 to 3 times slower, the lower the likelier."""
+        """(rows, samples): single samples that take 1.2 to 3 times as long, the less the likelier."""
         factors = np.ones((rows, samples))
         if self.level:
             late = self._rng.random(factors.shape) < often
@@ -59,7 +59,7 @@ class Noise:
         return self.stragglers(hosts, samples, HOST_STRAGGLES)
 
     def busy(self, samples: int) -> Rates:
-        """(samples,) for all traffic of one round between hosts: others use the fabric too."""
+        """(samples,) for all traffic of one round between hosts: other users load the fabric too."""
         if not self.level:
             return np.ones(samples)
         return self._gamma((samples,), self.level / 2) * (
@@ -67,7 +67,7 @@ class Noise:
         )
 
     def collisions(self, from_leaf: Numbers, to_leaf: Numbers, cables: int) -> Rates:
-        """Of their rate, what flows through the spine keep for a round; at least a half.
+        """The share of its rate that each flow through the spine keeps for a round; at least a half.
 
         A hash of its addresses gives a flow its spine switch, thus one of the `cables` of each leaf switch
         on its way. Where a cable has more than its fair load, some of its flows are slow.

@@ -11,7 +11,7 @@ import numpy as np
 
 from runner import UserError
 
-# kind: which part, by these numbers. `simulation.hardware.slowed` says what each of them slows down.
+# kind: the numbers that name its part. `hardware.slowed` says what each kind slows down.
 FORMS = {
     "gpu": ("HOST", "GPU"),  # its clocks and its memory
     "pcie": ("HOST", "GPU"),  # copies between host and GPU, and what its NIC moves
@@ -108,7 +108,7 @@ def _fraction(text: str, word: str) -> float:
     return value
 
 
-HOSTS, GPUS = 65_536, 64  # no more of each, so that a slip of the pen does not fill the memory
+HOSTS, GPUS = 65_536, 64  # at most, so that a typing error does not fill the memory
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
 
 
 def random_fault(rng: np.random.Generator, spec: FleetSpec) -> Fault:
-    """One that this fleet can have: the kind is drawn first, then its part, then a factor from 0.5 to 0.85.
+    """A fault that this fleet can have: first its kind is drawn, then its part, then a factor of 0.5 to 0.85.
 
     A fleet of one host has no traffic through NICs, so none of their faults.
     """

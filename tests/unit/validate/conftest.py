@@ -11,5 +11,5 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Nothing is taken off for stolen processors: ranks that sleep do not mind.
     """
-    monkeypatch.setattr(sampling, "LONG", 0.0)
+    monkeypatch.setattr(sampling, "CPU_SECONDS", 0.0)
     monkeypatch.setattr(sampling, "TOO_SHORT", math.inf)

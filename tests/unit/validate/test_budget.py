@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from toy_fleet import ToyFleet
 
 import runner
-from jobs.validate.budget import FLOORS, SUSPECTS, Deadline, fitted, quick, seconds
-from jobs.validate.costs import SIZES, by_rung, calls, estimate, sizes, trial, work
+from jobs.validate.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
+from jobs.validate.budget import fit as fit_plan
+from jobs.validate.costs import SIZES, calibrate, calls, estimate, estimate_rungs, sizes, work
 from jobs.validate.ladder import validate
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import Alone, Counter, Place, Probe, Seconds, Wrong
+from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp, Wrong
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import fleet_of
+from jobs.validate.topology import topology_of
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Costly(ToyFleet):
     now: float = 0.0
     slow: float = 1 / 20e9
     jitter: float = 0.0
-    absent: dict[RungName, str] = field(default_factory=dict)
+    unavailable: dict[RungName, str] = field(default_factory=dict)
     asked: list[tuple[str, int, int]] = field(default_factory=list)
 
     def counters(self) -> Mapping[Counter, float | str]:
@@ -55,9 +56,9 @@ class Costly(ToyFleet):
         wobble = 1 + self.jitter * abs(random.gauss(0, 1))
         self.now += wobble * (setup + 0.1e-9 * nbytes + samples * each)
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         self.pass_time(what, nbytes, samples)
-        return super().alone(what, nbytes, samples)
+        return super().single_rank(what, nbytes, samples)
 
     def copies(self, flows: Any, nbytes: int, samples: int) -> Seconds:
         self.pass_time("copies", nbytes, samples)
@@ -89,7 +90,7 @@ class Costly(ToyFleet):
     ],
 )
 def test_a_duration(text: str, value: float) -> None:
-    assert seconds(text) == value
+    assert parse_duration(text) == value
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_duration(text: str, value: float) -> None:
 )
 def test_no_duration(text: str) -> None:
     with pytest.raises(runner.UserError, match=r"a duration: got .*, expected seconds, or 90s, 30m, 2h, 1d"):
-        seconds(text)
+        parse_duration(text)
 
 
 def test_a_deadline_counts_from_when_it_was_made() -> None:
@@ -125,12 +126,12 @@ GPUS = [[1], [4], [1] * 3, [2, 2], [4, 2, 3], [8] * 5, [2] * 70]
 
 
 @pytest.mark.parametrize("gpus", GPUS)
-@pytest.mark.parametrize("plan", [Plan(), quick(), Plan(samples=3, enough=3, cover=65)])
+@pytest.mark.parametrize("plan", [Plan(), quick(), Plan(samples=3, samples_per_nic=3, all_pairs_hosts=65)])
 def test_calls_are_those_that_the_ladder_makes(gpus: list[int], plan: Plan) -> None:
     fleet = Costly(gpus)
     verdict = validate(fleet, plan)
     assert verdict.findings == ()
-    expected = list(calls(plan, fleet_of(fleet)))
+    expected = list(calls(plan, topology_of(fleet)))
     for rung in verdict.rungs:
         assert sum(one.count for one in expected if one.key[0] == rung.name) == rung.rounds
     asked = [
@@ -155,22 +156,22 @@ def test_every_measurement_has_a_size() -> None:
 @pytest.mark.parametrize("plan", [Plan(), quick()])
 def test_a_climb_takes_what_was_estimated(gpus: list[int], plan: Plan) -> None:
     fleet = Costly(gpus)
-    rates = trial(fleet, plan, fleet.clock)
+    rates = calibrate(fleet, plan, fleet.clock)
     begin = fleet.now
     validate(fleet, plan)
-    assert estimate(plan, fleet_of(fleet), rates) == pytest.approx(fleet.now - begin, rel=1e-6)
+    assert estimate(plan, topology_of(fleet), rates) == pytest.approx(fleet.now - begin, rel=1e-6)
 
 
 def test_a_trial_is_short_and_of_small_sizes() -> None:
     fleet = Costly([8] * 8)
-    trial(fleet, Plan(), fleet.clock)
+    calibrate(fleet, Plan(), fleet.clock)
     assert len(fleet.asked) == 5 * len(SIZES)
     begin, short = fleet.now, fleet.now
     validate(fleet, Plan())
     assert short < 0.6 * (fleet.now - begin)
     small = Plan(nic_bytes=1000)
     fleet.asked.clear()
-    trial(fleet, replace(small, rungs=("host pairs",)), fleet.clock)
+    calibrate(fleet, replace(small, rungs=("host pairs",)), fleet.clock)
     assert {nbytes for _, nbytes, _ in fleet.asked} == {250, 1000}
 
 
@@ -179,17 +180,17 @@ def test_a_trial_with_noise_does_not_promise_too_little() -> None:
     fleet = Costly([4, 4], jitter=0.2)
     ratios = []
     for _ in range(20):
-        rates = trial(fleet, Plan(), fleet.clock)
+        rates = calibrate(fleet, Plan(), fleet.clock)
         begin = fleet.now
         validate(fleet, Plan())
-        ratios.append(estimate(Plan(), fleet_of(fleet), rates) / (fleet.now - begin))
+        ratios.append(estimate(Plan(), topology_of(fleet), rates) / (fleet.now - begin))
     assert 0.8 < np.median(ratios) < 1.3
     assert min(ratios) > 0.5
 
 
 def test_calls_whose_time_is_none_cost_nothing_and_are_finite() -> None:
     fleet = Costly([2, 2])
-    assert estimate(Plan(), fleet_of(fleet), trial(fleet, Plan(), lambda: 7.0)) == 0.0
+    assert estimate(Plan(), topology_of(fleet), calibrate(fleet, Plan(), lambda: 7.0)) == 0.0
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2])
@@ -197,19 +198,19 @@ def test_noise_makes_a_climb_longer_and_that_is_expected(sigma: float) -> None:
     ratios = []
     for seed in range(8):
         fleet = Costly([8] * 4, noise=sigma, seed=seed)
-        rates = trial(fleet, Plan(), fleet.clock)
+        rates = calibrate(fleet, Plan(), fleet.clock)
         begin = fleet.now
-        validate(fleet, Plan(passes=0))  # nobody is asked again
-        ratios.append(estimate(Plan(), fleet_of(fleet), rates) / (fleet.now - begin))
+        validate(fleet, Plan(max_retests=0))  # nobody is asked again
+        ratios.append(estimate(Plan(), topology_of(fleet), rates) / (fleet.now - begin))
     assert 0.6 < np.median(ratios) < 1.6
 
 
 def test_rungs_that_are_absent_are_neither_tried_nor_counted() -> None:
-    fleet = Costly([2, 2], absent={"host": "CPUs have no way to a GPU"})
-    rates = trial(fleet, Plan(), fleet.clock)
+    fleet = Costly([2, 2], unavailable={"host": "CPUs have no way to a GPU"})
+    rates = calibrate(fleet, Plan(), fleet.clock)
     assert not {"to_device", "to_host"} & {what for what, _, _ in fleet.asked}
-    assert by_rung(Plan(), fleet_of(fleet), rates)["host"] == 0.0
-    assert by_rung(Plan(), fleet_of(fleet), rates)["gpu"] > 0.0
+    assert estimate_rungs(Plan(), topology_of(fleet), rates)["host"] == 0.0
+    assert estimate_rungs(Plan(), topology_of(fleet), rates)["gpu"] > 0.0
 
 
 def test_a_product_is_no_copy() -> None:
@@ -220,8 +221,8 @@ def test_a_product_is_no_copy() -> None:
 
 
 def fit(fleet: Costly, plan: Plan, budget: float) -> tuple[Plan, str]:
-    rates = trial(fleet, plan, fleet.clock)
-    return fitted(plan, budget, lambda one: estimate(one, fleet_of(fleet), rates))
+    rates = calibrate(fleet, plan, fleet.clock)
+    return fit_plan(plan, budget, lambda one: estimate(one, topology_of(fleet), rates))
 
 
 def test_a_plan_that_fits_is_left_as_it_is() -> None:
@@ -235,7 +236,7 @@ def test_a_climb_fits_its_budget(budget: float, gpus: list[int]) -> None:
     plan, text = fit(fleet, Plan(), budget)
     begin = fleet.now
     validate(fleet, plan)
-    assert fleet.now - begin <= (1 - SUSPECTS) * budget * 1.000001
+    assert fleet.now - begin <= (1 - RETEST_SHARE) * budget * 1.000001
     assert (text == "") == (plan == Plan())
     assert f"s expected of a budget of {budget} s; given up: " in text or not text
 
@@ -244,7 +245,7 @@ def test_repeats_give_way_before_sizes_and_sizes_before_rungs() -> None:
     fleet = Costly([8] * 4, slow=1 / 2e9)
     found = [fit(fleet, Plan(), 400 * 0.9**step) for step in range(45)]
     whole = [plan == Plan() for plan, _ in found]
-    repeats = [plan.samples < 5 or plan.enough < 400 for plan, _ in found]
+    repeats = [plan.samples < 5 or plan.samples_per_nic < 400 for plan, _ in found]
     smaller = [plan.ring_bytes < Plan().ring_bytes for plan, _ in found]
     fewer = [len(plan.rungs) < len(RUNGS) for plan, _ in found]
     assert whole[0]
@@ -260,26 +261,29 @@ def test_repeats_give_way_before_sizes_and_sizes_before_rungs() -> None:
             assert rung in text.split("not measured, no time in the budget: ")[1]
         assert ("samples 3 instead of 5" in text) == (plan.samples == 3)
         assert ("nic 4 MiB instead of 64 MiB" in text) == (plan.nic_bytes == 4 << 20)
-        assert f"samples of each NIC {plan.enough} instead of 400" in text or plan.enough == 400
+        assert (
+            f"samples of each NIC {plan.samples_per_nic} instead of 400" in text
+            or plan.samples_per_nic == 400
+        )
 
 
 def test_rungs_that_cost_nothing_are_not_given_up() -> None:
     """Of one host, `host pairs` and `rails` are not measured in any case; of the others the last goes."""
     cost = {"gpu": 1.0, "node": 2.0, "all": 4.0}
-    plan, text = fitted(Plan(), 4.0, lambda one: sum(cost.get(rung, 0.0) for rung in one.rungs))
+    plan, text = fit_plan(Plan(), 4.0, lambda one: sum(cost.get(rung, 0.0) for rung in one.rungs))
     assert plan.rungs == RUNGS[:-1]
     assert text.endswith("not measured, no time in the budget: all")
 
 
 def test_a_plan_smaller_than_the_floors_does_not_grow() -> None:
-    small = Plan(samples=2, enough=1, nic_bytes=1 << 20)
-    plan, _ = fitted(small, 10.0, lambda one: 1.0 if one.rungs != RUNGS else 100.0)
-    assert (plan.samples, plan.enough, plan.nic_bytes) == (2, 1, 1 << 20)
+    small = Plan(samples=2, samples_per_nic=1, nic_bytes=1 << 20)
+    plan, _ = fit_plan(small, 10.0, lambda one: 1.0 if one.rungs != RUNGS else 100.0)
+    assert (plan.samples, plan.samples_per_nic, plan.nic_bytes) == (2, 1, 1 << 20)
 
 
 def test_no_time_for_anything_is_said_with_what_it_takes() -> None:
     with pytest.raises(runner.UserError, match=r"too short for any rung: got 1 s\. Try: --budget 12s"):
-        fitted(Plan(), 1.0, lambda one: 10.0)
+        fit_plan(Plan(), 1.0, lambda one: 10.0)
 
 
 @given(st.floats(0.01, 1e4), st.sets(st.sampled_from(RUNGS), min_size=1), st.booleans())
@@ -292,12 +296,12 @@ def test_what_is_fitted_fits_and_keeps_what_else_was_asked(
         return sum(one.samples * 0.1 * (1 + one.nic_bytes / (8 << 20)) for _ in one.rungs)
 
     try:
-        found, _ = fitted(plan, budget, cost)
+        found, _ = fit_plan(plan, budget, cost)
     except runner.UserError:
-        assert budget * (1 - SUSPECTS) < 3 * 0.1 * 1.5
+        assert budget * (1 - RETEST_SHARE) < 3 * 0.1 * 1.5
         return
-    assert cost(found) <= budget * (1 - SUSPECTS)
-    assert (found.keep_going, found.seed, found.again) == (keep_going, 4, plan.again)
+    assert cost(found) <= budget * (1 - RETEST_SHARE)
+    assert (found.keep_going, found.seed, found.again) == (keep_going, 4, plan.retest_samples)
     assert set(found.rungs) <= rungs
 
 
@@ -309,23 +313,23 @@ def test_quick_keeps_the_sizes_of_nvlink() -> None:
     assert (plan.pair_bytes, plan.ring_bytes) == (full.pair_bytes, full.ring_bytes)
     assert all(getattr(plan, name) >= floor for name, floor in FLOORS.items())
     probe = Costly([4])
-    fleet, rates = fleet_of(probe), trial(probe, full, probe.clock)
+    fleet, rates = topology_of(probe), calibrate(probe, full, probe.clock)
     assert estimate(plan, fleet, rates) <= estimate(full, fleet, rates)
 
 
 @pytest.mark.parametrize("gpus", [[4], [2, 2], [8] * 9])
 def test_quick_still_judges(gpus: list[int]) -> None:
-    def slowed(what: Alone, place: Place) -> float:
+    def slowed(what: SingleRankOp, place: Place) -> float:
         return 0.7 if (place.host, place.gpu) == (0, 1) else 1.0
 
     for seed in range(10):
         assert validate(Costly(gpus, noise=0.02, seed=seed), quick()).status == "ok"
-        verdict = validate(Costly(gpus, noise=0.02, seed=seed, alone_factor=slowed), quick())
+        verdict = validate(Costly(gpus, noise=0.02, seed=seed, single_rank_factor=slowed), quick())
         assert [(one.kind, one.hosts, one.gpus) for one in verdict.findings] == [("gpu", ("n0",), (1,))]
 
 
 def test_a_probe_is_what_is_tried() -> None:
     probe: Probe = SimulatedFleet(parse_fleet("hosts=8,gpus=2"))
-    rates = trial(probe, Plan())
+    rates = calibrate(probe, Plan())
     assert set(rates) == set(SIZES)
     assert all(np.isfinite(cost.seconds(1e6, 3)) for cost in rates.values())

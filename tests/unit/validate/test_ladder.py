@@ -8,7 +8,7 @@ from toy_fleet import ToyFleet
 
 from jobs.validate.ladder import validate
 from jobs.validate.plan import RUNGS, Plan
-from jobs.validate.probe.api import Alone, Place
+from jobs.validate.probe.api import Place, SingleRankOp
 from jobs.validate.verdict import Verdict
 
 
@@ -54,7 +54,7 @@ def test_a_link_between_two_hosts(hosts: int) -> None:
     def slowed(a: Place, b: Place) -> float:
         return 0.7 if {a.host, b.host} == {0, 2} else 1.0
 
-    plan = Plan(full=16)  # of 20 hosts, each two meet on one rail
+    plan = Plan(full_mesh_hosts=16)  # of 20 hosts, each two meet on one rail
     assert parts(validate(ToyFleet([4] * hosts, flow_factor=slowed), plan)) == [("link", ("n0", "n2"), ())]
 
 
@@ -71,11 +71,11 @@ def test_a_rail(hosts: int) -> None:
     [("memory", "gpu", "gpu"), ("product", "gpu", "gpu"), ("to_host", "pcie", "host")],
 )
 @pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [8] * 7])
-def test_a_gpu_alone(what: Alone, kind: str, rung: str, gpus: list[int]) -> None:
-    def slowed(asked: Alone, place: Place) -> float:
+def test_a_gpu_alone(what: SingleRankOp, kind: str, rung: str, gpus: list[int]) -> None:
+    def slowed(asked: SingleRankOp, place: Place) -> float:
         return 0.7 if asked == what and near(place, 0, 1) else 1.0
 
-    verdict = validate(ToyFleet(gpus, alone_factor=slowed))
+    verdict = validate(ToyFleet(gpus, single_rank_factor=slowed))
     assert parts(verdict) == [(kind, ("n0",), (1,))]
     assert result(verdict)[rung] == "broken"
     assert verdict.findings[0].evidence.what == what
@@ -84,7 +84,7 @@ def test_a_gpu_alone(what: Alone, kind: str, rung: str, gpus: list[int]) -> None
 @pytest.mark.parametrize("hosts", [2, 3, 9])
 def test_all_gpus_of_a_host_are_the_host(hosts: int) -> None:
     fleet = ToyFleet(
-        [4] * hosts, alone_factor=lambda what, place: 0.8 if "to_" in what and place.host == 1 else 1.0
+        [4] * hosts, single_rank_factor=lambda what, place: 0.8 if "to_" in what and place.host == 1 else 1.0
     )
     assert parts(validate(fleet)) == [("host", ("n1",), ())]
 
@@ -134,7 +134,7 @@ def test_keep_going_finds_the_fault_of_a_higher_rung_too() -> None:
         return 0.6 if a.host != b.host and (near(a, 3, 0) or near(b, 3, 0)) else 1.0
 
     fleet = ToyFleet(
-        [4] * 6, alone_factor=lambda _, place: 0.7 if near(place, 1, 2) else 1.0, flow_factor=slowed
+        [4] * 6, single_rank_factor=lambda _, place: 0.7 if near(place, 1, 2) else 1.0, flow_factor=slowed
     )
     assert set(result(validate(fleet)).values()) == {"broken", "not measured"}
     fleet.random = np.random.default_rng(1)
@@ -187,7 +187,9 @@ def test_what_was_slow_once_is_not_blamed() -> None:
 def test_one_rank_says_that_nothing_can_be_judged() -> None:
     verdict = validate(ToyFleet([1]))
     assert verdict.findings == ()
-    assert verdict.not_judged == ("one rank: nothing to compare it with; its figures are told, not judged",)
+    assert verdict.not_judged == (
+        "one rank: nothing to compare it with; its figures are reported, not judged",
+    )
     assert {name for name, said in result(verdict).items() if said == "not measured"} == set(RUNGS[2:])
 
 
@@ -200,7 +202,7 @@ def test_two_hosts_say_what_they_cannot_show() -> None:
 @pytest.mark.parametrize("gpus", [[4], [4] * 3])
 def test_a_missing_measurement_is_never_ok(gpus: list[int]) -> None:
     fleet = ToyFleet(
-        gpus, alone_factor=lambda what, place: np.nan if what == "to_host" and place.rank == 2 else 1.0
+        gpus, single_rank_factor=lambda what, place: np.nan if what == "to_host" and place.rank == 2 else 1.0
     )
     verdict = validate(fleet)
     assert verdict.status == "unknown"
@@ -209,5 +211,5 @@ def test_a_missing_measurement_is_never_ok(gpus: list[int]) -> None:
 
 
 def test_nothing_measured_at_all_is_unknown() -> None:
-    fleet = ToyFleet([2, 2], alone_factor=lambda *_: np.nan, flow_factor=lambda *_: np.nan)
+    fleet = ToyFleet([2, 2], single_rank_factor=lambda *_: np.nan, flow_factor=lambda *_: np.nan)
     assert validate(fleet).status == "unknown"

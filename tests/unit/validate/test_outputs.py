@@ -10,11 +10,11 @@ from made_report import healthy, unknown
 from toy_fleet import ToyFleet
 
 from jobs.validate.ladder import Ladder
-from jobs.validate.options import Asked
+from jobs.validate.options import Options
 from jobs.validate.outputs import Outputs, write
 from jobs.validate.plan import Plan
 from jobs.validate.report import Limit
-from jobs.validate.validation import Climbing
+from jobs.validate.validation import Validation
 
 
 def all_of(folder: Path) -> Outputs:
@@ -43,20 +43,20 @@ def test_a_stream_gets_the_last_report_alone(tmp_path: Path) -> None:
 
 def test_before_a_rung_nothing_of_it_is_known() -> None:
     """And asking changes nothing of the verdict."""
-    climbing = Climbing(Asked(Plan()), {})
-    climbing.ladder = Ladder(ToyFleet([2, 2, 2]), Plan())
-    climbing.ladder.rung("gpu")
+    validation = Validation(Options(Plan()), {})
+    validation.ladder = Ladder(ToyFleet([2, 2, 2]), Plan())
+    validation.ladder.rung("gpu")
     for _ in range(2):
-        report = climbing.so_far("host")
+        report = validation.interim_report("host")
         assert report.verdict.status == "unknown"
         assert report.verdict.not_judged.count("the run ended while host was measured") == 1
         assert [rung.result for rung in report.verdict.rungs[:2]] == ["ok", "not measured"]
-    assert climbing.ladder.verdict().status == "ok"
+    assert validation.ladder.verdict().status == "ok"
 
 
 def test_curves_have_the_limit_of_their_rung() -> None:
     limits = (Limit("node", "ring", 450e9, "NVLink"), Limit("all", "ring", None, "not known"))
-    climbing = Climbing(Asked(Plan()), {}, limits=limits)
-    climbing.ladder = Ladder(ToyFleet([2, 2]), Plan())
-    report = climbing.report(climbing.ladder.climb())
+    validation = Validation(Options(Plan()), {}, limits=limits)
+    validation.ladder = Ladder(ToyFleet([2, 2]), Plan())
+    report = validation.report(validation.ladder.climb())
     assert [(one.rung, one.limit) for one in report.curves] == [("node", 450e9), ("all", None)]

@@ -11,10 +11,9 @@ import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
 from jobs.validate.ladder import validate
-from jobs.validate.measurements.repeats import effort
-from jobs.validate.plan import Plan
+from jobs.validate.measurements.repeats import repeats_needed
+from jobs.validate.plan import CPU_SHARE, Plan
 from jobs.validate.probe.api import Seconds
-from jobs.validate.probe.buffers import USUAL
 from jobs.validate.verdict import Verdict
 
 
@@ -63,7 +62,7 @@ class Stalling(NoisyFleet):
 
 def test_a_stall_of_one_visit_asks_no_more_questions() -> None:
     """The other visits, which the slow host explains, speak against a part of it that is slower still."""
-    plan = replace(PLAN, tolerance=-math.log(USUAL), critical=USUAL)
+    plan = replace(PLAN, tolerance=-math.log(CPU_SHARE), critical=CPU_SHARE)
     for seed in range(20):
         fleets = [kind(seed, sigma=0.05, limited=seed % 4) for kind in (NoisyFleet, Stalling)]
         verdicts = [validate(fleet, plan) for fleet in fleets]
@@ -75,7 +74,7 @@ def test_a_stall_of_one_visit_asks_no_more_questions() -> None:
 
 def test_more_noise_means_more_samples_up_to_a_limit() -> None:
     plan = Plan()
-    counts = [effort(noise, 5, plan) for noise in (0.0, 0.03, 0.06, 0.1, 3.0)]
+    counts = [repeats_needed(noise, 5, plan) for noise in (0.0, 0.03, 0.06, 0.1, 3.0)]
     assert counts[:2] == [1, 1]
     assert counts == sorted(counts)
-    assert counts[-1] == Plan().effort
+    assert counts[-1] == Plan().max_repeats

@@ -7,11 +7,11 @@ import pytest
 from toy_fleet import ToyFleet
 
 from jobs.validate.localize.findings import findings
-from jobs.validate.localize.retest import inquire
-from jobs.validate.measurements.allreduce import Rings
+from jobs.validate.localize.retest import localize
+from jobs.validate.measurements.allreduce import AllReduce
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
-from jobs.validate.topology import fleet_of
+from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Finding
 
 
@@ -33,9 +33,9 @@ class RingFleet(ToyFleet):
 
 
 def found_in(fleet: RingFleet) -> list[Finding]:
-    plan, ranks = Plan(), fleet_of(fleet)
-    answer = inquire(Rings(fleet, ranks, plan, "rail", {}), plan)
-    return findings(answer, ranks, "rails", "ring", plan.ring_bytes, {})
+    plan, topology = Plan(), topology_of(fleet)
+    located = localize(AllReduce(fleet, topology, plan, "rail", {}), plan)
+    return findings(located, topology, "rails", "ring", plan.ring_bytes, {})
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.measurements.leaf_switches import Leaves, leaves
-from jobs.validate.measurements.schedule import across
+from jobs.validate.measurements.leaf_switches import LeafSwitches, measure_leaf_switches
+from jobs.validate.measurements.schedule import all_at_once_rounds
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import fleet_of
+from jobs.validate.topology import topology_of
 
 
 class LeafFleet(ToyFleet):
@@ -37,8 +37,8 @@ class LeafFleet(ToyFleet):
         return self.noisy((nbytes / rate).tolist(), samples)
 
 
-def judged(fleet: ToyFleet) -> Leaves:
-    return leaves(fleet, fleet_of(fleet), Plan(), {})
+def judged(fleet: ToyFleet) -> LeafSwitches:
+    return measure_leaf_switches(fleet, topology_of(fleet), Plan(), {})
 
 
 def leaf_fleet(hosts: int, leaf: np.ndarray, slow: Sequence[tuple[int, int]], rails: int = 4) -> LeafFleet:
@@ -49,9 +49,9 @@ def leaf_fleet(hosts: int, leaf: np.ndarray, slow: Sequence[tuple[int, int]], ra
 
 @pytest.mark.parametrize("gpus", [[2] * 8, [1, 2, 3, 2, 1, 1, 1, 1, 2]])
 def test_everyone_sends_to_another_and_receives_from_another(gpus: list[int]) -> None:
-    fleet = fleet_of(ToyFleet(gpus))
+    fleet = topology_of(ToyFleet(gpus))
     many = [rank for rank in range(fleet.ranks) if len(fleet.rail(int(fleet.gpu[rank]))) > 1]
-    for flows in across(fleet, 5, np.random.default_rng(0)):
+    for flows in all_at_once_rounds(fleet, 5, np.random.default_rng(0)):
         assert sorted(flows[:, 0].tolist()) == sorted(flows[:, 1].tolist()) == many
         assert (fleet.host[flows[:, 0]] != fleet.host[flows[:, 1]]).all()
         assert (fleet.gpu[flows[:, 0]] == fleet.gpu[flows[:, 1]]).all()
@@ -88,7 +88,7 @@ def test_what_is_slow_of_most_of_a_rail_is_the_whole_of_it() -> None:
 
 def test_a_healthy_fleet_and_its_rate() -> None:
     found = judged(leaf_fleet(32, np.repeat(np.arange(4), 8), []))
-    assert (found.findings, found.notes, found.lost) == ([], [], set())
+    assert (found.findings, found.notes, found.failed) == ([], [], set())
     assert found.rate == pytest.approx(48e9, rel=0.02)
 
 
@@ -101,14 +101,14 @@ def test_nics_that_are_slow_alone_are_no_leaf() -> None:
 
 def test_ranks_that_are_explained_do_not_count() -> None:
     fleet = ToyFleet([2] * 16, flow_factor=lambda a, b: 0.6 if {a.rank, b.rank} & {4, 8} else 1.0)
-    found = leaves(fleet, fleet_of(fleet), Plan(), {4: [], 8: []})
+    found = measure_leaf_switches(fleet, topology_of(fleet), Plan(), {4: [], 8: []})
     assert (found.findings, found.notes) == ([], [])
 
 
 def test_what_could_not_be_measured_is_told() -> None:
     fleet = ToyFleet([2] * 8, flow_factor=lambda a, b: np.nan if 5 in (a.rank, b.rank) else 1.0)
     found = judged(fleet)
-    assert 5 in found.lost
+    assert 5 in found.failed
     assert found.findings == []
 
 
@@ -117,4 +117,4 @@ def test_scarce_uplinks_are_no_fault(oversubscription: int) -> None:
     spec = parse_fleet(f"hosts=100,gpus=4,leaf=16,oversubscription={oversubscription}")
     for seed in range(10):
         fleet = SimulatedFleet(spec, seed=seed)
-        assert leaves(fleet, fleet_of(fleet), Plan(seed=seed), {}).findings == []
+        assert measure_leaf_switches(fleet, topology_of(fleet), Plan(seed=seed), {}).findings == []

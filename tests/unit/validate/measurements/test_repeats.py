@@ -13,8 +13,8 @@ from noisy_fleet import PLAN, NoisyFleet
 from jobs.validate.ladder import validate
 from jobs.validate.localize import retest
 from jobs.validate.measurements import repeats
-from jobs.validate.probe.api import Alone, Seconds
-from jobs.validate.probe.buffers import USUAL
+from jobs.validate.plan import CPU_SHARE
+from jobs.validate.probe.api import Seconds, SingleRankOp
 
 SAMPLE = 0.1  # seconds
 
@@ -42,9 +42,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize(
     ("span", "takes", "at"), [(0, 1, [0, 1, 2, 3]), (20, 1, [5, 10, 15, 20]), (20, 7, [5, 12, 19, 26])]
 )
-def test_visits_are_spread_over_a_time(clock: Clock, span: float, takes: float, at: list[float]) -> None:
+def test_repeats_are_spread_over_a_time(clock: Clock, span: float, takes: float, at: list[float]) -> None:
     begin, seen = clock.now, []
-    for number in repeats.visits(4, span):
+    for number in repeats.spaced_repeats(4, span):
         assert number == len(seen)
         seen.append(clock.now - begin)
         clock.now += takes
@@ -57,10 +57,10 @@ class Crowded(NoisyFleet):
     clock: Clock
     until: float
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         columns = []
         for _ in range(samples):
-            column = super().alone(what, nbytes, 1)
+            column = super().single_rank(what, nbytes, 1)
             if self.clock.now < self.until:
                 column[[place.gpu == 1 for place in self.places]] *= 2
             columns.append(column)
@@ -70,7 +70,7 @@ class Crowded(NoisyFleet):
 
 @pytest.mark.parametrize(("span", "status"), [(0, "critical"), (20, "ok")])
 def test_a_core_that_something_else_has_for_a_while(clock: Clock, span: float, status: str) -> None:
-    plan = replace(PLAN, tolerance=-math.log(USUAL), critical=USUAL, span=span)
+    plan = replace(PLAN, tolerance=-math.log(CPU_SHARE), critical=CPU_SHARE, retest_span=span)
     for seed in range(10):
         fleet = Crowded(seed, sigma=0.05)
         fleet.clock, fleet.until = clock, clock.now + 8
@@ -81,8 +81,8 @@ def test_a_core_that_something_else_has_for_a_while(clock: Clock, span: float, s
 class Lucky(NoisyFleet):
     """For as long as a visit lasts, some ranks get more of their cores than others; one always gets half."""
 
-    def alone(self, what: Alone, nbytes: int, samples: int) -> Seconds:
-        seconds = super().alone(what, nbytes, samples)
+    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+        seconds = super().single_rank(what, nbytes, samples)
         luck = np.exp(0.25 * self.random.standard_normal(len(self.places)))
         luck[2] *= 2
         return seconds * luck[:, None]
@@ -90,7 +90,7 @@ class Lucky(NoisyFleet):
 
 def named(seeds: int) -> int:
     """In how many fleets the slow rank is."""
-    plan = replace(PLAN, rungs=("gpu",), tolerance=-math.log(USUAL), critical=USUAL, effort=4)
+    plan = replace(PLAN, rungs=("gpu",), tolerance=-math.log(CPU_SHARE), critical=CPU_SHARE, max_repeats=4)
     fleets = [Lucky(seed, gpus=(4,), sigma=0.05) for seed in range(seeds)]
     findings = [validate(fleet, replace(plan, seed=fleet.seed)).findings for fleet in fleets]
     return sum([(one.kind, one.gpus) for one in found] == [("gpu", (2,))] for found in findings)

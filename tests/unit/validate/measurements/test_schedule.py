@@ -7,14 +7,19 @@ from itertools import combinations
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.measurements.schedule import apart, between, circle, inside
+from jobs.validate.measurements.schedule import (
+    inter_node_rounds,
+    intra_node_rounds,
+    isolated_rounds,
+    round_robin,
+)
 from jobs.validate.plan import Plan
-from jobs.validate.topology import fleet_of
+from jobs.validate.topology import topology_of
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64])
 def test_the_circle_lets_every_two_meet_once(count: int) -> None:
-    rounds = circle(count)
+    rounds = round_robin(count)
     assert len(rounds) == count - 1 + count % 2
     met = [tuple(sorted(pair)) for one in rounds for pair in one.tolist()]
     assert sorted(met) == list(combinations(range(count), 2))
@@ -24,13 +29,13 @@ def test_the_circle_lets_every_two_meet_once(count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_alone_meets_nobody(count: int) -> None:
-    assert circle(count) == []
+    assert round_robin(count) == []
 
 
 @pytest.mark.parametrize("gpus", [[8], [1, 2, 3], [4, 4, 4], [1, 1]])
 def test_inside_every_two_gpus_of_a_host_meet_in_both_directions(gpus: list[int]) -> None:
-    fleet = fleet_of(ToyFleet(gpus))
-    flows = [tuple(flow) for one in inside(fleet) for flow in one.tolist()]
+    fleet = topology_of(ToyFleet(gpus))
+    flows = [tuple(flow) for one in intra_node_rounds(fleet) for flow in one.tolist()]
     wanted = [
         (a, b)
         for a in range(fleet.ranks)
@@ -42,8 +47,8 @@ def test_inside_every_two_gpus_of_a_host_meet_in_both_directions(gpus: list[int]
 
 @pytest.mark.parametrize("gpus", [[8, 8], [2, 3, 1], [2] * 7])
 def test_few_hosts_meet_on_every_rail(gpus: list[int]) -> None:
-    fleet = fleet_of(ToyFleet(gpus))
-    flows = [tuple(flow) for one in between(fleet, Plan()) for flow in one.tolist()]
+    fleet = topology_of(ToyFleet(gpus))
+    flows = [tuple(flow) for one in inter_node_rounds(fleet, Plan()) for flow in one.tolist()]
     wanted = [
         (a, b)
         for a in range(fleet.ranks)
@@ -54,25 +59,25 @@ def test_few_hosts_meet_on_every_rail(gpus: list[int]) -> None:
 
 
 def test_more_hosts_meet_on_one_rail_each() -> None:
-    fleet = fleet_of(ToyFleet([4] * 17))
-    rounds = list(between(fleet, Plan(full=16)))
+    fleet = topology_of(ToyFleet([4] * 17))
+    rounds = list(inter_node_rounds(fleet, Plan(full_mesh_hosts=16)))
     assert len(rounds) == 5  # 17 rounds of the circle, on 4 rails
     pairs = {tuple(sorted(fleet.host[flow].tolist())) for one in rounds for flow in one}
     assert pairs == set(combinations(range(17), 2))
 
 
 def test_many_hosts_need_rounds_like_the_logarithm_of_their_number() -> None:
-    fleet = fleet_of(ToyFleet([2] * 256))
-    rounds = list(between(fleet, Plan(full=4, cover=8)))
+    fleet = topology_of(ToyFleet([2] * 256))
+    rounds = list(inter_node_rounds(fleet, Plan(full_mesh_hosts=4, all_pairs_hosts=8)))
     assert len(rounds) == 16
     for one in rounds:  # each rank sends to one and receives from one
         assert sorted(one[:, 0].tolist()) == sorted(one[:, 1].tolist()) == list(range(512))
 
 
 def test_apart_is_one_flow_a_host() -> None:
-    fleet = fleet_of(ToyFleet([2] * 6))
+    fleet = topology_of(ToyFleet([2] * 6))
     flows = [(a, b) for a in range(12) for b in range(12) if fleet.host[a] != fleet.host[b]]
-    rounds = apart(flows, fleet, 2)
+    rounds = isolated_rounds(flows, fleet, 2)
     assert sorted(flow for one in rounds for flow in one) == flows
     for one in rounds:
         hosts = [int(fleet.host[rank]) for flow in one for rank in flow]

@@ -22,11 +22,11 @@ import runner
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers as ranks_buffers
-from jobs.validate.probe import sampling
-from jobs.validate.probe import single_rank as ranks_alone
-from jobs.validate.probe.api import ALONE, Place, Wrong
-from jobs.validate.probe.multi_rank import Rings
-from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, opened, suited
+from jobs.validate.probe import sampling, single_rank
+from jobs.validate.probe.api import SINGLE_RANK_OPS, Place, Wrong
+from jobs.validate.probe.buffers import fit_to_devices
+from jobs.validate.probe.multi_rank import RingCommunicators
+from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
 from runner import Call, World
 from runner.backend.cpu import CpuBackend
 from runner.comm.host import HostMark
@@ -105,17 +105,17 @@ def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def slow_alone(monkeypatch: pytest.MonkeyPatch, spend: Callable[[World], object]) -> None:
     """From now on, what a rank does by itself is preceded by `spend`, and timed with it."""
-    timed = ranks_alone.timed
+    timed = single_rank.timed
 
     def slowly(world: World, queue: Callable[[], object], count: int) -> float:
         return timed(world, lambda: (spend(world), queue()), count)
 
-    monkeypatch.setattr(ranks_alone, "timed", slowly)
+    monkeypatch.setattr(single_rank, "timed", slowly)
 
 
-def asked(world: World, script: Script, trail: runner.MeasurementProgress | None = None) -> Any:
+def asked(world: World, script: Script, trail: runner.Progress | None = None) -> Any:
     """What `script` returns on rank 0, None elsewhere."""
-    with opened(world, trail or runner.MeasurementProgress()) as probe:
+    with open_probe(world, trail or runner.Progress()) as probe:
         if world.rank:
             return probe.follow()
         with probe.lead():
@@ -129,8 +129,8 @@ def circle(size: int) -> list[tuple[int, int]]:
 def everything(probe: RankProbe) -> dict[str, Any]:
     size = probe.world.size
     found: dict[str, Any] = {
-        "memory": probe.alone("memory", 100 * KIB + 1, 3),
-        "product": probe.alone("product", 64 * KIB, 3),
+        "memory": probe.single_rank("memory", 100 * KIB + 1, 3),
+        "product": probe.single_rank("product", 64 * KIB, 3),
         "flows": probe.flows(circle(size), 64 * KIB + 3, 4),
         "rings": probe.rings([range(size)], 64 * KIB, 5),
         "wrong": probe.wrong(),
@@ -153,7 +153,7 @@ def unlike_everything(found: dict[str, Any], size: int) -> list[str]:
 
 def in_groups_of(world: World, groups: tuple[tuple[int, ...], ...]) -> list[int] | None:
     """The ranks of this rank's group in the order of its communicator; None without a group."""
-    rings = Rings(world)
+    rings = RingCommunicators(world)
     group = rings.of(groups)
     found = None if group is None else group.control.allgather(world.rank)
     rings.close()
@@ -195,19 +195,19 @@ def test_everything_is_measured_and_right(size: int) -> None:
 
 def test_hosts_and_places() -> None:
     def script(probe: RankProbe) -> Any:
-        return host_names(probe.world), probe.hosts, probe.places, probe.absent
+        return host_names(probe.world), probe.hosts, probe.places, probe.unavailable
 
-    names, hosts, places, absent = ranks(5, lambda world: asked(world, script), ["n", "m", "n"])[0]
+    names, hosts, places, unavailable = ranks(5, lambda world: asked(world, script), ["n", "m", "n"])[0]
     assert names == ["n#1", "m", "n#2", "n#1", "m"]
     assert hosts == ["n#1", "m", "n#2"]
     expected = [Place(0, 0, 0), Place(1, 1, 0), Place(2, 2, 0), Place(3, 0, 1), Place(4, 1, 1)]
     assert places == expected
-    assert absent == {"host": "ranks on CPUs have no way between host and GPU"}
+    assert unavailable == {"host": "ranks on CPUs have no way between host and GPU"}
 
 
 @pytest.mark.parametrize("what", ["to_device", "to_host"])
 def test_what_a_cpu_cannot_measure(what: Any) -> None:
-    assert np.isnan(on_rank_0(2, lambda probe: probe.alone(what, KIB, 2))).all()
+    assert np.isnan(on_rank_0(2, lambda probe: probe.single_rank(what, KIB, 2))).all()
 
 
 def test_who_sends_to_whom() -> None:
@@ -239,7 +239,7 @@ def test_a_slow_rank_is_a_slow_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def script(probe: RankProbe) -> Any:
         flows = probe.flows([(0, 1), (1, 0), (2, 3)], KIB, 3)
-        return probe.alone("memory", KIB, 3), flows, probe.rings([[0, 1], [3, 2]], KIB, 3)
+        return probe.single_rank("memory", KIB, 3), flows, probe.rings([[0, 1], [3, 2]], KIB, 3)
 
     alone, flows, rings = on_rank_0(4, script, prepare)
     assert alone == pytest.approx(np.array([[0.001] * 3, [0.001] * 3, [0.051] * 3, [0.001] * 3]))
@@ -278,7 +278,7 @@ def test_what_a_hypervisor_takes_is_no_part_of_it(monkeypatch: pytest.MonkeyPatc
     def script(probe: RankProbe) -> Any:
         flows = [probe.flows([flow], KIB, 3) for flow in ((0, 3), (3, 1), (2, 3), (3, 2))]
         rings = [probe.rings([group], KIB, 3) for group in ((0, 3), (1, 0), (3, 2))]
-        return probe.alone("memory", KIB, 3), flows, rings
+        return probe.single_rank("memory", KIB, 3), flows, rings
 
     alone, flows, rings = on_rank_0(4, script, prepare)
     # A tenth of a sample is left at least, whatever the kernel counts as stolen: 0.0061 s of 0.061 s.
@@ -323,7 +323,7 @@ def test_a_flipped_bit_in_a_ring() -> None:
 
 @pytest.mark.parametrize(("what", "offset"), [("memory", 777), ("product", 4 * 777 + 1)])
 def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = ranks_alone.timed
+    timed = single_rank.timed
 
     def flipping(world: World, queue: Any, count: int) -> float:
         seconds = timed(world, queue, count)
@@ -332,10 +332,10 @@ def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyP
             target.reshape(-1).view(np.uint8)[offset] ^= 4
         return seconds
 
-    monkeypatch.setattr(ranks_alone, "timed", flipping)
+    monkeypatch.setattr(single_rank, "timed", flipping)
 
     def script(probe: RankProbe) -> Any:
-        probe.alone(what, 64 * KIB, 2)
+        probe.single_rank(what, 64 * KIB, 2)
         return probe.wrong()
 
     first, second = on_rank_0(2, script)
@@ -347,18 +347,18 @@ def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyP
 
 def test_a_row_of_a_product_that_was_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte of it is wrong that is not as the poison by chance."""
-    timed = ranks_alone.timed
+    timed = single_rank.timed
 
     def dropping(world: World, queue: Any, count: int) -> float:
         a, b = queue.args
         return timed(world, lambda: np.matmul(a[:100], b, out=queue.keywords["out"][:100]), count)
 
-    monkeypatch.setattr(ranks_alone, "timed", dropping)
-    monkeypatch.setattr(ranks_alone, "BLOCK", 1000)
+    monkeypatch.setattr(single_rank, "timed", dropping)
+    monkeypatch.setattr(single_rank, "BLOCK", 1000)
 
     def script(probe: RankProbe) -> Any:
         probe.rings([[0]], 112 * 112 * 4, 1)
-        probe.alone("product", 112 * 112 * 4, 1)
+        probe.single_rank("product", 112 * 112 * 4, 1)
         return probe.wrong()
 
     (found,) = on_rank_0(1, script)
@@ -377,7 +377,7 @@ def test_data_that_never_arrived() -> None:
         world.collectives = lambda group: made
 
     def script(probe: RankProbe) -> Any:
-        probe.alone("memory", 4 * KIB, 1)
+        probe.single_rank("memory", 4 * KIB, 1)
         probe.flows([(1, 0)], KIB, 1)
         return probe.wrong()
 
@@ -422,7 +422,7 @@ def test_few_communicators_stay_open() -> None:
             return made
 
         world.collectives = telling
-        rings = Rings(world)
+        rings = RingCommunicators(world)
         for asked_for in (0, 1, 2, 3, 0, 4, 0, 5, 1):
             rings.of(sets[asked_for])
         rings.close()
@@ -437,13 +437,13 @@ def test_few_communicators_stay_open() -> None:
 
 def test_it_measures_inside_lead_only() -> None:
     def body(world: World) -> None:
-        with opened(world, runner.MeasurementProgress()) as probe:
+        with open_probe(world, runner.Progress()) as probe:
             if world.rank:
                 return probe.follow()
             with pytest.raises(RuntimeError, match="inside `lead`"):
-                probe.alone("memory", KIB, 1)
+                probe.single_rank("memory", KIB, 1)
             with probe.lead():
-                probe.alone("memory", KIB, 1)
+                probe.single_rank("memory", KIB, 1)
 
     ranks(2, body)
 
@@ -456,7 +456,7 @@ def test_it_measures_inside_lead_only() -> None:
         lambda probe: probe.flows([(1, 1)], KIB, 1),
         lambda probe: probe.rings([[0, 1], [1, 2]], KIB, 1),
         lambda probe: probe.rings([[]], KIB, 1),
-        lambda probe: probe.alone("memory", KIB, 0),
+        lambda probe: probe.single_rank("memory", KIB, 0),
     ],
 )
 def test_what_cannot_be_asked(script: Script) -> None:
@@ -488,7 +488,7 @@ def errors(size: int, script: Script, prepare: Callable[[World], object] = id) -
 
 def test_rank_0s_error_ends_all_ranks() -> None:
     def script(probe: RankProbe) -> None:
-        probe.alone("memory", KIB, 1)
+        probe.single_rank("memory", KIB, 1)
         raise runner.UserError("no such baseline")
 
     found = errors(3, script)
@@ -514,14 +514,14 @@ def test_too_little_memory_on_one_rank() -> None:
 
     def script(probe: RankProbe) -> Any:
         with pytest.raises(runner.UserError) as caught:
-            probe.alone("memory", MIB, 1)
-        return str(caught.value), probe.alone("memory", 10 * KIB, 2)
+            probe.single_rank("memory", MIB, 1)
+        return str(caught.value), probe.single_rank("memory", 10 * KIB, 2)
 
     sentence, seconds = on_rank_0(2, script, prepare)
     assert "[rank 1, host a, CPU] there is not enough memory" in sentence
     assert "got 51,200 bytes free, expected 2,097,152" in sentence, "half of it is the other rank's"
     assert (seconds > 0).all()
-    found = errors(3, lambda probe: probe.alone("memory", MIB, 1), prepare)
+    found = errors(3, lambda probe: probe.single_rank("memory", MIB, 1), prepare)
     assert len({str(one) for one in found}) == 1
     assert found[0] is not None
 
@@ -560,7 +560,7 @@ def test_counters_are_told_apart_by_host() -> None:
                 ("eth0", "state"): f"up on {host}",
             }
 
-        with opened(world, runner.MeasurementProgress(), read) as probe:
+        with open_probe(world, runner.Progress(), read) as probe:
             if world.rank:
                 return probe.follow()
             with probe.lead():
@@ -578,7 +578,7 @@ def test_counters_are_told_apart_by_host() -> None:
     assert on_rank_0(2, lambda probe: probe.counters()) == {}
 
 
-class Trail(runner.MeasurementProgress):
+class Trail(runner.Progress):
     """Keeps where it has been."""
 
     def __init__(self) -> None:
@@ -622,10 +622,10 @@ def test_while_rank_0_thinks_nobody_is_watched() -> None:
     thinking, looked = threading.Event(), threading.Event()
 
     def body(world: World) -> Any:
-        trail = runner.MeasurementProgress()
+        trail = runner.Progress()
 
         def script(probe: RankProbe) -> Any:
-            probe.alone("memory", KIB, 1)
+            probe.single_rank("memory", KIB, 1)
             thinking.set()
             assert looked.wait(20)
             return trail._state
@@ -666,7 +666,7 @@ def test_what_is_under_way_is_aborted_first() -> None:
             return made
 
         world.collectives = naming
-        trail = runner.MeasurementProgress()
+        trail = runner.Progress()
 
         def script(probe: RankProbe) -> list[str]:
             probe.rings([[0, 1]], KIB, 1)
@@ -687,7 +687,7 @@ def test_what_is_under_way_is_aborted_first() -> None:
 def test_sizes_of_cpus() -> None:
     def body(world: World) -> Plan:
         world.backend.free_memory = lambda: 1 << 40
-        return suited(world, Plan(ring_bytes=100))
+        return fit_to_devices(world, Plan(ring_bytes=100))
 
     found = ranks(2, body)
     assert found[0] == found[1]
@@ -705,7 +705,7 @@ def test_sizes_fit_the_rank_that_has_least() -> None:
     def body(world: World) -> Plan:
         free = 96 * MIB if world.rank == 1 else 1 << 40
         world.backend.free_memory = lambda: free * world.size
-        return suited(world, Plan())
+        return fit_to_devices(world, Plan())
 
     found = ranks(3, body)
     assert {(one.memory_bytes, one.product_bytes, one.nic_bytes) for one in found} == {
@@ -717,7 +717,7 @@ def test_no_room_for_any_size() -> None:
     def body(world: World) -> str:
         world.backend.free_memory = lambda: 30 * MIB if world.rank == 1 else 1 << 40
         with pytest.raises(runner.UserError) as caught:
-            suited(world, Plan())
+            fit_to_devices(world, Plan())
         assert caught.value.everywhere
         return str(caught.value)
 
@@ -732,7 +732,7 @@ def test_sizes_of_gpus() -> None:
     def body(world: World) -> Plan:
         as_gpu(world)
         world.backend.free_memory = lambda: 5 * ranks_buffers.GIB
-        return suited(world, Plan())
+        return fit_to_devices(world, Plan())
 
     (found,) = ranks(1, body)
     room = 5 * ranks_buffers.GIB // 4
@@ -811,20 +811,20 @@ def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(runner), "gemm", host_gemm)
 
     def script(probe: RankProbe) -> Any:
-        assert probe.absent == {}
+        assert probe.unavailable == {}
         sizes = (5 * KIB + 1, 300 * KIB, 64 * KIB)
-        right = [probe.alone(what, nbytes, 2) for nbytes in sizes for what in ALONE]
+        right = [probe.single_rank(what, nbytes, 2) for nbytes in sizes for what in SINGLE_RANK_OPS]
         assert probe.wrong() == []
         copy = HostBox.copy
         monkeypatch.setattr(HostBox, "copy", lambda box, *ends: copy(box, *ends[:2], ends[2] - 1, None))
-        for what in ALONE:
-            probe.alone(what, KIB, 1)
+        for what in SINGLE_RANK_OPS:
+            probe.single_rank(what, KIB, 1)
         return right, probe.wrong()
 
     right, wrong = on_rank_0(1, script, as_gpu)
     assert all((seconds > 0).all() for seconds in right)
     found = [(one.what, one.source, one.offset, one.count, one.got) for one in wrong]
-    copies = [what for what in ALONE if what != "product"]
+    copies = [what for what in SINGLE_RANK_OPS if what != "product"]
     assert found == [(what, 0, KIB - 1, 1, "165 (0xa5)") for what in copies]
 
 
@@ -850,7 +850,7 @@ def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(vars(runner), "open_box", HostBox)
 
     def script(probe: RankProbe) -> Any:
-        assert probe.no_copies() == ""
+        assert probe.copies_unavailable() == ""
         around, pair = circle(3), [(2, 0)]
         found = [
             probe.copies(flows, nbytes, 3) for nbytes in (KIB, 3 * MIB + 1, 5) for flows in (around, pair)
@@ -885,9 +885,9 @@ def test_only_a_hosts_own_ranks_reach_each_other(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(vars(runner), "open_box", HostBox)
 
     def script(probe: RankProbe) -> Any:
-        assert probe.no_copies() == ""
-        assert probe._landings is not None
-        return sorted(probe._landings.reached)
+        assert probe.copies_unavailable() == ""
+        assert probe._peer_memory is not None
+        return sorted(probe._peer_memory.peers)
 
     assert copies(4, script, ("a", "b")) == [2]
 
@@ -895,10 +895,10 @@ def test_only_a_hosts_own_ranks_reach_each_other(monkeypatch: pytest.MonkeyPatch
 def test_why_there_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(runner), "open_box", HostBox)
     monkeypatch.setattr(HostBox, "shut", "peer access is not supported")
-    found = copies(2, lambda probe: probe.no_copies())
-    whose = "rank 0, host a, GPU 0 does not reach the memory of rank 1, host a, GPU 0"
+    found = copies(2, lambda probe: probe.copies_unavailable())
+    whose = "rank 0, host a, GPU 0 cannot open the memory of rank 1, host a, GPU 0"
     assert found == f"{whose}: peer access is not supported"
-    assert on_rank_0(2, lambda probe: probe.no_copies()) == "ranks on CPUs have no copy engines"
+    assert on_rank_0(2, lambda probe: probe.copies_unavailable()) == "ranks on CPUs have no copy engines"
 
 
 def test_landings_grow_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -932,9 +932,9 @@ def test_gathered(size: int) -> None:
 
 
 LADDER = Plan(
-    rungs=("gpu", "pairs", "node", "host pairs", "rails", "all"), keep_going=True, samples=3, again=4,
-    enough=8, passes=1, memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=256 * KIB,
-    nic_bytes=256 * KIB, ring_bytes=256 * KIB,
+    rungs=("gpu", "pairs", "node", "host pairs", "rails", "all"), keep_going=True, samples=3,
+    retest_samples=4, samples_per_nic=8, max_retests=1, memory_bytes=MIB, product_bytes=64 * KIB,
+    pair_bytes=256 * KIB, nic_bytes=256 * KIB, ring_bytes=256 * KIB,
 )  # fmt: skip
 
 
@@ -970,5 +970,5 @@ def test_what_a_launch_takes_is_not_timed(asynchronous: bool, before: list[str])
         elapsed=lambda begin, end: 6.0 if (done[begin - 1], done[end - 1]) == ("mark", "mark") else 0.0,
     )
     world: Any = SimpleNamespace(backend=backend)
-    assert ranks_alone.timed(world, partial(noted, "queue"), 3) == 2.0
+    assert single_rank.timed(world, partial(noted, "queue"), 3) == 2.0
     assert done == [*before, "mark", "queue", "queue", "queue", "mark", "synchronize"]

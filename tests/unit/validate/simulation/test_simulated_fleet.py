@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.validate.probe.api import ALONE, Place, Probe
+from jobs.validate.probe.api import SINGLE_RANK_OPS, Place, Probe
 from jobs.validate.simulation.fleet import Seconds, SimulatedFleet
 from jobs.validate.simulation.noise import Noise
 from jobs.validate.simulation.spec import (
@@ -48,7 +48,7 @@ def busbw(fleet: SimulatedFleet, groups: list[list[int]]) -> list[float]:
 # What it is like
 
 
-@pytest.mark.parametrize("method", ["alone", "flows", "rings"])
+@pytest.mark.parametrize("method", ["single_rank", "flows", "copies", "rings"])
 def test_a_fleet_is_asked_as_any_probe(method: str) -> None:
     names = [list(inspect.signature(getattr(kind, method)).parameters) for kind in (Probe, SimulatedFleet)]
     assert names[0] == names[1]
@@ -64,7 +64,7 @@ def test_hosts_and_places_with_unequal_hosts() -> None:
 
 def test_shapes_also_of_nothing() -> None:
     few = fleet("hosts=2,gpus=3")
-    assert few.alone("memory", 100, 4).shape == (6, 4)
+    assert few.single_rank("memory", 100, 4).shape == (6, 4)
     assert few.flows([(0, 1), (1, 4)], 100, 5).shape == (2, 5)
     assert few.rings([[0, 1], [3, 4, 5]], 100, 6).shape == (2, 6)
     assert few.flows([], 100, 5).shape == few.rings([], 100, 5).shape == (0, 5)
@@ -77,7 +77,7 @@ def test_shapes_also_of_nothing() -> None:
 def test_each_gpu_alone() -> None:
     few = fleet("hosts=1,gpus=2,noise=0")
     nbytes = 1 << 26
-    seconds = {what: few.alone(what, nbytes, 1)[1, 0] for what in ALONE}
+    seconds = {what: few.single_rank(what, nbytes, 1)[1, 0] for what in SINGLE_RANK_OPS}
     assert seconds == pytest.approx(
         {
             "memory": 5e-6 + 2 * nbytes / 3.9e12,
@@ -169,10 +169,10 @@ EFFECTS: list[tuple[str, set[str], Touched, float]] = [
 def test_a_fault_touches_its_part_only(text: str, alone: set[str], touched: Touched, rate: float) -> None:
     good, bad = fleet(FLEET), fleet(f"{FLEET},fault={text}")
     ranks = range(3, 6) if text.startswith("host") else [5]
-    for what in ALONE:
+    for what in SINGLE_RANK_OPS:
         expected = np.ones((12, 1))
         expected[ranks] = 4 if what in alone else 1
-        assert bad.alone(what, BIG, 1) / good.alone(what, BIG, 1) == pytest.approx(expected)
+        assert bad.single_rank(what, BIG, 1) / good.single_rank(what, BIG, 1) == pytest.approx(expected)
     pairs = list(itertools.permutations(range(12), 2))
     one_by_one = [flow_rates(bad, [pair])[0] for pair in pairs]
     assert one_by_one == pytest.approx(
@@ -230,17 +230,21 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 
     def measure(seed: int) -> list[Seconds]:
         some = fleet(text, seed)
-        return [some.alone("memory", 1000, 3), some.flows([(0, 4)], 1000, 3), some.rings([[0, 2]], 1000, 3)]
+        return [
+            some.single_rank("memory", 1000, 3),
+            some.flows([(0, 4)], 1000, 3),
+            some.rings([[0, 2]], 1000, 3),
+        ]
 
     for one, again, other in zip(measure(7), measure(7), measure(8), strict=True):
         assert (one == again).all()
         assert (one != other).any()
     spec = parse_fleet(f"{text},seed=7")
-    assert (SimulatedFleet(spec).alone("memory", 1000, 3) == measure(7)[0]).all()
+    assert (SimulatedFleet(spec).single_rank("memory", 1000, 3) == measure(7)[0]).all()
 
 
 def test_noise_has_the_deviation_asked_for_and_a_tail_above() -> None:
-    seconds = fleet("hosts=2,gpus=8,noise=0.03").alone("to_host", BIG, 20_000)
+    seconds = fleet("hosts=2,gpus=8,noise=0.03").single_rank("to_host", BIG, 20_000)
     relative = seconds / np.median(seconds, axis=1, keepdims=True)
     usual = relative[relative < 1.2]
     assert usual.std() / usual.mean() == pytest.approx(0.03, rel=0.05)
@@ -251,14 +255,14 @@ def test_noise_has_the_deviation_asked_for_and_a_tail_above() -> None:
 
 
 def test_sometimes_a_whole_host_is_late() -> None:
-    seconds = fleet("hosts=2,gpus=8").alone("to_device", BIG, 20_000)
+    seconds = fleet("hosts=2,gpus=8").single_rank("to_device", BIG, 20_000)
     late = (seconds / np.median(seconds, axis=1, keepdims=True) > 1.15).reshape(2, 8, -1).sum(axis=1)
     assert (late == 8).mean() == pytest.approx(1 / 3000, rel=0.6)
 
 
 def test_no_two_gpus_are_equal_and_they_stay_so_but_for_their_temperature() -> None:
     some = fleet("hosts=32,gpus=8")
-    rates = np.array([BIG / np.median(some.alone("product", BIG, 999), axis=1) for _ in range(12)])
+    rates = np.array([BIG / np.median(some.single_rank("product", BIG, 999), axis=1) for _ in range(12)])
     assert rates[0].std() / rates[0].mean() == pytest.approx(0.01, rel=0.3)
     step = np.abs(rates[1] / rates[0] - 1).mean()
     assert 0.0003 < 1.5 * step < np.abs(rates[-1] / rates[0] - 1).mean() < 0.01
