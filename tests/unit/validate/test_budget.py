@@ -301,7 +301,7 @@ def test_what_is_fitted_fits_and_keeps_what_else_was_asked(
         assert budget * (1 - RETEST_SHARE) < 3 * 0.1 * 1.5
         return
     assert cost(found) <= budget * (1 - RETEST_SHARE)
-    assert (found.keep_going, found.seed, found.again) == (keep_going, 4, plan.retest_samples)
+    assert (found.keep_going, found.seed, found.retest_samples) == (keep_going, 4, plan.retest_samples)
     assert set(found.rungs) <= rungs
 
 

@@ -45,7 +45,7 @@ def test_before_a_rung_nothing_of_it_is_known() -> None:
     """And asking changes nothing of the verdict."""
     validation = Validation(Options(Plan()), {})
     validation.ladder = Ladder(ToyFleet([2, 2, 2]), Plan())
-    validation.ladder.rung("gpu")
+    validation.ladder.measure_rung("gpu")
     for _ in range(2):
         report = validation.interim_report("host")
         assert report.verdict.status == "unknown"
