@@ -1,8 +1,8 @@
-"""What the hardware allows: for each measurement of the ladder the rate that its tight link could carry.
+"""What the hardware allows: for each measurement of the ladder, the rate that its tightest link could carry.
 
-Limits are nominal: from NVML, sysfs and CUDA, line codes taken off and packet headers not, so that what is
-measured of a good machine is 0.8 to 0.95 of them. Every limit says what it assumes. Where ranks differ the
-smallest is the limit; where one of them does not tell its rate there is none, for that one may be tight.
+Limits are nominal rates from NVML, sysfs and CUDA, without line codes but with packet headers, so that a good
+machine reaches 0.8 to 0.95 of them. Every limit states what it assumes. Where ranks differ, the smallest rate
+is the limit; where the rate of one is not known there is no limit, for that one may be the smallest.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Rate:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank's machine says of itself; rates in one direction.
+    """What one rank's machine reports; rates in one direction.
 
     memory: of its GPU, read plus written. nvlink: all of the GPU's active links. network: its share of its
-    host's NICs. capability: 90 for 9.0, 0 on a CPU. settings: variables of NCCL that choose an algorithm.
+    host's NICs. capability: 90 for 9.0, 0 on a CPU. settings: NCCL variables that choose an algorithm.
     """
 
     memory: Rate
@@ -57,8 +57,8 @@ def gather(world: World) -> list[RankFacts]:
     device = world.here.device
     cpu = Rate(None, "it computes on a CPU")
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    told = runner.network_rate(runner.nics(), beside)
-    network = Rate(told.rate and told.rate * GB, told.source)
+    share = runner.network_rate(runner.nics(), beside)
+    network = Rate(share.rate and share.rate * GB, share.source)
     wanted = ("NCCL_ALGO", "NCCL_NVLS_ENABLE")
     settings = {name: value for name, value in runner.environment().items() if name in wanted}
     mine = RankFacts(cpu, cpu, cpu, network)
@@ -121,7 +121,7 @@ def _grouped(members: Members, keys: Sequence[int]) -> list[Members]:
 
 
 def _least(rates: Sequence[tuple[int, Rate]], assumption: str = "") -> Rate:
-    """The smallest of ranks' rates; None where one does not tell it."""
+    """The smallest of the ranks' rates; None where one of them is not known."""
     known = [(one.rate, rank, one.source) for rank, one in rates if one.rate is not None]
     if len(known) < len(rates):
         rank, one = next((rank, one) for rank, one in rates if one.rate is None)
@@ -141,7 +141,7 @@ def _kind(host: Members) -> Literal["NVLink", "PCIe"]:
 
 
 def _inside(host: Members) -> list[tuple[int, Rate]]:
-    """What joins the GPUs of a host, of each."""
+    """For each rank of a host, the rate of what joins its GPUs."""
     return [(rank, one.nvlink if _kind(host) == "NVLink" else one.pcie) for rank, one in host]
 
 
@@ -207,6 +207,6 @@ def _way_out(one: RankFacts) -> Rate:
 
 
 def _sum(rates: Sequence[Rate]) -> Rate:
-    """Of ranks of one host, all of which told theirs."""
+    """The sum over the ranks of one host, all of whose rates are known."""
     each = rates[0].source if len({one.source for one in rates}) == 1 else "its ranks' ways to the network"
     return Rate(sum(one.rate or 0.0 for one in rates), f"{len(rates)} ranks a host, {each}")
