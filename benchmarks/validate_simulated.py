@@ -116,7 +116,7 @@ COUNTS = {"healthy": 0, "one": 1, "two": 2}  # faults
 
 def leaf(rng: np.random.Generator, spec: FleetSpec) -> list[Fault]:
     """One leaf switch with slow uplinks."""
-    return [Fault("leaf", (int(rng.integers(spec.leaves)),), float(rng.uniform(0.5, 0.85)))]
+    return [Fault("leaf", (int(rng.integers(spec.leaf_switches)),), float(rng.uniform(0.5, 0.85)))]
 
 
 WIRES = ("nic", "send", "receive", "flap", "link")

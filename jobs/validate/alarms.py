@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from jobs.measure.outliers import far_below_limit
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Place, Wrong
 from jobs.validate.report import Change, Drift, Limit, Report
@@ -16,7 +17,6 @@ from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_o
 
 LOCAL = ("gpu", "pairs")  # rungs whose measurements nothing shares: the limit is within reach
 ALONE = ("host",)  # where a host has one GPU: several share its memory, which may be slower than PCIe
-FAR = 0.5  # of the limit, below which all siblings must be slow together
 
 
 def alarms(
@@ -50,7 +50,7 @@ def beside(report: Report, plan: Plan) -> Verdict:
         Alarm("warning", far_below(rung.name, what, rung.rates, limits[rung.name, what]))
         for rung in report.verdict.rungs
         for what, rate in rung.rates.items()
-        if gpus and (rung.name, what) in limits and rate < FAR * (limits[rung.name, what].rate or 0)
+        if gpus and (rung.name, what) in limits and far_below_limit(rate, limits[rung.name, what].rate or 0)
     ]
     return with_alarms(report.verdict, [*slower, *far])
 
@@ -84,7 +84,11 @@ def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limi
     rate = rates[what]
     share = 100 * rate / (limit.rate or rate)
     copies = rates.get("copies", 0.0) if what == "flows" else 0.0
-    good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not why" if rate < FAR * copies else ""
+    good = (
+        f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not why"
+        if far_below_limit(rate, copies)
+        else ""
+    )
     return (
         f"all GPUs alike: {rung} {what} at {rate / 1e9:.3g} G{unit_of(what)}, {share:.0f} % of what the "
         f"hardware allows ({limit.assumption}){good}"

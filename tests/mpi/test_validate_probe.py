@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import runner
+from jobs.validate import plan as validate_plan
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
-from jobs.validate.probe import buffers, sampling
+from jobs.validate.probe import sampling
 from jobs.validate.probe.api import Wrong
 from jobs.validate.probe.buffers import fit_to_devices
 from runner.world import World, open_world
@@ -34,7 +35,7 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few runs each, not of as many as take 0.1 s; and no waiting for what may pass."""
     monkeypatch.setattr(sampling, "CPU_SECONDS", 0.001)
     monkeypatch.setattr(sampling, "TOO_SHORT", math.inf)  # ranks that sleep do not mind what is stolen
-    monkeypatch.setattr(buffers, "PASSING", 0.0)
+    monkeypatch.setattr(validate_plan, "CPU_SPAN", 0.0)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Layout:
         self.gpu: Numbers = np.arange(len(self.host)) - self.first[self.host]
         self.leaf: Numbers = self.host // spec.leaf * spec.rails + self.gpu
         self.cables = max(1, round(spec.leaf / spec.oversubscription))  # uplinks of a leaf switch
-        self.leaves, self.rails = spec.leaves, spec.rails
+        self.leaf_switches, self.rails = spec.leaf_switches, spec.rails
 
     def index(self, part: str, fault: Fault) -> Any:
         """Where in the array of a part a fault is."""
@@ -90,7 +90,7 @@ def nominal(layout: Layout, uplinks: float) -> Parts:
     ranks = len(layout.host)
     parts = {name: np.full(ranks, rate) for name, rate in NOMINAL.items()}
     parts["pair"] = np.full((ranks, layout.rails), NVLINK)
-    return parts | {name: np.full(layout.leaves, uplinks) for name in UPLINKS}
+    return parts | {name: np.full(layout.leaf_switches, uplinks) for name in UPLINKS}
 
 
 def slowed(parts: Parts, fault: Fault, layout: Layout) -> Parts:

@@ -141,7 +141,7 @@ class FleetSpec:
         return max(self.gpus)
 
     @property
-    def leaves(self) -> int:
+    def leaf_switches(self) -> int:
         """Leaf switches: one a rail for each group of `leaf` hosts, numbered group by group."""
         return -(-self.hosts // self.leaf) * self.rails
 
@@ -164,10 +164,12 @@ def _check(fault: Fault, spec: FleetSpec) -> None:
         if number >= gpus:
             whose = f" on h{here[0]}" if here else ""
             _refuse(fault, f"GPU {number}", f"0 to {gpus - 1}{whose}")
-    if fault.kind == "leaf" and fault.where[0] >= spec.leaves:
-        groups = spec.leaves // spec.rails
+    if fault.kind == "leaf" and fault.where[0] >= spec.leaf_switches:
+        groups = spec.leaf_switches // spec.rails
         _refuse(
-            fault, f"leaf {fault.where[0]}", f"0 to {spec.leaves - 1} ({groups} groups x {spec.rails} rails)"
+            fault,
+            f"leaf {fault.where[0]}",
+            f"0 to {spec.leaf_switches - 1} ({groups} groups x {spec.rails} rails)",
         )
     if fault.kind in ("link", "nvpair") and fault.where[-1] == fault.where[-2]:
         both = "hosts" if fault.kind == "link" else "GPUs"

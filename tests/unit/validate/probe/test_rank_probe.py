@@ -587,7 +587,7 @@ class Trail(runner.MeasurementProgress):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "_state" and hasattr(self, "states"):
+        if name == "_current" and hasattr(self, "states"):
             self.states.append(value)
 
 
@@ -628,7 +628,7 @@ def test_while_rank_0_thinks_nobody_is_watched() -> None:
             probe.single_rank("memory", KIB, 1)
             thinking.set()
             assert looked.wait(20)
-            return trail._state
+            return trail._current
 
         if world.rank:
             seen: list[Any] = []
@@ -637,9 +637,9 @@ def test_while_rank_0_thinks_nobody_is_watched() -> None:
                 thinking.wait(20)
                 # Rank 1 may still be on its way out of the measurement.
                 deadline = time.monotonic() + 10
-                while trail._state is not None and time.monotonic() < deadline:
+                while trail._current is not None and time.monotonic() < deadline:
                     time.sleep(0.001)
-                seen.append(trail._state)
+                seen.append(trail._current)
                 looked.set()
 
             watcher = threading.Thread(target=look)
