@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from runner.find import find
+from runner.phases import Phases
 from runner.pipeline import Pipeline
 from runner.report.record import places, versions, write
-from runner.timing import Phases
 from runner.work import decide
 from runner.world import World, open_world
 

@@ -163,7 +163,7 @@ def forecast(
     from runner.forecast import by_ranks
     from runner.forecast import forecast as predicted
     from runner.forecast_record import record
-    from runner.report.forecast_table import render
+    from runner.report.plan_table import render
     from runner.report.record import write
     from runner.storage import check_place
     from runner.storage.paths import named
@@ -272,7 +272,7 @@ def measure(folder: Path) -> int:
     from runner.calibrate import calibrate
     from runner.device import visible_gpus
     from runner.rates import rates_file, save
-    from runner.report.forecast_table import render_rates
+    from runner.report.plan_table import render_rates
 
     def opened(index: int) -> Backend:
         if not gpus:

@@ -11,9 +11,9 @@ from runner.declaration import Job
 from runner.ending import Ending
 from runner.execute import call
 from runner.options import Options, Run
+from runner.phases import Phases
 from runner.pipeline import Pipeline, quiet
 from runner.storage import MemorySource
-from runner.timing import Phases
 from runner.work import decide
 from runner.world import World, lone_world
 

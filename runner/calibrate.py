@@ -23,7 +23,7 @@ from runner.declare import map_blocks
 from runner.errors import UserError
 from runner.partition import Region, Shape
 from runner.rates import START_CPU, START_GPU, Machine, Rate
-from runner.report.limits import wall_time
+from runner.report.bottleneck import wall_time
 from runner.spans import Spans
 from runner.storage import HostArray, Sink, Source, check_place, commit, open_sink, open_source
 from runner.storage.faults import write_error

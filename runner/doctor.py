@@ -15,8 +15,8 @@ from runner.inspection import inspect, judge, refuse
 from runner.launcher import Started
 from runner.problem import Problem
 from runner.rank import as_rank
+from runner.report.rank_table import rows, table
 from runner.report.record import write
-from runner.report.survey_table import rows, table
 from runner.storage import check_place
 from runner.survey import Survey
 from runner.world import DeviceChoice, Rank, World

@@ -14,6 +14,7 @@ from runner.errors import RunError, UserError
 from runner.inputs import note
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, Run
+from runner.phases import Phases
 from runner.pipeline import Progress, quiet
 from runner.reduce import Tiles, reduce_array
 from runner.report import record as records
@@ -22,7 +23,6 @@ from runner.storage import Source, check_output, check_place, open_source, renam
 from runner.storage.folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
 from runner.stream.dealt import Show, unseen
-from runner.timing import Phases
 from runner.world import World, open_world
 
 __all__ = ["Options", "execute", "run"]

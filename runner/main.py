@@ -11,8 +11,8 @@ from runner.execute import Options, execute
 from runner.launcher import BY_HAND, Started
 from runner.rank import as_rank
 from runner.report import record as records
-from runner.report.flow_progress import FlowProgress
-from runner.report.progress import Progress
+from runner.report.progress import ProgressBar
+from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
 from runner.world import World
 
@@ -35,7 +35,7 @@ def main(
 
     def body(world: World, ending: Ending) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
-        with Progress(job.name, width) as rows, FlowProgress(job.name, width, ranks=world.size) as flow:
+        with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
 
             def proof(done: int, total: int) -> None:
                 flow.end()

@@ -23,7 +23,7 @@ from runner.comm import Array, Message
 from runner.errors import RunError
 from runner.here import Here
 from runner.partition import Region
-from runner.timing import Phases
+from runner.phases import Phases
 from runner.work import Work
 from runner.world import World
 

@@ -16,7 +16,7 @@ from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
 from runner.device import bind, device_arrays, open_collectives, visible_gpus
 from runner.errors import UserError, first_line
-from runner.timing import Phases
+from runner.phases import Phases
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]

@@ -10,7 +10,7 @@ from typing import Any
 QUIET = 5.0  # seconds between lines where there is no terminal
 
 
-class Progress:
+class ProgressBar:
     """Rank 0's rows done, and its part of a verification.
 
     columns: the terminal's width; None for plain lines, 0 for nothing at all.
@@ -24,7 +24,7 @@ class Progress:
             self._bar = _bar(columns)
             self._task = self._bar.add_task(title, total=None)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ import numpy as np
 
 from runner import files
 from runner.errors import RunError
-from runner.timing import Phases
+from runner.phases import Phases
 from runner.world import World
 
 SCHEMA = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, TextIO
 
-from runner.report.forecast_table import render_comparison
+from runner.report.plan_table import render_comparison
 from runner.report.record import Record
 from runner.report.units import bytes_text, counted, figure, seconds_text
 

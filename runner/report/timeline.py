@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from runner import files
 from runner.errors import RunError, UserError
-from runner.report.limits import Limits, idle_share, measure
+from runner.report.bottleneck import Limits, idle_share, measure
 from runner.report.record import plain
 from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
 from runner.spans import STAGES, Span

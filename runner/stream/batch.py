@@ -18,6 +18,7 @@ from runner.errors import RunError, UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
+from runner.phases import Phases
 from runner.spans import Spans
 from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
@@ -30,7 +31,6 @@ from runner.stream.identity import of_work
 from runner.stream.memory import limits
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
-from runner.timing import Phases
 from runner.work import Work
 from runner.world import World
 

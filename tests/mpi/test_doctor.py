@@ -18,7 +18,7 @@ from runner.comm.mpi import MpiComm
 from runner.doctor import SCHEMA, main
 from runner.inspection import Unfit, inspect, preflight
 from runner.launcher import BY_HAND, Started
-from runner.report.survey_table import table
+from runner.report.rank_table import table
 from runner.survey import Survey
 from runner.world import World, open_world
 

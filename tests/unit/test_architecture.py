@@ -37,7 +37,7 @@ LAYERS = (
     ("exchange", "here", "storage"),
     ("world",),
     ("device", "preflight"),
-    ("clock", "deal", "heartbeat_process", "preflight_agree", "preflight_host", "timing", "watchdog"),
+    ("clock", "deal", "heartbeat_process", "preflight_agree", "phases", "preflight_host", "watchdog"),
     ("problem",),
     ("counters", "survey"),
     ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),

@@ -17,7 +17,7 @@ from runner.execute import Options, run
 from runner.forecast import Forecast, by_ranks, enough, forecast, settle
 from runner.forecast_record import compare, record
 from runner.rates import Machine, Rate, nominal, nominal_cpu
-from runner.report.forecast_table import render, render_comparison
+from runner.report.plan_table import render, render_comparison
 from runner.spans import STAGES
 from runner.stream.cut import FILLS, ON_DEVICE
 from runner.stream.options import StreamOptions

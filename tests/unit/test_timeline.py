@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
-from runner.report.limits import measure
+from runner.report.bottleneck import measure
 from runner.report.timeline import Lane, check_timeline, page, rows, trace, write_timeline
 from runner.spans import STAGES, Span, Stage
 

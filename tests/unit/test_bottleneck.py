@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.report.limits import WORDS, any_busy, busy, combine, measure, summary
+from runner.report.bottleneck import WORDS, any_busy, busy, combine, measure, summary
 from runner.spans import FOLDED, MOST, NEWEST, STAGES, Interval, Span, Spans, Stage, coarser, union
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=20).map(

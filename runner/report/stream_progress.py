@@ -55,7 +55,7 @@ def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
     return {name: count / seconds for name, count in moved.items() if count} if seconds > 0 else {}
 
 
-class FlowProgress:
+class StreamProgress:
     """Rank 0's view of a streamed run.
 
     The rates it is given are rank 0's own; among several ranks it shows them times the number of ranks, with
@@ -75,7 +75,7 @@ class FlowProgress:
         self._origin: tuple[float, int] | None = None  # when the first chunk ended, bytes done by then
         self._live = _live(columns) if columns else None
 
-    def __enter__(self) -> FlowProgress:
+    def __enter__(self) -> StreamProgress:
         return self
 
     def __exit__(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.report import flow_progress
-from runner.report.flow_progress import BETWEEN, RECENT, FlowProgress, recent_rates
+from runner.report import stream_progress
 from runner.report.progress import QUIET
+from runner.report.stream_progress import BETWEEN, RECENT, StreamProgress, recent_rates
 from runner.spans import NEWEST, STAGES, Span
 
 GB = 1_000_000_000
@@ -37,7 +37,7 @@ def shown(text: str) -> list[str]:
 
 
 def test_time_left_counts_from_the_end_of_the_first_chunk_and_leaves_out_resumed_ones(clock: Clock) -> None:
-    progress = FlowProgress("edges", 0, clock=clock)
+    progress = StreamProgress("edges", 0, clock=clock)
     progress.update(50 * GB, 100 * GB, dict)  # what an earlier run had done
     clock.now += 7  # the pipeline fills
     progress.update(50 * GB, 100 * GB, dict)
@@ -52,7 +52,7 @@ def test_time_left_counts_from_the_end_of_the_first_chunk_and_leaves_out_resumed
 
 def test_time_left_is_right_when_drawings_are_skipped(clock: Clock) -> None:
     """What is noted does not depend on what is shown."""
-    progress = FlowProgress("edges", None, clock=clock)
+    progress = StreamProgress("edges", None, clock=clock)
     for done in range(5):
         progress.update(done * GB, 100 * GB, dict)
         clock.now += 0.01
@@ -62,7 +62,7 @@ def test_time_left_is_right_when_drawings_are_skipped(clock: Clock) -> None:
 def test_a_terminal_is_redrawn_a_few_times_a_second_and_at_the_end(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with FlowProgress("edges", 100, clock=clock) as progress:
+    with StreamProgress("edges", 100, clock=clock) as progress:
         for done in range(101):
             progress.update(done * GB, 100 * GB, lambda: RATES)
             clock.now += BETWEEN / 10
@@ -72,7 +72,7 @@ def test_a_terminal_is_redrawn_a_few_times_a_second_and_at_the_end(
 
 
 def test_the_line_of_a_terminal(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with FlowProgress("edges", 140, ranks=4, clock=clock) as progress:
+    with StreamProgress("edges", 140, ranks=4, clock=clock) as progress:
         for done in (0, 10, 20):
             progress.update(done * GB, 100 * GB, lambda: RATES)
             clock.now += 30
@@ -90,7 +90,7 @@ def test_rates_are_asked_for_only_when_they_are_shown(clock: Clock, columns: int
         calls += 1
         return RATES
 
-    with FlowProgress("edges", columns, clock=clock) as progress:
+    with StreamProgress("edges", columns, clock=clock) as progress:
         for done in range(12):
             progress.update(done * GB, 20 * GB, rates)
             clock.now += QUIET / 4
@@ -99,7 +99,7 @@ def test_rates_are_asked_for_only_when_they_are_shown(clock: Clock, columns: int
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 140, 300])
 def test_the_line_fits_any_terminal(clock: Clock, columns: int, capsys: pytest.CaptureFixture[str]) -> None:
-    with FlowProgress("edges", columns, ranks=4, clock=clock) as progress:
+    with StreamProgress("edges", columns, ranks=4, clock=clock) as progress:
         for done in (0, 10, 20):
             progress.update(done * GB, 100 * GB, lambda: RATES)
             clock.now += 30
@@ -113,7 +113,7 @@ def test_the_line_fits_any_terminal(clock: Clock, columns: int, capsys: pytest.C
 
 
 def test_without_a_terminal_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = FlowProgress("edges", None, clock=clock)
+    progress = StreamProgress("edges", None, clock=clock)
     for done in range(0, 12):
         progress.update(done * GB, 20 * GB, lambda: {"read": 500e6})
         clock.now += QUIET / 4
@@ -123,7 +123,7 @@ def test_without_a_terminal_a_line_now_and_then(clock: Clock, capsys: pytest.Cap
 
 
 def test_other_ranks_say_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with FlowProgress("edges", 0, clock=clock) as progress:
+    with StreamProgress("edges", 0, clock=clock) as progress:
         progress.update(0, 10, lambda: RATES)
         clock.now += 100
         progress.update(10, 10, lambda: RATES)
@@ -132,18 +132,18 @@ def test_other_ranks_say_nothing(clock: Clock, capsys: pytest.CaptureFixture[str
 
 
 def test_the_rates_of_one_rank_are_no_guess(clock: Clock) -> None:
-    assert "~" not in "".join(FlowProgress("edges", 0, clock=clock).texts(1, 2, RATES, None))
+    assert "~" not in "".join(StreamProgress("edges", 0, clock=clock).texts(1, 2, RATES, None))
 
 
 def test_a_title_is_shown_as_it_is(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Square brackets mean colours to rich."""
-    with FlowProgress("[red]edges[/]", 80, clock=clock) as progress:
+    with StreamProgress("[red]edges[/]", 80, clock=clock) as progress:
         progress.update(1, 2, dict)
     assert "[red]edges[/]" in capsys.readouterr().err
 
 
 def test_an_empty_input_is_done() -> None:
-    assert FlowProgress("edges", 0).texts(0, 0, {}, None) == ["100 %", "0 B of 0 B"]
+    assert StreamProgress("edges", 0).texts(0, 0, {}, None) == ["100 %", "0 B of 0 B"]
 
 
 @pytest.fixture
@@ -191,4 +191,4 @@ def test_no_span_yet_no_rate() -> None:
 
 
 def test_flows_name_known_stages() -> None:
-    assert {stage for stages in flow_progress.FLOWS.values() for stage in stages} == set(STAGES)
+    assert {stage for stages in stream_progress.FLOWS.values() for stage in stages} == set(STAGES)

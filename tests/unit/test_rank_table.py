@@ -11,7 +11,7 @@ import made_survey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.report.survey_table import LINES, WIDTH, rows, table
+from runner.report.rank_table import LINES, WIDTH, rows, table
 from runner.survey import Gpu, Interface, Port, Survey, survey
 
 GIB = 1 << 30
