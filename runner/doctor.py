@@ -15,7 +15,7 @@ from runner.inspection import inspect, judge, refuse
 from runner.launcher import Started
 from runner.problem import Problem
 from runner.rank import as_rank
-from runner.report.rank_table import rows, table
+from runner.rank_table import render, rows
 from runner.report.record import write
 from runner.storage import check_place
 from runner.survey import Survey
@@ -48,7 +48,7 @@ def main(
             "problems": [asdict(problem) for problem in problems],
         }
         if world.rank == 0:
-            sys.stdout.write(table(surveys))
+            sys.stdout.write(render(surveys))
             for problem in problems:
                 print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
             if not problems:

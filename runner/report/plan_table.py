@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from runner.report.table import table
 from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
-
-Rows = Sequence[Sequence[str]]
 
 
 def render(record: Mapping[str, Any]) -> str:
@@ -26,7 +25,7 @@ def render(record: Mapping[str, Any]) -> str:
     lines = [
         _headline(record),
         "",
-        *_table(("stage", "of a", "bytes", "rate", "from", "time"), stages, left=(0, 1, 4)),
+        *table(("stage", "of a", "bytes", "rate", "from", "time"), stages, left=(0, 1, 4)),
         "",
         *_pieces(record),
         *_floor(record),
@@ -50,13 +49,13 @@ def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
     ]
     heads = ("stage", "bytes", "rate", "forecast", "measured", "forecast / measured")
-    return "\n".join(_table(heads, found, left=(0,))) + "\n"
+    return "\n".join(table(heads, found)) + "\n"
 
 
 def render_rates(rates: Mapping[str, float]) -> str:
     """Rates in bytes per second, by name."""
     rows = [(name, rate_text(rate)) for name, rate in rates.items()]
-    return "\n".join(_table(("measured", "rate"), rows, left=(0,))) + "\n"
+    return "\n".join(table(("measured", "rate"), rows)) + "\n"
 
 
 def _headline(record: Mapping[str, Any]) -> str:
@@ -112,7 +111,7 @@ def _by_ranks(record: Mapping[str, Any]) -> list[str]:
         for one in times
     ]
     heads = ("ranks", "hosts", "as", "run", "with start", "limited by")
-    return [*_table(heads, rows, left=(2, 5)), "", f"  {_advice(record)}"]
+    return [*table(heads, rows, left=(2, 5)), "", f"  {_advice(record)}"]
 
 
 def _advice(record: Mapping[str, Any]) -> str:
@@ -124,19 +123,6 @@ def _advice(record: Mapping[str, Any]) -> str:
     thing = "GPU" if record["machine"]["kind"] == "cuda" else "rank"
     verb = "is" if fewest == 1 else "are"
     return f"{counted(fewest, thing)} {verb} enough: {few} with start, {many} with {ranks}"
-
-
-def _table(heads: Sequence[str], rows: Rows, left: Sequence[int]) -> list[str]:
-    everything = [heads, *rows]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(heads))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in everything
-    ]
 
 
 def _shape(shape: Sequence[int]) -> str:

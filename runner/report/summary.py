@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from runner.report.plan_table import render_comparison
 from runner.report.record import Record
+from runner.report.table import table
 from runner.report.units import bytes_text, counted, figure, seconds_text
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
@@ -14,14 +15,8 @@ COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of 
 
 def render(record: Record) -> str:
     """The summary as text."""
-    lines = [_headline(record), ""]
-    rows = [COLUMNS, *(_row(record, name, phase) for name, phase in record["phases"].items())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  " + "  ".join(cells).rstrip())
-    lines += ["", *_notes(record)]
+    rows = [_row(record, name, phase) for name, phase in record["phases"].items()]
+    lines = [_headline(record), "", *table(COLUMNS, rows), "", *_notes(record)]
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,8 @@ def table(
 ) -> list[str]:
     """One line for the heads and one for each row, without trailing spaces.
 
-    heads: one text per column; where all are empty there is no line for them. rows: cells, each of one line.
+    heads: one text per column; where all are empty there is no line for them. rows: a cell for each column;
+    characters that cannot be printed, such as line ends, become "?".
     left: numbers of the columns aligned left, which suits text; the others are aligned right, which suits
     numbers. width: columns of the terminal or page; None: as wide as the cells need. Where the table is
     wider, cells of the columns numbered in `elastic` are cut, the widest column first; without elastic
@@ -34,6 +35,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
+    heads, *rows = ([_printable(cell) for cell in row] for row in (heads, *rows))
     widths = _widths([heads, *rows], elastic, None if width is None else width - indent)
     grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=any(heads))
     for number, (head, columns) in enumerate(zip(heads, widths, strict=True)):
@@ -66,6 +68,10 @@ def _widths(lines: Sequence[Sequence[str]], elastic: Collection[int], room: int 
             break
         widths[widest] -= 1
     return widths
+
+
+def _printable(cell: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in cell)
 
 
 def _cut(cell: str, columns: int) -> str:

@@ -18,7 +18,7 @@ from runner.comm.mpi import MpiComm
 from runner.doctor import SCHEMA, main
 from runner.inspection import Unfit, inspect, preflight
 from runner.launcher import BY_HAND, Started
-from runner.report.rank_table import table
+from runner.rank_table import render
 from runner.survey import Survey
 from runner.world import World, open_world
 
@@ -74,7 +74,7 @@ def rows(text: str, survey: Survey) -> list[str]:
 
 def test_the_table_has_a_line_for_every_rank(world: World) -> None:
     surveys = inspect(world.control, world.ranks, world.backend)
-    text = table(surveys)
+    text = render(surveys)
     assert text.startswith(f"{world.size} rank")
     assert [len(rows(text, survey)) for survey in surveys] == [1] * world.size
 

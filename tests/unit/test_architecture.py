@@ -25,7 +25,7 @@ LAYERS = (
     ("apply",),
     ("execute", "find", "heartbeat", "inspection", "mutations"),
     ("batch_job", "map_job"),
-    ("options",),
+    ("options", "rank_table"),
     ("forecast_record",),
     ("forecast",),
     ("check", "store", "stream"),

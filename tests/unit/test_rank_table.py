@@ -11,7 +11,7 @@ import made_survey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.report.rank_table import LINES, WIDTH, rows, table
+from runner.rank_table import LINES, WIDTH, render, rows
 from runner.survey import Gpu, Interface, Port, Survey, survey
 
 GIB = 1 << 30
@@ -112,14 +112,14 @@ host n1
 
 
 def test_a_run_on_gpus() -> None:
-    assert table(run(2, 2)) == GOLDEN
+    assert render(run(2, 2)) == GOLDEN
 
 
 def test_a_run_on_cpus() -> None:
     first, second = without_gpu(run(1, 2))
     bare = {"settings": {}, "interfaces": (), "ports": (), "shm_total": 0, "shm_free": 0, "memlock": 65536}
     second = replace(second, cpus=(5,), one_core=True, visible="")
-    assert table([replace(first, **bare), replace(second, **bare)]) == GOLDEN_CPU
+    assert render([replace(first, **bare), replace(second, **bare)]) == GOLDEN_CPU
 
 
 def line(text: str, start: str) -> str:
@@ -136,7 +136,7 @@ def test_what_differs_says_who_has_what() -> None:
         gpu=replace(first.gpu, driver="", cuda=""),
         settings={},
     )
-    text = table([first, *others])
+    text = render([first, *others])
     assert line(text, "MPI ").split(maxsplit=1)[1] == (
         "Open MPI v5.0.11 on ranks 1-3 (hosts n1, n2); MPICH 5.0.2 on rank 0 (host n1)"
     )
@@ -158,7 +158,7 @@ def test_what_is_wrong_with_a_gpu_is_in_its_line() -> None:
         numa=(0, 1),
     )
     blind = replace(second, gpu=Gpu("NVIDIA H200", "GPU-x", "0000:11:00.0", 1), numa=())
-    told = [one.split("  ") for one in table([bad, blind]).splitlines() if one.startswith("n1")]
+    told = [one.split("  ") for one in render([bad, blind]).splitlines() if one.startswith("n1")]
     cells = [[cell.strip() for cell in one if cell.strip()] for one in told]
     assert cells[0][5:7] == ["16/18", "1 x8 of 5 x16"]
     assert cells[0][-1] == "0-1, GPU 3"
@@ -169,12 +169,12 @@ def test_what_is_wrong_with_a_gpu_is_in_its_line() -> None:
 def test_a_gpu_without_nvlink() -> None:
     (one,) = run(1, 1)
     assert one.gpu
-    text = table([replace(one, gpu=replace(one.gpu, nvlinks=0, nvlinks_up=0))])
+    text = render([replace(one, gpu=replace(one.gpu, nvlinks=0, nvlinks_up=0))])
     assert line(text, "n1").split()[5] == "none"
 
 
 def test_many_hosts_that_are_alike_are_shown_once() -> None:
-    text = table([replace(one, memlock=None) for one in run(64, 8)])
+    text = render([replace(one, memlock=None) for one in run(64, 8)])
     assert len(text.splitlines()) < 30
     assert "  alike: hosts n2, n3, n4, n5 and 59 more, ranks 8-511" in text.splitlines()
     assert "hosts n1, n2, n3, n4 and 60 more; addresses and free memory are those of n1" in text.splitlines()
@@ -187,7 +187,7 @@ def test_the_host_that_is_not_alike_is_shown() -> None:
     odd = surveys[100]
     assert odd.gpu
     surveys[100] = replace(odd, gpu=replace(odd.gpu, nvlinks_up=17))
-    text = table(surveys)
+    text = render(surveys)
     assert sum(one.startswith("n1 ") for one in text.splitlines()) == 8
     assert sum(one.startswith("n13 ") for one in text.splitlines()) == 8
     assert "ranks 8-95, 104-511" in text
@@ -195,20 +195,20 @@ def test_the_host_that_is_not_alike_is_shown() -> None:
 
 def test_long_names_of_hosts_that_are_alike_are_wrapped() -> None:
     surveys = [replace(one, host=f"{one.host}.{'x' * 40}.cluster.example", memlock=None) for one in run(8, 8)]
-    text = table(surveys)
+    text = render(surveys)
     assert "  alike: hosts n2." in text
     assert max(len(one) for one in text.splitlines()) <= WIDTH
 
 
 def test_few_ranks_are_all_shown() -> None:
     surveys = run(LINES // 8, 8)
-    assert sum(one.startswith("n") for one in table(surveys).splitlines()) == LINES
-    assert "alike" not in table(surveys).partition("\n\nhost")[0]
+    assert sum(one.startswith("n") for one in render(surveys).splitlines()) == LINES
+    assert "alike" not in render(surveys).partition("\n\nhost")[0]
 
 
 def test_least_memory_of_a_host_counts() -> None:
     first, second = run(1, 2)
-    text = table([replace(first, memlock=None, shm_free=GIB), replace(second, memlock=65536)])
+    text = render([replace(first, memlock=None, shm_free=GIB), replace(second, memlock=65536)])
     assert line(text, "  /dev/shm").endswith("64 GiB, 1 GiB free")
     assert line(text, "  memlock").endswith("64 KiB")
 
@@ -216,7 +216,7 @@ def test_least_memory_of_a_host_counts() -> None:
 def test_ports_of_a_kind_are_together() -> None:
     (one,) = run(1, 1)
     odd = (Port("mlx5_7", 1, "DOWN", None, "InfiniBand"), Port("mlx5_8", 2, "ACTIVE", 100.0, "Ethernet"))
-    assert " ".join(table([replace(one, ports=(*one.ports, *odd))]).split()).endswith(
+    assert " ".join(render([replace(one, ports=(*one.ports, *odd))]).split()).endswith(
         "RDMA InfiniBand ACTIVE 400 Gb/s: mlx5_0:1, mlx5_1:1; InfiniBand DOWN unknown: mlx5_7:1; "
         "Ethernet ACTIVE 100 Gb/s: mlx5_8:2"
     )
@@ -239,7 +239,7 @@ def test_rows_are_plain_values() -> None:
 
 def test_this_machine() -> None:
     here = survey(0, "n1", "n1/boot", 0)
-    assert "GPU         none" in table([here]).splitlines()
+    assert "GPU         none" in render([here]).splitlines()
     json.dumps(rows([here]))
 
 
@@ -271,5 +271,5 @@ WORD = st.text(st.characters(codec="ascii", min_codepoint=33), max_size=120)
 )
 def test_any_facts_fit(changes: list[dict[str, Any]], with_gpu: bool) -> None:
     surveys = [replace(one, **change) for one, change in zip(run(4, 2), changes, strict=False)]
-    text = table(surveys if with_gpu else without_gpu(surveys))
+    text = render(surveys if with_gpu else without_gpu(surveys))
     assert max(len(one) for one in text.splitlines()) <= WIDTH

@@ -62,3 +62,7 @@ def test_the_terminal_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "20", "TTY_COMPATIBLE": "1"}.items():
         monkeypatch.setenv(name, value)
         assert table(("stage", "bytes"), [("a" * 200, "1")]) == plain
+
+
+def test_a_row_is_one_line_whatever_is_in_it() -> None:
+    assert table(("", ""), [("a\nb\x7f", "\x1b[1mc")], indent=0) == ["a?b?  ?[1mc"]

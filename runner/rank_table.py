@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from runner.problem import by_host, few, groups, numbers, spread, which_hosts
+from runner.report.table import table
 from runner.survey import Gpu, Interface, Survey
 from runner.watch_report import ranges
 
@@ -16,8 +17,8 @@ LINES = 32  # with more ranks than this, of hosts that are alike one is shown
 NONE, UNKNOWN = "none", "unknown"
 
 COLUMNS = ("host", "rank", "local", "bus id", "UUID", "NVLink", "PCIe", "visible", "cores", "NUMA")
-RIGHT = ("rank", "local")
-ELASTIC = ("host", "visible", "cores", "NUMA")  # cut where a line is too long, the longest first
+LEFT = [at for at, name in enumerate(COLUMNS) if name not in ("rank", "local")]
+ELASTIC = [COLUMNS.index(name) for name in ("host", "visible", "cores", "NUMA")]
 OWN = (0, 1, 4)  # host, rank and UUID are never alike on two hosts
 
 
@@ -26,7 +27,7 @@ def rows(surveys: Sequence[Survey]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(survey) for survey in surveys]
 
 
-def table(surveys: Sequence[Survey]) -> str:
+def render(surveys: Sequence[Survey]) -> str:
     """Text of at most 110 columns; surveys: of every rank."""
     return "\n".join([*_alike(surveys), "", *_ranks(surveys), "", *_hosts(surveys)]) + "\n"
 
@@ -69,19 +70,23 @@ def _one_or_all(values: Iterable[tuple[str, Survey]]) -> str:
 
 
 def _ranks(surveys: Sequence[Survey]) -> list[str]:
-    lines: list[tuple[str, ...] | str] = [COLUMNS]
+    """Where many hosts are alike, the ranks of one of them and a line that names the others."""
     collapse = len(surveys) > LINES
     shown: dict[object, list[list[Survey]]] = {}
     for number, host in enumerate(by_host(surveys)):
         cells = [_cells(survey) for survey in host]
         own = [[cell for at, cell in enumerate(row) if at not in OWN] for row in cells]
         shown.setdefault(str(own) if collapse else number, []).append(host)
+    firsts = [_cells(survey) for alike in shown.values() for survey in alike[0]]
+    heads, *rows = table(COLUMNS, firsts, left=LEFT, elastic=ELASTIC, width=WIDTH, indent=0)
+    lines = [heads]
     for alike in shown.values():
-        lines += [_cells(survey) for survey in alike[0]]
+        lines += rows[: len(alike[0])]
+        rows = rows[len(alike[0]) :]
         if len(alike) > 1:
             others = [survey for host in alike[1:] for survey in host]
-            lines.append(f"  alike: {which_hosts(others)}, ranks {ranges(numbers(others))}")
-    return _columns(lines)
+            lines += _wrapped(f"  alike: {which_hosts(others)}, ranks {ranges(numbers(others))}")
+    return lines
 
 
 def _cells(survey: Survey) -> tuple[str, ...]:
@@ -120,26 +125,6 @@ def _numa(survey: Survey) -> str:
     nodes = ranges(survey.numa) or UNKNOWN
     near = survey.gpu.numa_node if survey.gpu else None
     return nodes if near is None or near in survey.numa else f"{nodes}, GPU {near}"
-
-
-def _columns(lines: Sequence[tuple[str, ...] | str]) -> list[str]:
-    """Cells one below the other; a text among them stays as it is."""
-    widths = [max(len(row[at]) for row in lines if isinstance(row, tuple)) for at in range(len(COLUMNS))]
-    elastic = [COLUMNS.index(name) for name in ELASTIC]
-    while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
-        widest = max(elastic, key=widths.__getitem__)
-        widths[widest] -= 1
-    return [
-        text for row in lines for text in (_wrapped(row) if isinstance(row, str) else [_row(row, widths)])
-    ]
-
-
-def _row(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = []
-    for name, cell, width in zip(COLUMNS, row, widths, strict=True):
-        cut = cell if len(cell) <= width else cell[: width - 3] + "..."
-        cells.append(cut.rjust(width) if name in RIGHT else cut.ljust(width))
-    return "  ".join(cells).rstrip()
 
 
 # Hosts, those that are alike together.
