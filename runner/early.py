@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from runner.errors import MeshrunError
+from runner import nvml
+from runner.errors import MeshrunError, UserError
 
 
 def begin(device: str) -> threading.Thread | None:
@@ -23,12 +24,8 @@ def begin(device: str) -> threading.Thread | None:
 
 def _load() -> None:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()  # and kept for the life of the process: NVML counts who uses it
-    except ImportError:
-        return
-    except pynvml.NVMLError:
+        nvml.start()
+    except UserError:
         return
     with contextlib.suppress(ImportError, MeshrunError, RuntimeError):
         from runner.comm import nccl

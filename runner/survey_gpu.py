@@ -9,7 +9,9 @@ from typing import Any
 
 from runner import sysfs
 from runner.backend import Device
+from runner.errors import UserError
 from runner.links import nvlink_states
+from runner.nvml import handle
 
 
 @dataclass(frozen=True)
@@ -57,42 +59,32 @@ def read_gpu(device: Device, cuda_runtime: int, root: Path, cpu_count: int) -> G
     }
     # NVML knows them too, but is slow to say so, the more ranks ask at once.
     near = sysfs.numbers(sysfs.text(_pci(device.bus_id, root) / "local_cpulist"))
-    try:
-        import pynvml
-    except ImportError:
-        return Gpu(**known, cpus=near)
-    told = read_nvml(device.uuid, 0 if near else cpu_count, pynvml)
-    return Gpu(**{**known, **told, "cpus": near or told.get("cpus", ())})
+    reported = _nvml_facts(device.uuid, 0 if near else cpu_count)
+    return Gpu(**{**known, **reported, "cpus": near or reported.get("cpus", ())})
 
 
-def read_nvml(uuid: str, cpu_count: int, nvml: Any) -> dict[str, Any]:
-    """NVML's share of Gpu's fields; empty where NVML does not answer. nvml: pynvml, not initialised.
+def _nvml_facts(uuid: str, cpu_count: int) -> dict[str, Any]:
+    """NVML's share of Gpu's fields; empty where NVML does not start or does not know the GPU.
 
     cpu_count: the highest CPU number + 1; 0: the cores near the GPU are not asked for.
     """
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        nvml, device = handle(uuid)
+    except UserError:
         return {}
-    try:
-        device = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        up, links = _nvlinks(device, nvml)
-        return {
-            "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion) or "",
-            "cuda_driver": dotted(_ask(nvml, nvml.nvmlSystemGetCudaDriverVersion) or 0),
-            "on_host": _ask(nvml, nvml.nvmlDeviceGetCount),
-            "nvlinks_up": up,
-            "nvlinks": links,
-            "pcie_generation": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, device),
-            "pcie_generation_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device),
-            "pcie_width": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, device),
-            "pcie_width_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device),
-            "cpus": _near(device, cpu_count, nvml) if cpu_count else (),
-        }
-    except nvml.NVMLError:
-        return {}
-    finally:
-        nvml.nvmlShutdown()
+    up, links = _nvlinks(device, nvml)
+    return {
+        "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion) or "",
+        "cuda_driver": dotted(_ask(nvml, nvml.nvmlSystemGetCudaDriverVersion) or 0),
+        "on_host": _ask(nvml, nvml.nvmlDeviceGetCount),
+        "nvlinks_up": up,
+        "nvlinks": links,
+        "pcie_generation": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, device),
+        "pcie_generation_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device),
+        "pcie_width": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, device),
+        "pcie_width_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device),
+        "cpus": _near(device, cpu_count, nvml) if cpu_count else (),
+    }
 
 
 def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -67,7 +67,7 @@ LAYERS = (
     ("partition", "watch_progress"),
     ("journal", "launcher", "links", "verdict", "watch_channel", "watch_report"),
     ("lock",),
-    ("files",),
+    ("files", "nvml"),
     ("errors", "spans", "sysfs"),
 )
 
@@ -145,6 +145,11 @@ def mpi_has_one_home(source: Source) -> Iterator[str]:
 def nccl_has_one_home(source: Source) -> Iterator[str]:
     if source.path != "runner/comm/nccl.py":
         yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("nccl"))
+
+
+def nvml_has_one_home(source: Source) -> Iterator[str]:
+    if source.path != "runner/nvml.py":
+        yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("pynvml"))
 
 
 def the_runner_knows_neither_jobs_nor_the_door(source: Source) -> Iterator[str]:
@@ -238,6 +243,7 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("runner/comm/nccl_calls.py", "def f():\n    from nccl.bindings import nccl"),
         ("jobs/a.py", "import nccl.core"),
     ],
+    nvml_has_one_home: [("runner/links.py", "def f():\n    import pynvml")],
     the_runner_knows_neither_jobs_nor_the_door: [
         ("runner/find.py", "import jobs.laplacian"),
         ("runner/report/summary.py", "def f():\n    from launch import cli"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nvml import UUID
+from nvml import UUID, loaded
 from nvml_counters import Nvml
 
 from jobs.validate.counters import KNOWN, changes
@@ -231,7 +231,8 @@ def test_every_counter_that_is_read_has_a_meaning_or_is_known_to_have_none() -> 
 def test_a_reading_against_itself_tells_nothing() -> None:
     """A GPU with counters that are not zero, and links of which one is down."""
     nvml = Nvml([1, 0], {94: 7, 3: 2, 74: 2.5e9}, {(0, 0): 9}, {"width": 16, ("clock", 1): 345})
-    read = counters_gpu.gpu_counters(UUID, 0, nvml)
+    with loaded(nvml):
+        read = counters_gpu.gpu_counters(UUID, 0)
     values: Values = {("c7", *key): value for key, value in read.items()}
     assert len(values) > 6
     assert changes("gpu", values, values) == ()
