@@ -30,7 +30,7 @@ def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
 
 def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> Any:
     parameters = job.complete(parameters)
-    phases = Phases(world.backend)
+    phases = Phases(world.backend.synchronize)
     if job.kind != "map":
         source = MemorySource(array)
         return call(Run(world, job, parameters, source, None, Options(), Ending(), quiet, phases))

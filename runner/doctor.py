@@ -16,7 +16,7 @@ from runner.launcher import Started
 from runner.problem import Problem
 from runner.rank import as_rank
 from runner.rank_table import render, rows
-from runner.report.record import write
+from runner.report.record import envelope, write_json
 from runner.storage import check_place
 from runner.survey import Survey
 from runner.world import DeviceChoice, Rank, World
@@ -42,11 +42,8 @@ def main(
 
     def body(world: World, ending: Ending) -> dict[str, Any]:
         surveys, problems = found[0]
-        record = {
-            "schema": SCHEMA,
-            "ranks": rows(surveys),
-            "problems": [asdict(problem) for problem in problems],
-        }
+        facts = {"ranks": rows(surveys), "problems": [asdict(problem) for problem in problems]}
+        record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
             sys.stdout.write(render(surveys))
             for problem in problems:
@@ -55,7 +52,7 @@ def main(
                 print("nothing is wrong")
             sys.stdout.flush()
             if file is not None:
-                write(record, file)
+                write_json(file, "doctor", SCHEMA, record)
         refuse(problems)
         return record
 

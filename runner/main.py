@@ -10,8 +10,8 @@ from runner.ending import Ending
 from runner.execute import Options, execute
 from runner.launcher import BY_HAND, Started
 from runner.rank import as_rank
-from runner.report import record as records
 from runner.report.progress import ProgressBar
+from runner.report.record import plain
 from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
 from runner.world import World
@@ -57,8 +57,8 @@ def main(
             if record["output"] is None:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(render(record))
-        plain: dict[str, Any] = records.plain(record)
-        return plain
+        values: dict[str, Any] = plain(record, texts=False)
+        return values
 
     return as_rank(
         body,

@@ -1,13 +1,11 @@
-"""How long each phase of a run took, on the clock of whatever did the work."""
+"""How long each phase of a run took on one rank, the work of its device included."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-
-from runner.backend import Backend
 
 
 @dataclass
@@ -20,9 +18,12 @@ class Phase:
 
 @dataclass
 class Phases:
-    """The phases of one rank, in the order of their first use."""
+    """The phases of one rank, in the order of their first use.
 
-    backend: Backend
+    synchronize: waits for the work that was issued to the rank's device.
+    """
+
+    synchronize: Callable[[], None]
     phases: dict[str, Phase] = field(default_factory=dict)
 
     @contextmanager
@@ -30,7 +31,7 @@ class Phases:
         """Time what happens inside, to the end of the device work that it issued."""
         begin = time.perf_counter()
         yield
-        self.backend.synchronize()
+        self.synchronize()
         self.add(name, time.perf_counter() - begin, moved)
 
     def add(self, name: str, seconds: float, moved: int = 0) -> None:

@@ -60,7 +60,7 @@ class World:
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.phases = Phases(self.backend)
+        self.phases = Phases(self.backend.synchronize)
 
     @property
     def rank(self) -> int:

@@ -25,7 +25,7 @@ LAYERS = (
     ("apply",),
     ("execute", "find", "heartbeat", "inspection", "mutations"),
     ("batch_job", "map_job"),
-    ("options", "rank_table"),
+    ("options", "rank_table", "record_builder"),
     ("forecast_record",),
     ("forecast",),
     ("check", "store", "stream"),
@@ -37,7 +37,7 @@ LAYERS = (
     ("exchange", "here", "storage"),
     ("world",),
     ("device", "preflight"),
-    ("clock", "deal", "heartbeat_process", "preflight_agree", "phases", "preflight_host", "watchdog"),
+    ("clock", "deal", "heartbeat_process", "preflight_agree", "preflight_host", "watchdog"),
     ("problem",),
     ("counters", "survey"),
     ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),
@@ -68,7 +68,7 @@ LAYERS = (
     ("journal", "launcher", "links", "verdict", "watch_channel", "watch_report"),
     ("lock",),
     ("files", "nvml"),
-    ("errors", "spans", "sysfs"),
+    ("errors", "phases", "spans", "sysfs"),
 )
 
 CUPY = ("runner/backend/cuda*.py", "runner/comm/nccl*.py")

@@ -69,7 +69,7 @@ def test_links_under_names_that_can_be_guessed_are_not_followed(tmp_path: Path, 
     for name in guessed:
         path.with_name(name).symlink_to(victim)
     writers: list[Callable[[], object]] = [
-        lambda: records.write({}, path),
+        lambda: records.write_json(path, "test", 1, {}),
         lambda: write_timeline(path, [], {}),
         lambda: Kept(path).write(lambda: "{}"),
         lambda: baseline.add(path, RUN),
