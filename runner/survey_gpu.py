@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from runner import sysfs
-from runner.backend import Device
 from runner.errors import UserError
 from runner.links import nvlink_states
 from runner.nvml import handle
@@ -43,23 +42,25 @@ class Gpu:
     cpus: tuple[int, ...] = ()
 
 
-def read_gpu(device: Device, cuda_runtime: int, root: Path, cpu_count: int) -> Gpu:
-    """Facts of the GPU `device`.
+def read_gpu(
+    name: str, uuid: str, bus_id: str, index: int, cuda_runtime: int, root: Path, cpu_count: int
+) -> Gpu:
+    """Facts of the GPU that CUDA describes so.
 
     cuda_runtime: as CUDA counts, 12090 for 12.9; 0 where not known. root: sysfs. cpu_count: the
     highest CPU number + 1.
     """
     known: dict[str, Any] = {
-        "name": device.name,
-        "uuid": device.uuid,
-        "bus_id": device.bus_id,
-        "index": device.index,
+        "name": name,
+        "uuid": uuid,
+        "bus_id": bus_id,
+        "index": index,
         "cuda": dotted(cuda_runtime),
-        "numa_node": numa_node(device.bus_id, root),
+        "numa_node": numa_node(bus_id, root),
     }
     # NVML knows them too, but is slow to say so, the more ranks ask at once.
-    near = sysfs.numbers(sysfs.text(_pci(device.bus_id, root) / "local_cpulist"))
-    reported = _nvml_facts(device.uuid, 0 if near else cpu_count)
+    near = sysfs.numbers(sysfs.text(_pci(bus_id, root) / "local_cpulist"))
+    reported = _nvml_facts(uuid, 0 if near else cpu_count)
     return Gpu(**{**known, **reported, "cpus": near or reported.get("cpus", ())})
 
 

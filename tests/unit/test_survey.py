@@ -271,6 +271,9 @@ def test_rdma_ports(tmp_path: Path) -> None:
 # The GPU.
 
 
+CUDA = (GPU.name, GPU.uuid, GPU.bus_id, GPU.index)
+
+
 class Nvml(nvml.Nvml):
     """One of eight GPUs on a host."""
 
@@ -369,7 +372,7 @@ def test_the_numa_node_of_a_gpu(
     load(monkeypatch, None)
     if told is not None:
         write(tmp_path / "bus/pci/devices/0000:1a:00.0/numa_node", told)
-    found = read_gpu(GPU, 12090, tmp_path, 8)
+    found = read_gpu(*CUDA, 12090, tmp_path, 8)
     assert (found.numa_node, found.cuda, found.driver, found.nvlinks) == (node, "12.9", "", None)
     assert (found.name, found.uuid, found.bus_id, found.index) == ("NVIDIA H200", UUID, "0000:1A:00.0", 1)
 
@@ -377,13 +380,13 @@ def test_the_numa_node_of_a_gpu(
 def test_the_cores_near_a_gpu_are_the_systems_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load(monkeypatch, Nvml([1] * 4, {"affinity": NVMLError("asked")}))
     write(tmp_path / "bus/pci/devices/0000:1a:00.0/local_cpulist", "0-2,8\n")
-    found = read_gpu(GPU, 12090, tmp_path, 66)
+    found = read_gpu(*CUDA, 12090, tmp_path, 66)
     assert (found.cpus, found.nvlinks_up) == ((0, 1, 2, 8), 4)
 
 
 def test_where_the_system_does_not_say_nvml_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load(monkeypatch, Nvml([1] * 4))
-    assert read_gpu(GPU, 12090, tmp_path, 66).cpus == (0, 2, 63, 65)
+    assert read_gpu(*CUDA, 12090, tmp_path, 66).cpus == (0, 2, 63, 65)
 
 
 def test_a_rank_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
