@@ -85,7 +85,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Bottleneck:
     """A run's stages, in the order of STAGES, those that occurred.
 
     wall: seconds from the first span's begin to the last one's end. ranks: those that had a chunk.
@@ -137,7 +137,7 @@ class Limits:
         }
 
 
-def measure(ranks: Sequence[Sequence[Span]], gpu: bool) -> Limits:
+def measure(ranks: Sequence[Sequence[Span]], gpu: bool) -> Bottleneck:
     """What the spans of all ranks show; their clocks must agree (`Span.shifted`).
 
     gpu: the ranks compute on GPUs. A rank without any span had nothing to do and is left out.
@@ -145,17 +145,17 @@ def measure(ranks: Sequence[Sequence[Span]], gpu: bool) -> Limits:
     return combine([summary(_tracks(spans), gpu) for spans in ranks], gpu)
 
 
-def combine(ranks: Sequence[Summary], gpu: bool) -> Limits:
+def combine(ranks: Sequence[Summary], gpu: bool) -> Bottleneck:
     """The same from the ranks' summaries."""
     worked = [rank for rank in ranks if rank.moved]
     if not worked:
-        return Limits(0.0, 0, gpu, (), 0.0)
+        return Bottleneck(0.0, 0, gpu, (), 0.0)
     wall = float(
-        max(rank.when[:, 2].max() for rank in worked) - min(rank.when[:, 1].min() for rank in worked)
+        max(np.max(rank.when[:, 2]) for rank in worked) - min(np.min(rank.when[:, 1]) for rank in worked)
     )
     stages = (stage for stage in STAGES if any(stage in rank.moved for rank in worked))
     idle = median(max(0.0, 1 - rank.device / wall) if wall else 0.0 for rank in worked)
-    return Limits(wall, len(worked), gpu, tuple(_load(stage, worked, wall) for stage in stages), idle)
+    return Bottleneck(wall, len(worked), gpu, tuple(_load(stage, worked, wall) for stage in stages), idle)
 
 
 def _tracks(spans: Sequence[Span]) -> Tracks:

@@ -16,7 +16,7 @@ from runner.comm import Control, Counters
 from runner.deal import Deal
 from runner.errors import MeshrunError, RunError
 from runner.phases import Phases
-from runner.report.bottleneck import Limits, Summary, Table, combine, summary
+from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
 from runner.report.stream_progress import BETWEEN, Rates, recent_rates
 from runner.report.timeline import Lane, write_timeline
 from runner.spans import STAGES, Span, Spans
@@ -167,7 +167,7 @@ def _offsets(world: World) -> list[float]:
     return [-clock.offset for clock in clock_offsets(world.control)]
 
 
-def _limits(world: World, mine: Summary, gpu: bool) -> Limits:
+def _limits(world: World, mine: Summary, gpu: bool) -> Bottleneck:
     small = world.control.allgather((mine.moved, mine.device))
     whens = _gather(world.control, mine.when)
     return world.once(

@@ -11,7 +11,7 @@ from runner.ending import Ending
 from runner.errors import UserError
 from runner.journal import Journal
 from runner.report.timeline import check_timeline
-from runner.storage import remove_partial
+from runner.storage import check_place, remove_partial
 from runner.storage.faults import write_error
 from runner.stream.options import StreamOptions
 from runner.world import World
@@ -26,6 +26,7 @@ def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | 
     """
     if options.timeline is not None:
         check_timeline(Path(options.timeline))
+        check_place(Path(options.timeline), "timeline")
     kept = journal.kept()
     if kept is not None and not options.resume:
         raise journal.unfinished(partial)
