@@ -1,4 +1,4 @@
-"""This machine's rates, measured in under a minute: files, host memory, copies to and from its GPUs."""
+"""Measure this machine's rates in under a minute: files, host memory, copies to and from its GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preflight as a command of its own: all facts shown, whatever is wrong with them."""
+"""`meshrun doctor`: run the preflight alone and show all facts, even when checks fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = 1
 def main(
     started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False, mpi: str = ""
 ) -> int:
-    """Run as one rank of `meshrun doctor`; the exit status. UserError where `file` could not be written.
+    """Run one rank of `meshrun doctor`; return the exit status. UserError where `file` cannot be written.
 
     mpi: the library that ranks would load, where this process is alone and loads none.
     """

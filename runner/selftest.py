@@ -1,4 +1,4 @@
-"""`meshrun selftest`: does this installation compute what it should, on whatever it finds here?
+"""`meshrun selftest`: check that this installation computes correct results on this machine.
 
 Every check is a verified run (`check`, full): small arrays with awkward shapes through files,
 cut along one and two axes, every boundary, and the installed jobs on inputs of their own.

@@ -1,4 +1,4 @@
-"""What NVML and sysfs say of a rank's GPU: driver, links, and the cores near it."""
+"""Facts of one GPU from NVML and sysfs: driver, links, and the cores near it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.nvml import handle
 
 @dataclass(frozen=True)
 class Gpu:
-    """One rank's GPU; None or "" is what could not be told.
+    """One rank's GPU; None or "" where a value is not available.
 
     index: among those that the process sees. driver: of the kernel. cuda: CUDA runtime in use;
     cuda_driver: the newest that the driver runs. on_host: GPUs that NVML shows this process, whatever
@@ -58,7 +58,7 @@ def read_gpu(
         "cuda": dotted(cuda_runtime),
         "numa_node": numa_node(bus_id, root),
     }
-    # NVML knows them too, but is slow to say so, the more ranks ask at once.
+    # sysfs first: NVML has the cores too, but answers slowly when many ranks query it at once.
     near = sysfs.numbers(sysfs.text(_pci(bus_id, root) / "local_cpulist"))
     reported = _nvml_facts(uuid, 0 if near else cpu_count)
     return Gpu(**{**known, **reported, "cpus": near or reported.get("cpus", ())})

@@ -1,4 +1,4 @@
-"""Which stage set the pace of a streamed run, from the spans of all ranks: pure arithmetic.
+"""The bottleneck of a streamed run: which stage set its pace, from the spans of all ranks.
 
 A stage is busy on a rank while at least one of its spans runs there: with several chunks in one stage
 at a time their spans overlap, and adding up their lengths would count that time more than once.

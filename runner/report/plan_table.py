@@ -1,4 +1,4 @@
-"""A forecast as text, and what a run took beside it; rows of plain values in."""
+"""A forecast as text, and a comparison of forecast and measured times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How far a streamed run is, while it runs: bytes done, bytes per second, time left.
+"""Progress of a streamed run: bytes done, bytes per second, time left.
 
-On a terminal one line, redrawn; elsewhere a line now and then, as `progress` does for other runs.
+On a terminal one line, redrawn; elsewhere a line every few seconds, as `progress` prints for other runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLOWS = {
 }
 FLOW_OF = {stage: name for name, stages in FLOWS.items() for stage in stages}
 
-Rates = Callable[[], dict[str, float]]  # asked only when they are shown
+Rates = Callable[[], dict[str, float]]  # called only when they are shown
 
 
 def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
@@ -84,16 +84,16 @@ class StreamProgress:
         self.end()
 
     def end(self) -> None:
-        """Nothing more is shown, and the terminal's line is free."""
+        """Stop drawing and free the terminal's line."""
         if self._live is not None:
             self._live.stop()
 
     def update(self, done: int, total: int, rates: Rates) -> None:
-        """Show the state, unless that was done a moment ago.
+        """Show the state, unless it was shown a moment ago.
 
         done, total: bytes of the run's input, of all ranks, as far as rank 0 knows; the first call, before
-        the first chunk, tells what an earlier run had done. rates: tells rank 0's own bytes per second by
-        name; it takes time, and is not asked unless they are shown.
+        the first chunk, gives what an earlier run had done. rates: returns rank 0's own bytes per second by
+        name; it takes time, and is called only when they are shown.
         """
         now = self._clock()
         self._note(done, now)
@@ -125,7 +125,7 @@ class StreamProgress:
         return (total - done) * (now - began) / (done - before)
 
     def texts(self, done: int, total: int, rates: dict[str, float], left: float | None) -> list[str]:
-        """How far, how long yet, how fast, how much: what is missed most comes first."""
+        """Share done, time left, rates, bytes; where room is short, the last ones are dropped."""
         texts = [f"{100 * done // total if total else 100} %"]
         if left is not None:
             texts.append(f"{left_text(left)} left")

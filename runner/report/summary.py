@@ -1,4 +1,4 @@
-"""The table a run ends with, on stderr; a job's result, on stdout."""
+"""The summary printed at the end of a run (stderr) and the job's result (stdout)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def render(record: Record) -> str:
 
 def show_result(result: dict[str, Any], stream: TextIO) -> None:
     """A job's result, one `name: value` a line."""
-    with contextlib.suppress(BrokenPipeError):  # whoever reads has read enough (`| head -1`)
+    with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe (`| head -1`)
         for name, value in result.items():
             stream.write(f"{name}: {value}\n")
         stream.flush()

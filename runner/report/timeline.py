@@ -1,4 +1,4 @@
-"""Every stage of every chunk on every rank, drawn: a page of its own, or a trace for Perfetto.
+"""Timeline of every stage of every chunk on every rank: an HTML page, or a trace for Perfetto.
 
 The page (`.html`) needs nothing but a browser: its data lies in it as JSON and a canvas draws it. The
 trace (`.json`) is Chrome's trace event format, which ui.perfetto.dev and chrome://tracing load.
