@@ -17,7 +17,7 @@ import numpy as np
 
 from runner.find import find
 from runner.phases import Phases
-from runner.pipeline import Pipeline
+from runner.pipeline import Pipeline, halo_plan
 from runner.record_builder import places, versions
 from runner.report.record import write_json
 from runner.work import decide
@@ -62,7 +62,7 @@ def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) ->
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
     work = decide(job, job.complete({}), shape, np.dtype(np.float32), world.size)
-    block = world.backend.empty(work.plan(world.rank).shape, work.dtype)
+    block = world.backend.empty(halo_plan(work, world.rank).shape, work.dtype)
     block[...] = 1
     found = []
     for number in range(rounds + 3):
