@@ -10,14 +10,14 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from jobs.validate import outputs
-from jobs.validate.alarms import unjudged, with_alarms
+from jobs.validate.health.alarms import unjudged, with_alarms
 from jobs.validate.outputs import Outputs
 from jobs.validate.plan import RUNGS
-from jobs.validate.report import Report
-from jobs.validate.told import json as told_json
-from jobs.validate.told import nagios as told_nagios
-from jobs.validate.told import screen as told_screen
-from jobs.validate.told.words import headline
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.formats import nagios as nagios_format
+from jobs.validate.report.formats import terminal
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import headline
 from jobs.validate.verdict import EXIT, Alarm, Rung, Verdict
 
 NOTHING = Verdict("ok", (), tuple(Rung(name, "not measured", "the run ended before") for name in RUNGS), ())
@@ -33,7 +33,7 @@ def conclude(
     answer: rank 0's report, as JSON.
     """
     critical = status == EXIT["critical"]
-    report = told_json.read(json.loads(answer)) if answer else nothing(words)
+    report = json_format.read(json.loads(answer)) if answer else nothing(words)
     report = cut_short(report, sentence(why), critical)
     outputs.write(report, files)
     say(report, nagios, colour=sys.stdout.isatty())
@@ -65,9 +65,9 @@ def sentence(failure: str) -> str:
 def say(report: Report, nagios: bool, colour: bool) -> None:
     """On standard output: a line for a monitor, or the report; its first line where nothing was measured."""
     if nagios:
-        text = told_nagios.text(report)
+        text = nagios_format.text(report)
     elif report.members:
-        text = told_screen.text(report, colour=colour)
+        text = terminal.text(report, colour=colour)
     else:
         text = f"{headline(report)}\n"
     sys.stdout.write(text)

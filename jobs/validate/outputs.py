@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import runner
 
 if TYPE_CHECKING:
-    from jobs.validate.report import Report
+    from jobs.validate.report.model import Report
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def write(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
     for name, path in outputs.named().items():
         if not last and (runner.is_stream(path) or name == "prometheus"):
             continue
-        text: str = importlib.import_module(f"jobs.validate.told.{name}").text(report)
+        text: str = importlib.import_module(f"jobs.validate.report.formats.{name}").text(report)
         try:
             runner.write_file(path, text)
         except OSError as reason:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.probe import Wrong
-from jobs.validate.report import Change, Curve, Drift, Limit, Matrix, Member, Report
+from jobs.validate.report.model import Change, Curve, Drift, Limit, Matrix, Member, Report
 from jobs.validate.verdict import Alarm, Evidence, Finding, Rung, Verdict
 
 GB = 1e9

@@ -13,7 +13,7 @@ from jobs.validate.baseline import sqlite as baseline_sqlite
 from jobs.validate.baseline.drift import ENOUGH, drifted
 from jobs.validate.baseline.run import FINGERPRINT, KEPT, Figure, Run, fleet_of, run_of, unwritable
 from jobs.validate.plan import RUNGS
-from jobs.validate.report import Drift, Member, Report
+from jobs.validate.report.model import Drift, Member, Report
 
 SHOWN = 8  # names in a sentence
 

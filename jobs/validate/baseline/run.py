@@ -11,7 +11,7 @@ from typing import Any
 
 import runner
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report import Member, Report
+from jobs.validate.report.model import Member, Report
 
 Hosts = tuple[tuple[str, int], ...]
 Figure = tuple[

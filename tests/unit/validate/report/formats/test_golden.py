@@ -2,7 +2,7 @@
 
 To renew them, after a look at what changed:
 
-    PYTHONPATH=tests/facts python tests/unit/validate/test_told_golden.py --write
+    PYTHONPATH=tests/facts python tests/unit/validate/report/formats/test_golden.py --write
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 import made_report
 import pytest
 
-from jobs.validate.told import json as told_json
-from jobs.validate.told import junit as told_junit
-from jobs.validate.told import nagios as told_nagios
-from jobs.validate.told import prometheus as told_prometheus
-from jobs.validate.told import screen as told_screen
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.formats import junit as junit_format
+from jobs.validate.report.formats import nagios as nagios_format
+from jobs.validate.report.formats import prometheus as prometheus_format
+from jobs.validate.report.formats import terminal
 
 GOLDEN = Path(__file__).with_name("golden")
 FORMS = {
-    "txt": told_screen.text,
-    "json": told_json.text,
-    "xml": told_junit.text,
-    "prom": told_prometheus.text,
-    "nagios": told_nagios.text,
+    "txt": terminal.text,
+    "json": json_format.text,
+    "xml": junit_format.text,
+    "prom": prometheus_format.text,
+    "nagios": nagios_format.text,
 }
 CASES = [(name, form) for name in made_report.ALL for form in FORMS]
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report import Report
-from jobs.validate.told.prometheus import text
-from jobs.validate.told.words import plain
+from jobs.validate.report.formats.prometheus import text
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import plain
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')

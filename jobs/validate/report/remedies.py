@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jobs.validate.report import Report
-from jobs.validate.told.words import member, on_cpu, rank_name
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import member, on_cpu, rank_name
 from jobs.validate.verdict import Finding
 
 # {host}, {other}: hosts; {gpu}, {peer}: GPUs as nvidia-smi takes them; {rail}: a number.

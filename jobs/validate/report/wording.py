@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report import Change, Drift, Limit, Member, Report
+from jobs.validate.report.model import Change, Drift, Limit, Member, Report
 from jobs.validate.verdict import Finding, RateUnit, unit_of
 
 MOST = 20  # lines of one kind; how many more there are is said

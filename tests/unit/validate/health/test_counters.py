@@ -6,9 +6,9 @@ import pytest
 from nvml import UUID
 from nvml_counters import Nvml
 
-from jobs.validate.counters import KNOWN, changes
+from jobs.validate.health.counters import KNOWN, changes
 from jobs.validate.probe import Counter
-from jobs.validate.report import Change
+from jobs.validate.report.model import Change
 from runner import counters_gpu, counters_network
 
 GPU, LINK, PORT, ETH, TCP = "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP"

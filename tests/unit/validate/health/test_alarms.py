@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import made_report
 
-from jobs.validate.alarms import beside
+from jobs.validate.health.alarms import beside
 from jobs.validate.plan import Plan
-from jobs.validate.report import Report
+from jobs.validate.report.model import Report
 
 GB = 1e9
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report import Report
-from jobs.validate.told.words import headline, limits
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import headline, limits
 from jobs.validate.verdict import EXIT
 
 # What each rung measures. Every run has the same labels: graphs are kept by them.

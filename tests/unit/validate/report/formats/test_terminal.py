@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from jobs.validate.report import Report
-from jobs.validate.told.next import ADVICE, SAME, steps
-from jobs.validate.told.screen import text
-from jobs.validate.told.words import MOST, gbps, percent, plain
+from jobs.validate.report.formats.terminal import text
+from jobs.validate.report.model import Report
+from jobs.validate.report.remedies import ADVICE, SAME, steps
+from jobs.validate.report.wording import MOST, gbps, percent, plain
 from jobs.validate.verdict import Finding, Kind, Verdict
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from jobs.validate.plan import RungName
-from jobs.validate.report import Matrix, Report
-from jobs.validate.told.html_parts import escape, listed, note, section
-from jobs.validate.told.words import gbps, percent, rest
+from jobs.validate.report.formats.html_parts import escape, listed, note, section
+from jobs.validate.report.model import Matrix, Report
+from jobs.validate.report.wording import gbps, percent, rest
 
 STEPS = (0.95, 0.9, 0.75, 0.5)  # shares of the usual rate at which the colour changes
 SLOW = 0.9  # a pair below this share of the usual rate is worth a look

@@ -28,7 +28,7 @@ from jobs.validate.baseline.compare import check, check_saving, compare, save
 from jobs.validate.baseline.drift import deviation, drifted
 from jobs.validate.baseline.run import KEPT, Figure
 from jobs.validate.probe import Wrong
-from jobs.validate.report import Member, Report
+from jobs.validate.report.model import Member, Report
 from jobs.validate.verdict import Verdict
 
 OK = Verdict("ok", (), (), ())
@@ -554,7 +554,7 @@ SAVER = """
 import sys
 from pathlib import Path
 from jobs.validate.baseline.compare import save
-from jobs.validate.report import Member, Report
+from jobs.validate.report.model import Member, Report
 from jobs.validate.verdict import Verdict
 path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 whole = Report(Verdict("ok", (), (), ()), (Member(0, "c1", 0, "H200"),), name, 1.0, "")
@@ -574,7 +574,7 @@ def test_runs_that_save_at_the_same_time_lose_nothing(tmp_path: Path, suffix: st
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[3],
+            cwd=Path(__file__).parents[4],
         )
         for number in range(writers)
     ]

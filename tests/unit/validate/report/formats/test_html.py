@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report import Curve, Matrix, Report
-from jobs.validate.told.html import text
-from jobs.validate.told.html_curves import curves, round_step
-from jobs.validate.told.html_heat import heat_maps, step
-from jobs.validate.told.json import read
-from jobs.validate.told.words import MOST, plain
+from jobs.validate.report.formats.html import text
+from jobs.validate.report.formats.html_curves import curves, round_step
+from jobs.validate.report.formats.html_heat import heat_maps, step
+from jobs.validate.report.formats.json import read
+from jobs.validate.report.model import Curve, Matrix, Report
+from jobs.validate.report.wording import MOST, plain
 
 VOID = {"meta", "br", "line", "polyline"}
 HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028{{report}} ]]>"
@@ -236,6 +236,6 @@ def test_round_steps(least: float, found: float) -> None:
 
 
 def test_the_pages_files_are_part_of_the_package() -> None:
-    from jobs.validate.told import html as told_html
+    from jobs.validate.report.formats import html as html_format
 
-    assert {path.name for path in told_html.PAGE.iterdir()} == {"template.html", "style.css", "heat.js"}
+    assert {path.name for path in html_format.PAGE.iterdir()} == {"template.html", "style.css", "heat.js"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from jobs.validate.report import Report
-from jobs.validate.told.next import steps
-from jobs.validate.told.words import (
+from jobs.validate.report.model import Report
+from jobs.validate.report.remedies import steps
+from jobs.validate.report.wording import (
     MOST,
     assumptions,
     drift,

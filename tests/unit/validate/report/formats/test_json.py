@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
-from jobs.validate.report import SCHEMA, Matrix, Report
-from jobs.validate.told.json import document, read, text
+from jobs.validate.report.formats.json import document, read, text
+from jobs.validate.report.model import SCHEMA, Matrix, Report
 from jobs.validate.verdict import Finding
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jobs.validate.report import Change, Report
-from jobs.validate.told.next import steps
-from jobs.validate.told.words import (
+from jobs.validate.report.model import Change, Report
+from jobs.validate.report.remedies import steps
+from jobs.validate.report.wording import (
     MOST,
     assumptions,
     change,

@@ -16,8 +16,8 @@ from itertools import repeat
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import runner
-from jobs.validate.report import SCHEMA, Matrix, Report
-from jobs.validate.told.words import headline
+from jobs.validate.report.model import SCHEMA, Matrix, Report
+from jobs.validate.report.wording import headline
 from jobs.validate.verdict import Verdict, unit_of
 
 Json = dict[str, Any]

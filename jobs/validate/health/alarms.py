@@ -11,7 +11,7 @@ from typing import Literal
 
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe import Place, Wrong
-from jobs.validate.report import Change, Drift, Limit, Report
+from jobs.validate.report.model import Change, Drift, Limit, Report
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
 LOCAL = ("gpu", "pairs")  # rungs whose measurements nothing shares: the limit is within reach

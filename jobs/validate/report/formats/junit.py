@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from jobs.validate.report import Report
-from jobs.validate.told.words import figure, fleet, headline, plain, unit_name
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import figure, fleet, headline, plain, unit_name
 from jobs.validate.verdict import Rung, unit_of
 
 CLASS = "meshrun.validate"

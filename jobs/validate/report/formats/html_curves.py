@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jobs.validate.report import Curve, Report
-from jobs.validate.told.html_parts import escape, note, section
-from jobs.validate.told.words import gbps, rest, size
+from jobs.validate.report.formats.html_parts import escape, note, section
+from jobs.validate.report.model import Curve, Report
+from jobs.validate.report.wording import gbps, rest, size
 
 DRAWN = 16
 LEFT, RIGHT, TOP, BOTTOM = 44, 348, 12, 172  # the frame, in the drawing's own units

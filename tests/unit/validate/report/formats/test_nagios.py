@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report import Report
-from jobs.validate.told.nagios import exit_code, text
+from jobs.validate.report.formats.nagios import exit_code, text
+from jobs.validate.report.model import Report
 
 DATUM = re.compile(
     r"(?:'([^'=]+)'|([^'=\s]+))=(U|-?[0-9.]+)(s|%|B|c)?;([-0-9.:@~]*);([-0-9.:@~]*);([-0-9.]*);([-0-9.]*)"

@@ -10,11 +10,10 @@ import hashlib
 import re
 from pathlib import Path
 
-from jobs.validate.report import Report
-from jobs.validate.told import json as told_json
-from jobs.validate.told.html_curves import curves
-from jobs.validate.told.html_heat import heat_maps
-from jobs.validate.told.html_parts import (
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.formats.html_curves import curves
+from jobs.validate.report.formats.html_heat import heat_maps
+from jobs.validate.report.formats.html_parts import (
     alarms,
     counters,
     drifts,
@@ -25,7 +24,8 @@ from jobs.validate.told.html_parts import (
     next_steps,
     not_judged,
 )
-from jobs.validate.told.words import fleet, headline, seconds
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import fleet, headline, seconds
 
 PAGE = Path(__file__).with_name("page")
 SIGN = {"ok": "✓", "warning": "!", "critical": "✕", "unknown": "?"}
@@ -60,7 +60,7 @@ def text(report: Report) -> str:
         "facts": facts(report),
         "sections": "\n".join(filter(None, (section(report) for section in SECTIONS))),
         # "<" would let a text in the data end the script element.
-        "report": told_json.text(report).replace("<", "\\u003c"),
+        "report": json_format.text(report).replace("<", "\\u003c"),
     }
     page = (PAGE / "template.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from jobs.validate.report import Report
-from jobs.validate.told.nagios import exit_code
-from jobs.validate.told.words import plain
+from jobs.validate.report.formats.nagios import exit_code
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import plain
 from jobs.validate.verdict import unit_of
 
 Labels = tuple[tuple[str, str], ...]

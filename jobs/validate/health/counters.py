@@ -14,7 +14,7 @@ from typing import Literal
 
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Counter
-from jobs.validate.report import Change
+from jobs.validate.report.model import Change
 
 Weight = Literal["fault", "note"]
 Value = float | str
