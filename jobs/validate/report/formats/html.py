@@ -1,83 +1,235 @@
 """A report as one HTML page that needs nothing but a browser: no network, no other file.
 
-Its policy (CSP) lets nothing be loaded and no script run but the page's own, whatever a host is called.
+The templates in page/ decide how it looks, and escape every value. The page's policy (CSP) lets nothing be
+loaded and no script run but its own, whatever a host is called.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
+import heapq
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from jobs.validate.plan import RungName
+from jobs.validate.report import wording
 from jobs.validate.report.formats import json as json_format
-from jobs.validate.report.formats.html_curves import curves
-from jobs.validate.report.formats.html_heat import heat_maps
-from jobs.validate.report.formats.html_parts import (
-    alarms,
-    counters,
-    drifts,
-    environment,
-    escape,
-    findings,
-    ladder,
-    next_steps,
-    not_judged,
-)
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import fleet, headline, seconds
+from jobs.validate.report.model import Curve, Matrix, Report
+from jobs.validate.report.remedies import remedies
+from jobs.validate.report.wording import byte_size, gbps, not_shown
 
 PAGE = Path(__file__).with_name("page")
 SIGN = {"ok": "✓", "warning": "!", "critical": "✕", "unknown": "?"}
-SECTIONS = (
-    findings,
-    alarms,
-    next_steps,
-    ladder,
-    heat_maps,
-    curves,
-    counters,
-    drifts,
-    not_judged,
-    environment,
-)
+RANKS = 64  # that are listed
+DRAWN = 16  # drawings of one kind
+
+COLOUR_STEPS = (0.95, 0.9, 0.75, 0.5)  # shares of the usual rate
+SLOW = 0.9  # a pair below this share of the usual rate is worth a look
+LARGEST_TABLE = 16  # labels; a larger matrix is a canvas
+TITLES: dict[tuple[RungName, str], str] = {
+    ("pairs", "copies"): "GPU pairs, copies",
+    ("pairs", "flows"): "GPU pairs, flows",
+    ("host pairs", "flows"): "Host pairs",
+}
+
+WIDTH, HEIGHT = 360, 196  # of a drawing, in its own units
+LEFT, RIGHT, TOP, BOTTOM = 44, 348, 12, 172  # the frame of a curve
 
 
 def text(report: Report) -> str:
     """The page, in UTF-8 as it says itself."""
-    status, said = report.verdict.status, headline(report)
     script = (PAGE / "heat.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    parts = {
-        "title": escape(f"meshrun validate: {said}"),
-        "style": (PAGE / "style.css").read_text(encoding="utf-8"),
-        "script": script,
-        "script_hash": f"sha256-{digest}",
-        "status": status,
-        "sign": SIGN[status],
-        "headline": escape(said.partition(": ")[2]),
-        "simulated": simulated(report),
-        "facts": facts(report),
-        "sections": "\n".join(filter(None, (section(report) for section in SECTIONS))),
+    context = {
+        "report": report,
+        "verdict": report.verdict,
+        "headline": wording.headline(report),
+        "sign": SIGN[report.verdict.status],
+        "remedies": remedies(report),
+        "assumptions": wording.assumptions(report),
+        "heat_sections": list(heat_sections(report)),
+        "drawings": [drawing(one) for one in report.curves if measured_points(one)],
+        "changes": sorted(report.changes, key=lambda one: one.weight != "fault"),
+        "comparison": wording.comparison(report),
+        "style": Markup((PAGE / "style.css").read_text(encoding="utf-8")),
+        "script": Markup(script),
+        "script_hash": Markup(f"sha256-{digest}"),
         # "<" would let a text in the data end the script element.
-        "report": json_format.text(report).replace("<", "\\u003c"),
+        "json": Markup(json_format.text(report).replace("<", "\\u003c")),
     }
-    page = (PAGE / "template.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page)
+    return templates().get_template("page.html").render(context)
 
 
-def simulated(report: Report) -> str:
-    if not report.simulated:
-        return ""
-    said = f"Simulated: no real machine was measured. <code>{escape(report.simulated)}</code>"
-    return f'<p class="simulated">{said}</p>'
+@cache
+def templates() -> Environment:
+    """The templates of the page, with what they may call."""
+    found = Environment(
+        loader=FileSystemLoader(PAGE),
+        autoescape=True,
+        finalize=printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for shared in (
+        wording.counter_value,
+        wording.duration,
+        wording.fleet,
+        wording.gbps,
+        wording.not_shown,
+        wording.part_name,
+        wording.percent,
+        wording.rate_text,
+        wording.unit_name,
+    ):
+        found.filters[shared.__name__] = shared
+    found.tests["measured"] = measured
+    found.globals.update(
+        {"rates": wording.rates, "colour_step": colour_step, "zip": zip}
+        | {"most": wording.MOST, "ranks": RANKS, "drawn": DRAWN}
+        | {"colour_steps": COLOUR_STEPS, "slow": SLOW, "largest_table": LARGEST_TABLE}
+        | {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT}
+    )
+    return found
 
 
-def facts(report: Report) -> str:
-    known = {
-        "fleet": escape(fleet(report)),
-        "started": escape(report.started),
-        "took": seconds(report.seconds),
-        "command": f"<code>{escape(report.command)}</code>",
-    }
-    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in known.items())
+def printable(value: object) -> object:
+    """A value as it stands on the page, before it is escaped: on one line, each number beside its unit."""
+    if isinstance(value, Markup):
+        return value
+    line = wording.printable(str(value))
+    for unit in ("%", "GB/s", "TFLOP/s"):
+        line = line.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")
+    return line
+
+
+# Heat maps of GPU pairs and of host pairs.
+
+
+class Pair(NamedTuple):
+    """One cell of a matrix. rate: bytes per second."""
+
+    rate: float
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """number: which of the report's matrices it is. slowest: its slowest pairs, the slowest first."""
+
+    number: int
+    matrix: Matrix
+    slowest: list[Pair]
+
+
+@dataclass(frozen=True)
+class HeatSection:
+    """The matrices of one operation, the one with the slowest pair first.
+
+    usual: the median of all rates. slow: matrices with a slow pair, or one where there is none. good: others.
+    """
+
+    title: str
+    usual: float
+    slow: list[HeatMap]
+    good: list[HeatMap]
+    not_shown: str
+
+
+def heat_sections(report: Report) -> Iterator[HeatSection]:
+    for measurement, title in TITLES.items():
+        maps, rates = [], []
+        for number, matrix in enumerate(report.matrices):
+            if (matrix.rung, matrix.what) == measurement and (pairs := list(measured_pairs(matrix))):
+                maps.append(HeatMap(number, matrix, heapq.nsmallest(5, pairs)))
+                rates += [pair.rate for pair in pairs]
+        if maps:
+            maps.sort(key=lambda one: one.slowest[0].rate)
+            usual = statistics.median(rates)
+            slow = max(sum(one.slowest[0].rate < SLOW * usual for one in maps), 1)
+            yield HeatSection(title, usual, maps[:DRAWN][:slow], maps[:DRAWN][slow:], not_shown(maps, DRAWN))
+
+
+def measured_pairs(matrix: Matrix) -> Iterator[Pair]:
+    for row, rates in enumerate(matrix.rates):
+        for column, rate in enumerate(rates):
+            if rate is not None and math.isfinite(rate):
+                yield Pair(rate, row, column)
+
+
+def measured(rate: float | None) -> bool:
+    return rate is not None and math.isfinite(rate)
+
+
+def colour_step(rate: float, usual: float) -> int:
+    """0 for what is as fast as usual, one more for each of `COLOUR_STEPS` that it is below."""
+    return sum(rate < least * usual for least in COLOUR_STEPS)
+
+
+# Curves of rates by size.
+
+
+class Mark(NamedTuple):
+    """A place in a drawing, and what is written there."""
+
+    x: float
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A curve in a frame. best: its highest rate, as text. rates, sizes: marks on the axes."""
+
+    title: str
+    rung: RungName
+    best: str
+    points: list[Mark]
+    rates: list[Mark]
+    sizes: list[Mark]
+    limit: Mark | None
+
+
+def drawing(curve: Curve) -> Drawing:
+    """Sizes on a logarithmic axis; rates from 0 to a tenth above the highest of them and the limit."""
+    points = measured_points(curve)
+    sizes = sorted({nbytes for nbytes, _ in points})
+    best = max(rate for _, rate in points)
+    low, high = math.log2(sizes[0]), math.log2(sizes[-1])
+    top = 1.1 * max(best, curve.limit or 0.0) or 1.0
+    step = round_step(top / 4)
+
+    def mark(nbytes: int, rate: float, label: str) -> Mark:
+        x = LEFT + (math.log2(nbytes) - low) / ((high - low) or 1) * (RIGHT - LEFT)
+        return Mark(round(x, 1), round(BOTTOM - rate / top * (BOTTOM - TOP), 1), label)
+
+    return Drawing(
+        curve.title,
+        curve.rung,
+        gbps(best),
+        [mark(nbytes, rate, f"{byte_size(nbytes)}: {gbps(rate)} GB/s") for nbytes, rate in points],
+        [mark(sizes[0], n * step, f"{n * step / 1e9:g}") for n in range(int(top / step) + 1)],
+        [mark(nbytes, 0.0, byte_size(nbytes)) for nbytes in sizes[:: math.ceil(len(sizes) / 5)]],
+        mark(sizes[0], curve.limit, gbps(curve.limit)) if curve.limit else None,
+    )
+
+
+def measured_points(curve: Curve) -> list[tuple[int, float]]:
+    return [(nbytes, rate) for nbytes, rate in curve.points if nbytes > 0 and math.isfinite(rate)]
+
+
+def round_step(least: float) -> float:
+    """The next one of 1, 2, 5, 10, 20, ... from `least` on."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))

@@ -1,7 +1,7 @@
 """A report as JUnit XML: a suite with a test case for each rung, one for the alarms, one for the verdict.
 
-A test case has one outcome at most, which every reader's schema allows: failure (a part is slow), error (a
-figure is missing), or skipped (not measured). The suite fails whenever the verdict is not ok.
+A test case has at most one outcome, as the schema of every reader allows: failure (a part is slow), error (a
+figure is missing) or skipped (not measured). The suite fails whenever the verdict is not ok.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from jobs.validate.report.model import Report
-from jobs.validate.report.wording import figure, fleet, headline, plain, unit_name
-from jobs.validate.verdict import Rung, unit_of
+from jobs.validate.report.wording import fleet, headline, printable, rates
+from jobs.validate.verdict import Rung
 
 CLASS = "meshrun.validate"
 
@@ -25,7 +25,8 @@ def text(report: Report) -> str:
     properties = ElementTree.SubElement(suite, "properties")
     known = {"command": report.command, "fleet": fleet(report), "simulated": report.simulated}
     for key, value in {**known, **report.environment}.items():
-        ElementTree.SubElement(properties, "property", {"name": plain(key), "value": plain(str(value))})
+        attributes = {"name": printable(key), "value": printable(str(value))}
+        ElementTree.SubElement(properties, "property", attributes)
     suite.extend(cases)
     root = ElementTree.Element("testsuites")
     root.append(suite)
@@ -34,10 +35,10 @@ def text(report: Report) -> str:
 
 
 def when(report: Report) -> dict[str, str]:
-    hosts = list(dict.fromkeys(one.host for one in report.members))
+    host = printable(report.members[0].host) if report.members else ""
     # The schema's ISO 8601 has no time zone; started is UTC.
-    stamp = plain(report.started).removesuffix("Z").removesuffix("+00:00")
-    return {"time": time(report.seconds), "timestamp": stamp, "hostname": plain(hosts[0] if hosts else "")}
+    stamp = printable(report.started).removesuffix("Z").removesuffix("+00:00")
+    return {"time": time(report.seconds), "timestamp": stamp, "hostname": host}
 
 
 def totals(cases: Sequence[ElementTree.Element]) -> dict[str, str]:
@@ -47,21 +48,18 @@ def totals(cases: Sequence[ElementTree.Element]) -> dict[str, str]:
 
 
 def rung_case(report: Report, one: Rung) -> ElementTree.Element:
-    """A slow part fails its rung, also where it is only a warning and the rung is not broken."""
+    """A slow part fails its rung, even where it is only a warning and the rung is not broken."""
     case = new_case(one.name, one.measured)
-    said = [found.sentence for found in report.verdict.findings if found.rung == one.name]
+    slow = [found.sentence for found in report.verdict.findings if found.rung == one.name]
     if one.result == "not measured":
-        ElementTree.SubElement(case, "skipped", {"message": plain(one.why)})
-    elif said or one.result == "broken":
-        outcome(case, "failure", "slow" if said else "broken", said or ["broken: see the alarms"])
+        ElementTree.SubElement(case, "skipped", {"message": printable(one.why)})
+    elif slow or one.result == "broken":
+        outcome(case, "failure", "slow" if slow else "broken", slow or ["broken: see the alarms"])
     elif not one.rates or not all(map(math.isfinite, one.rates.values())):
         outcome(case, "error", "unknown", ["some of its figures are missing"])
     if one.rates:
-        lines = [
-            f"{what}: {figure(rate, unit_of(what))} {unit_name(unit_of(what))}"
-            for what, rate in one.rates.items()
-        ]
-        ElementTree.SubElement(case, "system-out").text = plain("; ".join(lines))
+        lines = [f"{row.what}: {row.rate} {row.unit}" for row in rates(report, one)]
+        ElementTree.SubElement(case, "system-out").text = printable("; ".join(lines))
     return case
 
 
@@ -87,9 +85,9 @@ def new_case(name: str, seconds: float) -> ElementTree.Element:
     return ElementTree.Element("testcase", {"classname": CLASS, "name": name, "time": time(seconds)})
 
 
-def outcome(case: ElementTree.Element, tag: str, kind: str, said: Sequence[str]) -> None:
-    """message: the first sentence. Text: all of them, one on a line."""
-    lines = [plain(one) for one in said]
+def outcome(case: ElementTree.Element, tag: str, kind: str, sentences: Sequence[str]) -> None:
+    """The first sentence is the message; the text has all of them, one on a line."""
+    lines = [printable(one) for one in sentences]
     ElementTree.SubElement(case, tag, {"type": kind, "message": lines[0]}).text = "\n".join(lines)
 
 

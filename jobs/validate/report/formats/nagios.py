@@ -1,6 +1,6 @@
-"""A report for Nagios and what speaks its language: one line, performance data, an exit code.
+"""A report for Nagios and compatible monitors: one line with performance data.
 
-As in the Monitoring Plugins' guidelines: 'label'=value;warn;crit;min;max, U for a value that is not known.
+As in the Monitoring Plugins' guidelines: 'label'=value;warn;crit;min;max, U for an unknown value.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Report
 from jobs.validate.report.wording import headline, limits
-from jobs.validate.verdict import EXIT
 
 # What each rung measures. Every run has the same labels: graphs are kept by them.
 MEASURED: dict[RungName, tuple[str, ...]] = {
@@ -24,15 +23,10 @@ MEASURED: dict[RungName, tuple[str, ...]] = {
 }
 
 
-def exit_code(report: Report) -> int:
-    """0 ok, 1 warning, 2 critical, 3 unknown."""
-    return EXIT[report.verdict.status]
-
-
 def text(report: Report) -> str:
     """One line. Rates are B/s, of products FLOP/s, without a unit: the guidelines have none for rates."""
-    said = headline(report).partition(": ")[2].replace("|", "/")
-    return f"MESHRUN {report.verdict.status.upper()} - {said} | {performance(report)}\n"
+    summary = headline(report).partition(": ")[2].replace("|", "/")
+    return f"MESHRUN {report.verdict.status.upper()} - {summary} | {performance(report)}\n"
 
 
 def performance(report: Report) -> str:
@@ -53,5 +47,5 @@ def performance(report: Report) -> str:
 
 
 def value(number: float) -> str:
-    """A number as the guidelines have it, digits and a point; U: not known."""
+    """Digits and a point, as the guidelines demand; U: unknown."""
     return f"{number:.9f}".rstrip("0").rstrip(".") if math.isfinite(number) else "U"

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from jobs.validate.report.formats.nagios import exit_code
 from jobs.validate.report.model import Report
-from jobs.validate.report.wording import plain
-from jobs.validate.verdict import unit_of
+from jobs.validate.report.wording import printable
+from jobs.validate.verdict import EXIT, unit_of
 
 Labels = tuple[tuple[str, str], ...]
 Samples = Mapping[Labels, float]
@@ -53,7 +52,7 @@ def metrics(report: Report) -> dict[str, tuple[str, Samples]]:
     return {
         "status": (
             "The verdict: 0 ok, 1 warning, 2 critical, 3 unknown.",
-            {status: float(exit_code(report))},
+            {status: float(EXIT[report.verdict.status])},
         ),
         "timestamp_seconds": ("When the validation ended, since the epoch.", {(): ended_at(report)}),
         "duration_seconds": ("How long the validation took.", {(): report.seconds}),
@@ -94,7 +93,7 @@ def ended_at(report: Report) -> float:
 
 def escaped(label: str) -> str:
     """A label's value; what UTF-8 lines cannot hold is told as Python escapes it."""
-    return plain(label).replace("\\", r"\\").replace('"', r"\"")
+    return printable(label).replace("\\", r"\\").replace('"', r"\"")
 
 
 def value_text(number: float) -> str:

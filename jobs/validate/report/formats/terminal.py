@@ -1,4 +1,4 @@
-"""A report on a terminal: the verdict in the first line, then what is slow, the ladder, and what to do."""
+"""A report on a terminal: the verdict in the first line, then what is slow, the ladder, and remedies."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import io
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from jobs.validate.report.model import Change, Report
-from jobs.validate.report.remedies import steps
+from jobs.validate.report.remedies import remedies
 from jobs.validate.report.wording import (
     MOST,
     assumptions,
-    change,
-    drift,
-    figure,
+    change_sentence,
+    comparison,
+    duration,
     fleet,
     headline,
-    limits,
-    name,
+    not_shown,
+    part_name,
     percent,
-    plain,
-    rest,
-    seconds,
-    share,
+    printable,
+    rate_text,
+    rates,
     unit_name,
 )
-from jobs.validate.verdict import Finding, unit_of
+from jobs.validate.verdict import Finding
 
 STYLE = {"ok": "bold green", "warning": "bold yellow", "critical": "bold red", "unknown": "bold magenta"}
 RESULT = {"ok": "green", "broken": "bold red", "not measured": "dim"}
@@ -50,151 +49,138 @@ def text(report: Report, columns: int = 80, colour: bool = False) -> str:
         emoji=False,
     )
     console.print(Text(headline(report), STYLE[report.verdict.status]), soft_wrap=True)
-    for part in (about, found, alarms, ladder, notes, drifts, not_judged, next_steps):
-        for line in part(report):
+    alarms = [f"{one.status}: {one.sentence}" for one in report.verdict.alarms]
+    for part in (
+        about(report),
+        findings(report),
+        sentences("Alarms", alarms),
+        ladder(report),
+        sentences("Counters that changed, no faults", notes(report)),
+        sentences(f"Compared with {report.baseline}", comparison(report)),
+        sentences("Not judged", report.verdict.not_judged),
+        next_steps(report),
+    ):
+        for line in part:
             console.print(line)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def about(report: Report) -> Iterator[Text]:
-    yield words(f"{fleet(report)}; {seconds(report.seconds)} from {report.started}", "dim")
+def about(report: Report) -> Iterator[RenderableType]:
+    yield words(f"{fleet(report)}; {duration(report.seconds)} from {report.started}", "dim")
     if report.simulated:
         yield words(f"simulated, no real machine was measured: {report.simulated}", "bold")
     yield words(f"$ {report.command}", "dim")
 
 
-def found(report: Report) -> Iterator[Text | Table]:
-    findings = report.verdict.findings
-    if findings:
+def findings(report: Report) -> Iterator[RenderableType]:
+    found = report.verdict.findings
+    if found:
         yield title("Slower than their siblings")
-        table = columns_of(
-            ("part", "left"), ("rate", ""), ("siblings", ""), ("unit", "left"), ("%", ""), ("sure", ""),
-            ("rung", "left"),
-        )  # fmt: skip
-        for one in findings[:MOST]:
-            unit = one.evidence.unit
-            figures = (figure(one.evidence.rate, unit), figure(one.evidence.siblings, unit), unit_name(unit))
+        table = table_of("<part", ">rate", ">siblings", "<unit", ">%", ">sure", "<rung")
+        for one in found[:MOST]:
+            rate, siblings, unit = one.evidence.rate, one.evidence.siblings, one.evidence.unit
+            figures = rate_text(rate, unit), rate_text(siblings, unit), unit_name(unit)
             table.add_row(
-                words(called(one)), *figures, percent(one.factor), percent(one.confidence), one.rung
+                words(qualified(one)), *figures, percent(one.factor), percent(one.confidence), one.rung
             )
         yield table
-        yield from left_out(findings)
+        yield from left_out(found)
 
 
-def called(one: Finding) -> str:
-    """The part, when it is slow, and what it cannot be told from."""
+def qualified(one: Finding) -> str:
+    """The part, for how much of the time it is slow, and the parts it cannot be told from."""
     when = f", {percent(one.time)} of the time" if one.time is not None else ""
-    return f"{name(one)}{when}" + (f" (or {' or '.join(one.instead)})" if one.instead else "")
+    return f"{part_name(one)}{when}" + (f" (or {' or '.join(one.instead)})" if one.instead else "")
 
 
-def alarms(report: Report) -> Iterator[Text | Padding]:
-    raised = report.verdict.alarms
-    yield from sentences("Alarms", [f"{one.status}: {one.sentence}" for one in raised])
-
-
-def ladder(report: Report) -> Iterator[Text | Table]:
+def ladder(report: Report) -> Iterator[RenderableType]:
     yield title("Ladder")
-    table = columns_of(
-        ("rung", "left"), ("result", "left"), ("what", "left"), ("rate", ""), ("limit", ""), ("unit", "left"),
-        ("%", ""), ("rounds", ""), ("time", ""),
-    )  # fmt: skip
-    known = limits(report)
-    for one in report.verdict.rungs:
-        cells: tuple[str | Text, ...] = (one.name, Text(one.result, RESULT[one.result]))
-        meter = (str(one.rounds), seconds(one.measured))
-        for what, rate in one.rates.items():
-            limit = known.get((one.name, what))
-            unit = unit_of(what)
-            figures = figure(rate, unit), figure(limit.rate if limit else None, unit), unit_name(unit)
-            table.add_row(*cells, what, *figures, percent(share(rate, limit)), *meter)
-            cells, meter = ("", ""), ("", "")
-        if not one.rates and one.result != "not measured":
-            table.add_row(*cells, "nothing", "-", "-", "", "-", *meter)
+    table = table_of("<rung", "<result", "<what", ">rate", ">limit", "<unit", ">%", ">rounds", ">time")
+    for rung in report.verdict.rungs:
+        cells: tuple[str | Text, ...] = (rung.name, Text(rung.result, RESULT[rung.result]))
+        effort = (str(rung.rounds), duration(rung.measured))
+        for row in rates(report, rung):
+            table.add_row(*cells, row.what, row.rate, row.limit, row.unit, percent(row.share), *effort)
+            cells, effort = ("", ""), ("", "")
+        if not rung.rates and rung.result != "not measured":
+            table.add_row(*cells, "nothing", "-", "-", "", "-", *effort)
     if table.row_count:
         yield table
-    idle = [one for one in report.verdict.rungs if one.result == "not measured"]
-    for why, some in groupby(idle, key=lambda one: one.why):
-        yield words(f"not measured: {', '.join(one.name for one in some)} ({why})", "dim")
+    idle = [rung for rung in report.verdict.rungs if rung.result == "not measured"]
+    for why, some in groupby(idle, key=lambda rung: rung.why):
+        yield words(f"not measured: {', '.join(rung.name for rung in some)} ({why})", "dim")
     for sentence in assumptions(report):
         yield words(sentence, "dim")
 
 
-def notes(report: Report) -> Iterator[Text | Padding]:
-    """Counters that speak of no bad part; those that do are alarms."""
+def notes(report: Report) -> list[str]:
+    """Counters that indicate no fault; the others are alarms. Of one counter in one rung, the part where it
+    changed most.
+    """
     alike: dict[tuple[str, str], list[Change]] = {}
     for one in report.changes:
         if one.weight == "note":
             alike.setdefault((one.rung, one.counter), []).append(one)
-    yield from sentences("Counters that changed, no faults", [noted(some) for some in alike.values()])
+    found = []
+    for some in alike.values():
+        most = max(some, key=growth)
+        of = f", the most of {len(some)} parts" if len(some) > 1 else ""
+        found.append(f"{most.rung}: {change_sentence(most)}{of} ({most.meaning})")
+    return found
 
 
-def noted(some: Sequence[Change]) -> str:
-    """One counter in one rung, on however many parts: the one where it changed most."""
-    most = max(some, key=by_how_much)
-    of = f", the most of {len(some)} parts" if len(some) > 1 else ""
-    return f"{most.rung}: {change(most)}{of} ({most.meaning})"
-
-
-def by_how_much(one: Change) -> float:
+def growth(one: Change) -> float:
     if isinstance(one.before, str) or isinstance(one.after, str):
         return 0.0
     return abs(one.after - one.before)
 
 
-def drifts(report: Report) -> Iterator[Text | Padding]:
-    against = f"Against {report.baseline}"
-    yield from sentences(
-        against, [*map(drift, report.drifts), *(f"changed: {one}" for one in report.changed)]
-    )
-
-
-def not_judged(report: Report) -> Iterator[Text | Padding]:
-    yield from sentences("Not judged", report.verdict.not_judged)
-
-
-def next_steps(report: Report) -> Iterator[Text | Padding]:
-    todo = steps(report)
-    if todo:
+def next_steps(report: Report) -> Iterator[RenderableType]:
+    found = remedies(report)
+    if found:
         yield title("Next")
-        for one in todo:
+        for one in found:
             yield item(f"{one.about}: {one.advice}")
             if one.command:
                 yield Padding(words(f"$ {one.command}", "dim"), (0, 0, 0, 2))
 
 
-def sentences(heading: str, said: Sequence[str]) -> Iterator[Text | Padding]:
-    if said:
+def sentences(heading: str, items: Sequence[str]) -> Iterator[RenderableType]:
+    if items:
         yield title(heading)
-        for one in said[:MOST]:
+        for one in items[:MOST]:
             yield item(one)
-        yield from left_out(said)
+        yield from left_out(items)
 
 
 def left_out(items: Sequence[object]) -> Iterator[Text]:
-    if rest(items):
-        yield words(rest(items), "bold")
+    if more := not_shown(items):
+        yield words(more, "bold")
 
 
-def title(said: str) -> Text:
-    return Text(f"\n{plain(said)}", "bold")
+def title(heading: str) -> Text:
+    return Text(f"\n{printable(heading)}", "bold")
 
 
-def item(said: str) -> Padding:
+def item(sentence: str) -> Table:
     """A paragraph that hangs behind its dash."""
     grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_row("-", words(said))
-    return Padding(grid, 0)
+    grid.add_row("-", words(sentence))
+    return grid
 
 
-def words(said: str, style: str = "") -> Text:
-    return Text(plain(said), style, overflow="fold")
+def words(sentence: str, style: str = "") -> Text:
+    return Text(printable(sentence), style, overflow="fold")
 
 
-def columns_of(*columns: tuple[str, str]) -> Table:
+def table_of(*columns: str) -> Table:
+    """columns: "<" or ">", to which side they are aligned, and the heading. Parts may wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for heading, side in columns:
-        wraps = heading == "part"
+    for side, heading in ((one[0], one[1:]) for one in columns):
         table.add_column(
-            heading, justify="left" if side else "right", no_wrap=not wraps, overflow="fold", ratio=None
+            heading,
+            justify="left" if side == "<" else "right",
+            no_wrap=heading != "part",
+            overflow="fold",
         )
     return table

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.validate.report.formats.junit import text
 from jobs.validate.report.model import Report
-from jobs.validate.report.wording import plain
+from jobs.validate.report.wording import printable
 
 OUTCOMES = ("failure", "error", "skipped")
 # The schema of Ant's and Jenkins' readers: element -> attributes it must have, children it may have.
@@ -106,14 +106,14 @@ def test_any_text_is_a_value(odd: str) -> None:
         report, verdict=replace(report.verdict, findings=found), command=odd, environment={odd: odd}
     )
     properties = {one.attrib["name"]: one.attrib["value"] for one in suite(report).iter("property")}
-    assert properties[plain(odd)] == plain(odd)
+    assert properties[printable(odd)] == printable(odd)
     (message,) = [
         one.attrib["message"] for one in suite(report).iter("failure") if one.attrib["type"] == "slow"
     ][:1]
-    assert f"host {plain(odd)}, GPU 5" in message
+    assert f"host {printable(odd)}, GPU 5" in message
 
 
 @pytest.mark.parametrize("odd", ["<&\"']]>", "\x00\x1b[31m", "\ud800", "\ufffe", "名前", "a\nb"])
 def test_characters_that_xml_forbids(odd: str) -> None:
     report = replace(made_report.healthy(), command=odd)
-    assert suite(report).find(".//property").attrib["value"] == plain(odd)  # type: ignore[union-attr]
+    assert suite(report).find(".//property").attrib["value"] == printable(odd)  # type: ignore[union-attr]

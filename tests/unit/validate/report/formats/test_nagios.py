@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report.formats.nagios import exit_code, text
+from jobs.validate.report.formats.nagios import text
 from jobs.validate.report.model import Report
+from jobs.validate.verdict import EXIT
 
 DATUM = re.compile(
     r"(?:'([^'=]+)'|([^'=\s]+))=(U|-?[0-9.]+)(s|%|B|c)?;([-0-9.:@~]*);([-0-9.:@~]*);([-0-9.]*);([-0-9.]*)"
@@ -42,7 +43,7 @@ def data(report: Report) -> dict[str, tuple[str, str]]:
 )  # fmt: skip
 def test_exit_codes_and_first_words(name: str, code: int, word: str) -> None:
     report = made_report.ALL[name]()
-    assert exit_code(report) == code
+    assert EXIT[report.verdict.status] == code
     assert text(report).startswith(f"MESHRUN {word} - ")
 
 

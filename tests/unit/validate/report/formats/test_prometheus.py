@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jobs.validate.report.formats.prometheus import text
 from jobs.validate.report.model import Report
-from jobs.validate.report.wording import plain
+from jobs.validate.report.wording import printable
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')
@@ -106,4 +106,4 @@ def test_any_host_name_is_a_label(host: str) -> None:
     report = made_report.critical()
     one = replace(made_report.NIC, hosts=(host,))
     found = samples(replace(report, verdict=replace(report.verdict, findings=(one,))))
-    assert found[key("finding", kind="nic", host=plain(host), gpu="3", rung="host pairs")] == 0.609
+    assert found[key("finding", kind="nic", host=printable(host), gpu="3", rung="host pairs")] == 0.609

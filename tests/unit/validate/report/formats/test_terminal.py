@@ -14,8 +14,8 @@ from rich.cells import cell_len
 
 from jobs.validate.report.formats.terminal import text
 from jobs.validate.report.model import Report
-from jobs.validate.report.remedies import ADVICE, SAME, steps
-from jobs.validate.report.wording import MOST, gbps, percent, plain
+from jobs.validate.report.remedies import ADVICE, SAME, remedies
+from jobs.validate.report.wording import MOST, gbps, percent, printable
 from jobs.validate.verdict import Finding, Kind, Verdict
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -71,7 +71,7 @@ def test_a_host_cannot_speak_to_the_terminal(host: str) -> None:
     report = replace(report, verdict=replace(report.verdict, findings=found, alarms=()))
     told = text(report)
     assert not [one for one in told.replace("\n", "") if not one.isprintable()]
-    assert f"host {plain(host)}, GPU 5".replace(" ", "") in re.sub(r"\s", "", told)
+    assert f"host {printable(host)}, GPU 5".replace(" ", "") in re.sub(r"\s", "", told)
     told.encode("utf-8")
 
 
@@ -98,10 +98,11 @@ def test_every_kind_of_finding_has_its_advice_and_command() -> None:
     assert set(get_args(Kind)) <= {*ADVICE, *SAME}
     for kind in get_args(Kind):
         one = replace(made_report.NIC, kind=kind, hosts=("c1", "c2"), gpus=(3, 5))
-        step = steps(replace(report, wrong=(), changes=(), drifts=(), verdict=verdict_of(report, one)))[0]
-        assert "{" not in step.advice
-        assert step.command.endswith("--baseline fleet.json --rungs 'host pairs'")
-        assert kind == "rail" or "c1" in step.advice
+        alone = replace(report, wrong=(), changes=(), drifts=(), verdict=verdict_of(report, one))
+        remedy = remedies(alone)[0]
+        assert "{" not in remedy.advice
+        assert remedy.command.endswith("--baseline fleet.json --rungs 'host pairs'")
+        assert kind == "rail" or "c1" in remedy.advice
 
 
 def verdict_of(report: Report, one: Finding) -> Verdict:
@@ -109,6 +110,6 @@ def verdict_of(report: Report, one: Finding) -> Verdict:
 
 
 def test_advice_knows_the_bus_and_processors() -> None:
-    assert "-i 0000:15:00.0" in steps(made_report.critical())[1].advice
-    (step,) = steps(made_report.cpu())
-    assert "nvidia" not in step.advice
+    assert "-i 0000:15:00.0" in remedies(made_report.critical())[1].advice
+    (remedy,) = remedies(made_report.cpu())
+    assert "nvidia" not in remedy.advice
