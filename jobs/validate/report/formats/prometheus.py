@@ -1,102 +1,112 @@
-"""A report as metrics for node_exporter's textfile collector, in Prometheus' text format 0.0.4."""
+"""A report as metrics for node_exporter's textfile collector, in Prometheus' text format."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from jobs.validate.report.model import Report
 from jobs.validate.report.wording import printable
 from jobs.validate.verdict import EXIT, unit_of
 
-Labels = tuple[tuple[str, str], ...]
-Samples = Mapping[Labels, float]
+Sample = tuple[tuple[str, ...], float]  # the values of the labels, and of the metric
 
 
 def text(report: Report) -> str:
-    """Whole lines. No sample comes twice: the collector would refuse the whole file."""
-    return "".join(
-        line for name, (said, samples) in metrics(report).items() for line in lines(name, said, samples)
-    )
+    """Whole lines."""
+    registry = CollectorRegistry()
+    registry.register(Metrics(report))
+    return generate_latest(registry).decode()
 
 
-def lines(name: str, said: str, samples: Samples) -> Iterator[str]:
-    """One metric; HELP and TYPE also where there is no sample, so that it can be found."""
-    yield f"# HELP meshrun_validate_{name} {said}\n# TYPE meshrun_validate_{name} gauge\n"
-    for labels, number in samples.items():
-        inside = ",".join(f'{key}="{escaped(value)}"' for key, value in labels)
-        yield f"meshrun_validate_{name}{f'{{{inside}}}' if inside else ''} {value_text(number)}\n"
+@dataclass(frozen=True, eq=False)
+class Metrics(Collector):
+    """The metrics of a report. Even those without a sample are described, so that they can be found."""
 
+    report: Report
 
-def metrics(report: Report) -> dict[str, tuple[str, Samples]]:
-    """By name: what it is, and its samples."""
-    verdict = report.verdict
-    rates: dict[Labels, float] = {}
-    products: dict[Labels, float] = {}
-    broken: dict[Labels, float] = {}
-    for rung in verdict.rungs:
-        if rung.result != "not measured":
-            broken[(("rung", rung.name),)] = float(rung.result == "broken")
-        for what, rate in rung.rates.items():
-            of = products if unit_of(what) == "FLOP/s" else rates
-            of[("rung", rung.name), ("what", what)] = rate
-    allowed: dict[Labels, float] = {
-        (("rung", one.rung), ("what", one.what)): one.rate for one in report.limits if one.rate is not None
-    }
-    alarms: dict[Labels, float] = {
-        (("status", status),): float(sum(one.status == status for one in verdict.alarms))
-        for status in ("warning", "critical")
-    }
-    status: Labels = (("status", verdict.status),)
-    return {
-        "status": (
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        report, verdict = self.report, self.report.verdict
+        status, alarms = verdict.status, [one.status for one in verdict.alarms]
+        yield gauge(
+            "status",
             "The verdict: 0 ok, 1 warning, 2 critical, 3 unknown.",
-            {status: float(EXIT[report.verdict.status])},
-        ),
-        "timestamp_seconds": ("When the validation ended, since the epoch.", {(): ended_at(report)}),
-        "duration_seconds": ("How long the validation took.", {(): report.seconds}),
-        "simulated": ("1: a model was measured, no machines.", {(): float(bool(report.simulated))}),
-        "ended_early": ("1: the validation ended before its end.", {(): float(bool(report.ended))}),
-        "ranks": ("Ranks that took part.", {(): float(len(report.members))}),
-        "rung_broken": ("1: broken, 0: good; rungs that were not measured are absent.", broken),
-        "rung_rate_bytes_per_second": ("Median rate of the siblings.", rates),
-        "rung_rate_flops_per_second": ("Median rate of the siblings' matrix products.", products),
-        "rung_limit_bytes_per_second": ("What the hardware allows, where that is known.", allowed),
-        "finding": ("A slow part: its rate over its siblings'.", findings(report)),
-        "alarms": ("What is wrong beside slow parts: wrong data, error counters, a dead rank.", alarms),
-    }
-
-
-def findings(report: Report) -> dict[Labels, float]:
-    """Several hosts or GPUs of one part: joined by commas. Of equal labels, the slowest."""
-    found: dict[Labels, float] = {}
-    for one in report.verdict.findings:
-        labels = (
-            ("kind", one.kind),
-            ("host", ",".join(one.hosts)),
-            ("gpu", ",".join(map(str, one.gpus))),
-            ("rung", one.rung),
+            ("status",),
+            [((status,), EXIT[status])],
         )
-        found[labels] = min(one.factor, found.get(labels, one.factor))
-    return found
+        yield single("timestamp_seconds", "When the validation ended, since the epoch.", end_time(report))
+        yield single("duration_seconds", "How long the validation took.", report.seconds)
+        yield single("simulated", "1: a model was measured, no machines.", bool(report.simulated))
+        yield single("ended_early", "1: the validation ended before its end.", bool(report.ended))
+        yield single("ranks", "Ranks that took part.", len(report.members))
+        yield gauge(
+            "rung_broken",
+            "1: broken, 0: good; rungs that were not measured are absent.",
+            ("rung",),
+            [((one.name,), one.result == "broken") for one in verdict.rungs if one.result != "not measured"],
+        )
+        rates = [(rung.name, what, rate) for rung in verdict.rungs for what, rate in rung.rates.items()]
+        yield gauge(
+            "rung_rate_bytes_per_second",
+            "Median rate of the siblings.",
+            ("rung", "what"),
+            [((rung, what), rate) for rung, what, rate in rates if unit_of(what) == "B/s"],
+        )
+        yield gauge(
+            "rung_rate_flops_per_second",
+            "Median rate of the siblings' matrix products.",
+            ("rung", "what"),
+            [((rung, what), rate) for rung, what, rate in rates if unit_of(what) == "FLOP/s"],
+        )
+        yield gauge(
+            "rung_limit_bytes_per_second",
+            "What the hardware allows, where that is known.",
+            ("rung", "what"),
+            [((one.rung, one.what), one.rate) for one in report.limits if one.rate is not None],
+        )
+        yield gauge(
+            "finding",
+            "A slow part: its rate over its siblings'.",
+            ("kind", "host", "gpu", "rung"),
+            [
+                ((one.kind, ",".join(one.hosts), ",".join(map(str, one.gpus)), one.rung), one.factor)
+                for one in verdict.findings
+            ],
+        )
+        yield gauge(
+            "alarms",
+            "What is wrong beside slow parts: wrong data, error counters, a dead rank.",
+            ("status",),
+            [((one,), alarms.count(one)) for one in ("warning", "critical")],
+        )
 
 
-def ended_at(report: Report) -> float:
-    """Seconds since the epoch; NaN for a start that is no ISO 8601."""
+def single(name: str, meaning: str, value: float) -> GaugeMetricFamily:
+    return gauge(name, meaning, (), [((), value)])
+
+
+def gauge(name: str, meaning: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> GaugeMetricFamily:
+    """Of samples with the same labels, the lowest: for a duplicate the collector rejects the whole file."""
+    lowest: dict[tuple[str, ...], float] = {}
+    for texts, number in samples:
+        values = tuple(map(printable, texts))
+        lowest[values] = min(number, lowest.get(values, number))
+    family = GaugeMetricFamily(f"meshrun_validate_{name}", meaning, labels=labels)
+    for values, number in lowest.items():
+        family.add_metric(values, number)
+    return family
+
+
+def end_time(report: Report) -> float:
+    """Seconds since the epoch; NaN where the start is not ISO 8601."""
     try:
         started = datetime.fromisoformat(report.started.replace("Z", "+00:00"))
     except ValueError:
         return math.nan
     return started.timestamp() + report.seconds
-
-
-def escaped(label: str) -> str:
-    """A label's value; what UTF-8 lines cannot hold is told as Python escapes it."""
-    return printable(label).replace("\\", r"\\").replace('"', r"\"")
-
-
-def value_text(number: float) -> str:
-    if math.isnan(number):
-        return "NaN"
-    return repr(float(number)) if math.isfinite(number) else f"{'+' if number > 0 else '-'}Inf"

@@ -101,6 +101,13 @@ def test_a_part_found_twice_is_one_sample() -> None:
     assert found[key("finding", kind="nic", host="c7", gpu="3", rung="host pairs")] == 0.5
 
 
+def test_hosts_that_differ_in_what_cannot_be_printed_are_one_sample() -> None:
+    report = made_report.critical()
+    alike = (replace(made_report.NIC, hosts=("c\n",)), replace(made_report.NIC, hosts=("c\\n",), factor=0.5))
+    found = samples(replace(report, verdict=replace(report.verdict, findings=alike)))
+    assert found[key("finding", kind="nic", host="c\\n", gpu="3", rung="host pairs")] == 0.5
+
+
 @given(st.text())
 def test_any_host_name_is_a_label(host: str) -> None:
     report = made_report.critical()
