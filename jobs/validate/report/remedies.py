@@ -85,7 +85,7 @@ def of_others(report: Report) -> Iterator[Remedy]:
     if fault is not None:
         look = f"{fault.meaning}; check whether it still increases on an idle machine"
         yield Remedy(f"{fault.counter} on host {fault.host}, {fault.part}", look)
-    if any(one.score < 0 for one in report.drifts):
+    if any(one.rate < one.usual for one in report.drifts):
         look = "; ".join(report.changed) or "nothing in the environment changed"
         accept = f"if this is intended, --save-baseline {report.baseline}"
         yield Remedy("slower than earlier runs", f"{look}; {accept}")

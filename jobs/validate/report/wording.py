@@ -177,10 +177,12 @@ def comparison(report: Report) -> list[str]:
 
 def drift_sentence(one: Drift) -> str:
     unit = unit_of(one.what)
-    side = "below" if one.score < 0 else "above"
     ratio = one.rate / one.usual if one.usual else math.nan
+    score = f"{abs(one.score):.1f} deviations {'below' if one.score < 0 else 'above'}"
+    if math.isnan(one.score):
+        score = "too few for a deviation"
     return (
         f"{part_name(one)}: {one.rung} {one.what} at {percent(ratio)} of {count_of(one.runs, 'earlier run')} "
         f"({rate_text(one.rate, unit)} of {rate_text(one.usual, unit)} {unit_name(unit)}, "
-        f"{abs(one.score):.1f} deviations {side})"
+        f"{score})"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import get_args
 
 import made_report
 import pytest
@@ -13,10 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from jobs.validate.report.formats.terminal import text
-from jobs.validate.report.model import Report
-from jobs.validate.report.remedies import ADVICE, SAME, remedies
-from jobs.validate.report.wording import MOST, gbps, percent, printable
-from jobs.validate.verdict import Finding, Kind, Verdict
+from jobs.validate.report.wording import MOST, printable
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -75,41 +71,6 @@ def test_a_host_cannot_speak_to_the_terminal(host: str) -> None:
     told.encode("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("rate", "said"),
-    [(4021.4e9, "4021"), (396.44e9, "396"), (99.96e9, "100"), (48.13e9, "48.1"), (0.0312e9, "0.0312"),
-     (None, "-"), (float("nan"), "-"), (float("inf"), "-")],
-)  # fmt: skip
-def test_rates_have_three_digits(rate: float | None, said: str) -> None:
-    assert gbps(rate) == said
-
-
-def test_shares_are_whole_numbers() -> None:
-    assert (percent(0.609), percent(1.0), percent(None), percent(float("nan"))) == ("61 %", "100 %", "-", "-")
-
-
 def test_what_is_not_known_is_a_dash_and_no_zero() -> None:
     (line,) = [line for line in text(made_report.unknown()).splitlines() if line.startswith("all ")]
     assert line.split()[2:7] == ["ring", "-", "-", "GB/s", "-"]
-
-
-def test_every_kind_of_finding_has_its_advice_and_command() -> None:
-    report = made_report.critical()
-    assert set(get_args(Kind)) <= {*ADVICE, *SAME}
-    for kind in get_args(Kind):
-        one = replace(made_report.NIC, kind=kind, hosts=("c1", "c2"), gpus=(3, 5))
-        alone = replace(report, wrong=(), changes=(), drifts=(), verdict=verdict_of(report, one))
-        remedy = remedies(alone)[0]
-        assert "{" not in remedy.advice
-        assert remedy.command.endswith("--baseline fleet.json --rungs 'host pairs'")
-        assert kind == "rail" or "c1" in remedy.advice
-
-
-def verdict_of(report: Report, one: Finding) -> Verdict:
-    return replace(report.verdict, findings=(one,), alarms=())
-
-
-def test_advice_knows_the_bus_and_processors() -> None:
-    assert "-i 0000:15:00.0" in remedies(made_report.critical())[1].advice
-    (remedy,) = remedies(made_report.cpu())
-    assert "nvidia" not in remedy.advice
