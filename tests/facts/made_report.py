@@ -149,12 +149,12 @@ ALARMS = (
     ),
     Alarm(
         "warning",
-        "host c7, mlx5_3 port 1: symbol_error went from 0 to 1841 (bits that arrived wrong on the wire: "
+        "host c7, mlx5_3 port 1: symbol_error 0 -> 1841 (bits that arrived wrong on the wire: "
         "a bad cable, transceiver or port)",
     ),
     Alarm(
         "warning",
-        "host c2, GPU 5: throttle reasons went from none to hardware thermal slowdown (the GPU slows "
+        "host c2, GPU 5: throttle reasons none -> hardware thermal slowdown (the GPU slows "
         "itself down because it is too hot)",
     ),
 )

@@ -1,5 +1,5 @@
-"""What is wrong beside slow parts, in sentences: a rank that died, wrong data, errors that counters told, and
-what siblings cannot show because they have it in common.
+"""Alarms: what is wrong besides slow parts. A rank that died, wrong data, error counters that increased, and
+what no comparison of siblings shows because they have it in common.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Literal
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe import Place, Wrong
 from jobs.validate.report.model import Change, Drift, Limit, Report
+from jobs.validate.report.wording import change_sentence, drift_sentence, percent, rate_text, unit_name
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
-LOCAL = ("gpu", "pairs")  # rungs whose measurements nothing shares: the limit is within reach
-ALONE = ("host",)  # where a host has one GPU: several share its memory, which may be slower than PCIe
+UNSHARED = ("gpu", "pairs")  # rungs whose ranks share no hardware, so that each can reach its limit
+SINGLE_GPU = ("host",)  # likewise where a host has one GPU: several share its memory, maybe slower than PCIe
 FAR = 0.5  # of the limit, below which all siblings must be slow together
 
 
@@ -27,7 +28,7 @@ def alarms(
     hosts: Sequence[str],
     unit: Unit = "GPU",
 ) -> tuple[Alarm, ...]:
-    """The worst first. ended: why the run ended before its time."""
+    """The worst first. ended: why the run ended early; "": it did not."""
 
     def name(rank: int) -> str:
         place = places[rank]
@@ -35,15 +36,23 @@ def alarms(
 
     dead = [Alarm("critical", ended)] if ended else []
     data = [Alarm("critical", wrong_data(one, name)) for one in wrong]
-    told = [Alarm("warning", counted(one)) for one in changes if one.weight == "fault"]
-    return (*dead, *data, *told)
+    faults = [
+        Alarm("warning", f"{change_sentence(one)} ({one.meaning})")
+        for one in changes
+        if one.weight == "fault"
+    ]
+    return (*dead, *data, *faults)
 
 
 def beside(report: Report, plan: Plan) -> Verdict:
-    """The verdict with what earlier runs and the hardware's limits say: what siblings have in common."""
-    slower = [Alarm(drift_status(one, plan), drifted(one)) for one in report.drifts if one.rate < one.usual]
+    """The verdict with alarms for what siblings cannot show, since all have it: rates below those of earlier
+    runs, or far below the hardware's limits.
+    """
+    slower = [
+        Alarm(drift_status(one, plan), drift_sentence(one)) for one in report.drifts if one.rate < one.usual
+    ]
     shared = max(Counter(one.host for one in report.members).values(), default=0) > 1
-    within = LOCAL if shared else LOCAL + ALONE
+    within = UNSHARED if shared else UNSHARED + SINGLE_GPU
     limits = {(one.rung, one.what): one for one in report.limits if one.rung in within and one.rate}
     gpus = any(one.kind != "cpu" for one in report.members)
     far = [
@@ -62,7 +71,7 @@ def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
 
 
 def unjudged(verdict: Verdict, why: str) -> Verdict:
-    """The verdict where something that was asked for could not be judged, the first of what was not."""
+    """The verdict with one more thing that could not be judged, as the first of them: unknown at least."""
     status: Status = max(verdict.status, "unknown", key=SEVERITY.index)
     return replace(verdict, status=status, not_judged=(why, *verdict.not_judged))
 
@@ -71,33 +80,20 @@ def drift_status(one: Drift, plan: Plan) -> Literal["critical", "warning"]:
     return "critical" if one.rate < plan.critical * one.usual and one.score < 0 else "warning"
 
 
-def drifted(one: Drift) -> str:
-    part = one.part or "the fleet"
-    share = 100 * one.rate / one.usual
-    return (
-        f"{part}: {one.rung} {one.what} at {one.rate / 1e9:.3g} G{unit_of(one.what)}, {share:.0f} % of what "
-        f"{one.runs} earlier run{'s'[: one.runs != 1]} had"
-    )
-
-
 def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limit) -> str:
-    rate = rates[what]
-    share = 100 * rate / (limit.rate or rate)
+    rate, unit = rates[what], unit_of(what)
     copies = rates.get("copies", 0.0) if what == "flows" else 0.0
-    good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not why" if rate < FAR * copies else ""
+    good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not the cause"
     return (
-        f"all GPUs alike: {rung} {what} at {rate / 1e9:.3g} G{unit_of(what)}, {share:.0f} % of what the "
-        f"hardware allows ({limit.assumption}){good}"
+        f"all GPUs alike: {rung} {what} at {rate_text(rate, unit)} {unit_name(unit)}, "
+        f"{percent(rate / (limit.rate or rate))} of what the hardware allows ({limit.assumption})"
+        f"{good if rate < FAR * copies else ''}"
     )
 
 
 def wrong_data(one: Wrong, name: Callable[[int], str]) -> str:
-    whence = "" if one.source is None or one.source == one.rank else f" from {name(one.source)}"
+    origin = "" if one.source is None or one.source == one.rank else f" from {name(one.source)}"
     return (
-        f"{name(one.rank)}: wrong data{whence} ({one.what}, {one.nbytes:,} bytes): {one.count:,} bytes, the "
+        f"{name(one.rank)}: wrong data{origin} ({one.what}, {one.nbytes:,} bytes): {one.count:,} bytes, the "
         f"first at {one.offset:,}, {one.got} instead of {one.expected}"
     )
-
-
-def counted(one: Change) -> str:
-    return f"host {one.host}, {one.part}: {one.counter} went from {one.before} to {one.after} ({one.meaning})"

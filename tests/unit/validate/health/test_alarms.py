@@ -37,7 +37,7 @@ def test_slow_links_are_told_of_copies_and_flows() -> None:
         [
             f"all GPUs alike: pairs {what} at {rate} GB/s, 10 % of what the hardware allows (18 x NVLink 4, "
             "one direction)"
-            for what, rate in (("copies", 45), ("flows", 44))
+            for what, rate in (("copies", "45.0"), ("flows", "44.0"))
         ],
     )
 
@@ -46,7 +46,7 @@ def test_good_copies_say_that_links_are_good() -> None:
     status, (sentence,) = told(with_pairs(396 * GB, 22 * GB))
     assert status == "warning"
     assert sentence.endswith(
-        "(18 x NVLink 4, one direction); copies reach 396 GB/s, so the links are not why"
+        "(18 x NVLink 4, one direction); copies reach 396 GB/s, so the links are not the cause"
     )
 
 
