@@ -1,4 +1,4 @@
-"""The verdict of a validation that has ended without one: told, and written down, by whoever is left."""
+"""The verdict of a validation that ended without one, reported by the process that is left."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FROM_OUTSIDE = "ended from outside before all was measured"
 def conclude(
     words: Sequence[str], status: int, why: str, answer: str | None, files: Outputs, nagios: bool
 ) -> int:
-    """Tell and write what was known when the run ended; the exit status.
+    """Print and write what was known when the run ended; the exit status.
 
-    status: EXIT["critical"] where a rank has failed, 128 and more of an interrupted run; others: unknown.
+    status: EXIT["critical"] where a rank failed, 128 and more of an interrupted run; any other is unknown.
     answer: rank 0's report, as JSON.
     """
     critical = status == EXIT["critical"]
@@ -41,13 +41,13 @@ def conclude(
 
 
 def nothing(words: Sequence[str]) -> Report:
-    """A report of no measurement."""
+    """A report without any measurement."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Report(NOTHING, (), now, 0.0, shlex.join(("meshrun", "validate", *words)))
 
 
 def cut_short(report: Report, why: str, critical: bool) -> Report:
-    """The report of a run that ended because of `why`, unless the report says why it did."""
+    """The report of a run that ended because of `why`, unless the report already says why."""
     if critical and not report.ended:
         alarm = Alarm("critical", why)
         return replace(report, ended=why, verdict=with_alarms(report.verdict, [alarm]))
@@ -57,13 +57,13 @@ def cut_short(report: Report, why: str, critical: bool) -> Report:
 
 
 def sentence(failure: str) -> str:
-    """What a failure tells on one line, without what to try."""
+    """A failure on one line, without its hint."""
     what, _, _ = failure.partition(" Try: ")
     return "; ".join(line.strip() for line in what.removesuffix(".").splitlines())
 
 
 def say(report: Report, nagios: bool, colour: bool) -> None:
-    """On standard output: a line for a monitor, or the report; its first line where nothing was measured."""
+    """Print a line for a monitor, or the report; only its first line where nothing was measured."""
     if nagios:
         text = nagios_format.text(report)
     elif report.members:

@@ -1,13 +1,15 @@
-"""All that a validation found, for whoever writes it down: terminal, JSON, HTML, JUnit, Prometheus, Nagios.
+"""All that a validation found: what every format of the report shows.
 
-Rates are bytes per second, those of a matrix product floating-point operations per second (`unit_of`); times
-seconds, None what is not known. What a rate counts: of a GPU alone the bytes read plus written of its memory,
-2 n^3 operations of a product, the bytes copied; of a pair the bytes sent; of a ring the bytes that pass each
-link (2 (n - 1) / n of the data).
+Rates are in bytes per second, those of a matrix product in floating-point operations per second (`unit_of`);
+times in seconds; None is unknown. What a rate counts: of a single GPU the bytes read plus written of its
+memory, 2 n^3 operations of a product, or the bytes copied; of a pair the bytes sent; of a ring the bytes that
+pass each link (2 (n - 1) / n of the data).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,7 +37,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Limit:
-    """What the hardware allows. what: of the rung, as in `Rung.rates`. assumption: in words."""
+    """What the hardware allows. what: the measurement, as in `Rung.rates`. assumption: a phrase."""
 
     rung: RungName
     what: str
@@ -47,9 +49,9 @@ class Limit:
 class Change:
     """A counter or a state that changed while a rung was measured.
 
-    part: on the host, such as "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0". weight: "fault" speaks of
-    a bad part (errors, a link that went down, slowed by heat), "note" does not (retransmits of a shared
-    network, clocks). meaning: one line for whoever has not seen this counter before.
+    part: on the host, such as "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0". weight: "fault" indicates
+    a bad part (errors, a link that went down, throttling by heat), "note" does not (retransmits of a shared
+    network, clocks). meaning: one line for readers who do not know this counter.
     """
 
     rung: RungName
@@ -64,10 +66,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Median rates from each row to each column, None where they were not measured.
+    """Median rates from each row to each column, None where nothing was measured. what: the operation.
 
-    rung "pairs": one matrix a host and operation, labels are its GPUs. rung "host pairs": one a rail, labels
-    are the hosts. what: the operation.
+    rung "pairs": one matrix for each host and operation, labels are its GPUs. rung "host pairs": one for each
+    rail, labels are the hosts.
     """
 
     rung: RungName
@@ -75,6 +77,13 @@ class Matrix:
     title: str
     labels: tuple[str, ...]
     rates: tuple[tuple[float | None, ...], ...]
+
+    def measured(self) -> Iterator[tuple[int, int, float]]:
+        """Row, column and rate of each cell that was measured."""
+        for row, rates in enumerate(self.rates):
+            for column, rate in enumerate(rates):
+                if rate is not None and math.isfinite(rate):
+                    yield row, column, rate
 
 
 @dataclass(frozen=True)
@@ -89,10 +98,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Drift:
-    """A rung's measurement against earlier healthy runs of the same fleet.
+    """A measurement that differs from earlier healthy runs of the same fleet.
 
-    score: how many robust standard deviations above (better) or below them. runs: how many there were.
-    part: as in `Finding.part`, or "" for the fleet's median.
+    part: as in `Finding.part`, or "" for the fleet's median. usual: the median of the earlier runs. score:
+    how many robust standard deviations above (faster) or below it, NaN where `runs` were too few to know.
     """
 
     rung: RungName
@@ -109,9 +118,9 @@ class Report:
     """started: ISO 8601, UTC. seconds: from start to end. command: as typed.
 
     environment: versions and settings (plain values; the same keys on every run). simulated: the fleet as
-    `parse_fleet` reads it; "" for a real one. ended: why the run ended before its end, one sentence that
-    names the rank; "" when it did not. baseline: the file compared with; drifts: what differs from it;
-    changed: what of the environment differs from the baseline's, in words.
+    `parse_fleet` reads it; "" for a real one. ended: why the run ended early, one sentence that names the
+    rank; "" when it did not. baseline: the file compared with; drifts: the rates that differ from it;
+    changed: sentences on what else does.
     """
 
     verdict: Verdict

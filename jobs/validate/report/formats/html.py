@@ -116,21 +116,17 @@ def printable(value: object) -> object:
 # Heat maps of GPU pairs and of host pairs.
 
 
-class Pair(NamedTuple):
-    """One cell of a matrix. rate: bytes per second."""
-
-    rate: float
-    row: int
-    column: int
-
-
 @dataclass(frozen=True)
 class HeatMap:
-    """number: which of the report's matrices it is. slowest: its slowest pairs, the slowest first."""
+    """number: of the matrix in the report. slowest: row, column and rate of its slowest pairs, in order."""
 
     number: int
     matrix: Matrix
-    slowest: list[Pair]
+    slowest: list[tuple[int, int, float]]
+
+    @property
+    def least(self) -> float:
+        return self.slowest[0][2]
 
 
 @dataclass(frozen=True)
@@ -151,21 +147,14 @@ def heat_sections(report: Report) -> Iterator[HeatSection]:
     for measurement, title in TITLES.items():
         maps, rates = [], []
         for number, matrix in enumerate(report.matrices):
-            if (matrix.rung, matrix.what) == measurement and (pairs := list(measured_pairs(matrix))):
-                maps.append(HeatMap(number, matrix, heapq.nsmallest(5, pairs)))
-                rates += [pair.rate for pair in pairs]
+            if (matrix.rung, matrix.what) == measurement and (pairs := list(matrix.measured())):
+                maps.append(HeatMap(number, matrix, heapq.nsmallest(5, pairs, key=lambda pair: pair[2])))
+                rates += [rate for *_, rate in pairs]
         if maps:
-            maps.sort(key=lambda one: one.slowest[0].rate)
+            maps.sort(key=lambda one: one.least)
             usual = statistics.median(rates)
-            slow = max(sum(one.slowest[0].rate < SLOW * usual for one in maps), 1)
+            slow = max(sum(one.least < SLOW * usual for one in maps), 1)
             yield HeatSection(title, usual, maps[:DRAWN][:slow], maps[:DRAWN][slow:], not_shown(maps, DRAWN))
-
-
-def measured_pairs(matrix: Matrix) -> Iterator[Pair]:
-    for row, rates in enumerate(matrix.rates):
-        for column, rate in enumerate(rates):
-            if rate is not None and math.isfinite(rate):
-                yield Pair(rate, row, column)
 
 
 def measured(rate: float | None) -> bool:

@@ -540,7 +540,7 @@ def test_a_writer_that_never_ends_is_not_waited_for(
     path = tmp_path / f"b{suffix}"
     saved(path, 1)
     for module in ("json", "sqlite"):
-        monkeypatch.setattr(f"jobs.validate.baseline.{module}.PATIENCE", 0.2)
+        monkeypatch.setattr(f"jobs.validate.baseline.{module}.TIMEOUT", 0.2)
     with open(path, "r+b") as held, closing(sqlite3.connect(path, isolation_level=None)) as base:
         if suffix == ".json":
             baseline_json.fcntl.flock(held, baseline_json.fcntl.LOCK_EX)
