@@ -80,7 +80,7 @@ LAYERS = (
 CUPY = ("runner/backend/cuda*.py", "runner/comm/nccl*.py")
 MPI4PY = ("runner/comm/mpi*.py", "runner/world*.py")
 ENVIRONMENT = ("runner/launcher.py", "runner/world.py", "runner/comm/mpi.py", "launch/*.py")
-COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich")
+COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich", "jinja2", "prometheus_client")
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import pytest
 
 from jobs.bench.keep import Kept
 from jobs.validate.baseline import json as baseline
-from jobs.validate.baseline.run import Run
+from jobs.validate.baseline.run import BaselineRun
 from runner import files
 from runner.errors import UserError
 from runner.report import record as records
 from runner.report.timeline import write_timeline
 
-RUN = Run("2026-01-01T00:00:00+00:00", (("n1", 1),), ("CPU",), {}, {})
+RUN = BaselineRun("2026-01-01T00:00:00+00:00", (("n1", 1),), ("CPU",), {}, {})
 
 
 @contextmanager
