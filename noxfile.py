@@ -134,6 +134,6 @@ def unprivileged(session: nox.Session) -> None:
         "tests/unit/test_ending.py",
         "tests/unit/launch/test_shm.py",
         "tests/unit/launch/test_mpiexec.py",
-        "tests/unit/validate/test_baseline.py",
+        "tests/unit/validate/baseline/test_baseline.py",
     ]
     session.run(*words, "pytest", *places, *session.posargs, external=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jobs.measure.outliers import BLIND, is_critical
-from jobs.validate.alarms import alarms
-from jobs.validate.counters import changes
+from jobs.validate.health.alarms import alarms
+from jobs.validate.health.counters import changes
 from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
@@ -25,7 +25,7 @@ from jobs.validate.not_judged import failed_measurements, missing_siblings
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe.api import Probe, SingleRankOp, Wrong, operation_work
 from jobs.validate.probe.metered import MeteredProbe
-from jobs.validate.report import Change, Curve
+from jobs.validate.report.model import Change, Curve
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Finding, Rung, Status, Verdict
 

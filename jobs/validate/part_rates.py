@@ -10,7 +10,7 @@ from jobs.measure.outliers import group_medians
 from jobs.validate.ladder import Ladder
 from jobs.validate.localize.observations import Observations
 from jobs.validate.plan import RungName
-from jobs.validate.report import Matrix
+from jobs.validate.report.model import Matrix
 from jobs.validate.topology import Ints, Topology
 
 PartRates = dict[

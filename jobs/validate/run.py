@@ -14,22 +14,22 @@ import runner
 from jobs.bench.record import kept
 from jobs.bench.screen import CLEAR
 from jobs.validate import outputs
-from jobs.validate.alarms import unjudged
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.dead_ranks import dead_ranks, stay_alive
 from jobs.validate.ended import FROM_OUTSIDE, say, sentence
 from jobs.validate.hardware_limits import gather, limits
+from jobs.validate.health.alarms import unjudged
 from jobs.validate.ladder import OnRung
 from jobs.validate.options import Options
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.buffers import fit_to_devices
 from jobs.validate.probe.rank_probe import Read, open_probe
-from jobs.validate.report import Member, Report
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.model import Member, Report
+from jobs.validate.report.wording import headline
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.told import json as told_json
-from jobs.validate.told.words import headline
 from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
 from runner import World
@@ -163,7 +163,7 @@ def hand_over(handler: runner.FailureHandler, report: Report) -> bool:
 
     Returns whether there is such a process.
     """
-    return handler.status is not None and handler.status.save_answer(told_json.text(report))
+    return handler.status is not None and handler.status.save_answer(json_format.text(report))
 
 
 @contextmanager

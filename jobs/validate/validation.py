@@ -12,16 +12,16 @@ from typing import Any
 
 import runner
 from jobs.validate import costs
-from jobs.validate.alarms import beside, unjudged
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.budget import Deadline, fit
 from jobs.validate.ended import NOTHING, cut_short
+from jobs.validate.health.alarms import beside, unjudged
 from jobs.validate.ladder import Ladder, NoTime, OnRung, unlimited
 from jobs.validate.options import Options
 from jobs.validate.part_rates import PartRates, matrices, part_rates
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
-from jobs.validate.report import Limit, Member, Report
+from jobs.validate.report.model import Limit, Member, Report
 from jobs.validate.soak import soak
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict

@@ -16,7 +16,7 @@ from jobs.measure.outliers import (
     score_needed,
 )
 from jobs.validate.baseline.run import Figure
-from jobs.validate.report import Drift
+from jobs.validate.report.model import Drift
 
 
 def drifted(figures: Mapping[Figure, float], earlier: Mapping[Figure, Sequence[float]]) -> tuple[Drift, ...]:

@@ -13,7 +13,7 @@ from jobs.validate.ladder import Ladder
 from jobs.validate.options import Options
 from jobs.validate.outputs import Outputs, write
 from jobs.validate.plan import Plan
-from jobs.validate.report import Limit
+from jobs.validate.report.model import Limit
 from jobs.validate.validation import Validation
 
 
