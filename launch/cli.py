@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.further import WORDS, Commands, command_in, conclude
-from launch.plan import HOST_TIMEOUT
 from launch.refuse import Shadowed, brief, one_line, refuse, refuse_shadows
+from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from launch.mpi_library import ASK, Library, told
-from launch.plan import Plan
+from launch.spec import Plan
 
 PATIENCE = 30.0  # seconds that a host may take to answer: its sshd may just be starting
 ATTEMPT = 5  # seconds for one connection

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from launch import kubectl, local, manifest, manifest_schema, pod_state
 from launch.kubectl import Job, NoAnswer
 from launch.manifest import Document
-from launch.plan import Plan
 from launch.pod_log import PodLog
 from launch.pod_state import Object
 from launch.pods import Pods
+from launch.spec import Plan
 from launch.told import Told
 from launch.watch import Outcome, handlers
 

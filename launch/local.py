@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from launch import mpi_library, mpiexec, noise, shm
 from launch.mpiexec import RUN_MARK
-from launch.plan import Plan
+from launch.spec import Plan
 from launch.watch import Outcome, watch
 
 if TYPE_CHECKING:

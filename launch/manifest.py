@@ -17,8 +17,8 @@ from launch.manifest_launcher import (
     variables_between_hosts,
     words_between_hosts,
 )
-from launch.plan import Plan
 from launch.pods import HOME, SSHD, USER, Implementation, Pods
+from launch.spec import Plan
 
 IMPLEMENTATIONS: dict[Implementation, str] = {"openmpi": "OpenMPI", "mpich": "MPICH", "intel": "Intel"}
 QUEUE = "kueue.x-k8s.io/queue-name"

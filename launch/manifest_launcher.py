@@ -16,8 +16,8 @@ from launch.mpirun import (
     keepalive,
     wanted,
 )
-from launch.plan import Plan
 from launch.pods import Implementation, Pods
+from launch.spec import Plan
 
 HOSTFILE = "/etc/mpi/hostfile"
 VENDORS: dict[Implementation, Vendor] = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}

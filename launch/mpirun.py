@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launch import hosts, local, mpi_library, mpiexec
 from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher
-from launch.plan import Plan
+from launch.spec import Plan
 
 # What ranks on other hosts must have too. Open MPI passes on none of it.
 FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from launch.plan import HOST_TIMEOUT, Host, Plan, hosts_of, planned, read_hostfile, shape
+from launch.spec import HOST_TIMEOUT, Host, Plan, hosts_of, planned, read_hostfile, shape
 
 Value = TypeVar("Value")
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from launch.local import PROGRAM, plan_words
 from launch.mpirun import OVER_TCP, wanted
-from launch.plan import Plan
+from launch.spec import Plan
 
 # Of a rank: its own thread, those that read and write files, and NCCL's, which feeds the network.
 CPUS_PER_RANK = 4

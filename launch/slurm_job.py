@@ -16,10 +16,10 @@ from launch.ask import answer
 from launch.further import conclude
 from launch.mpiexec import RUN_MARK
 from launch.mpirun import wanted
-from launch.plan import Plan
 from launch.slurm import Job
 from launch.slurm_ask import GONE, State, last_line, program
 from launch.slurm_followed import Attempts, Followed, task_end
+from launch.spec import Plan
 from launch.told import Told
 from launch.watch import Outcome, handlers
 

@@ -17,8 +17,8 @@ from mpijob import MpiJob
 from launch import manifest, manifest_schema
 from launch.local import judge
 from launch.mpiexec import find
-from launch.plan import Plan, planned
 from launch.pods import Implementation, Pods
+from launch.spec import Plan, planned
 from launch.told import Told
 from launch.watch import Outcome
 from runner.verdict import RunDirectory

@@ -14,7 +14,7 @@ import pytest
 import launch
 from launch import hosts, mpi_library
 from launch.local import PROGRAM
-from launch.plan import Plan
+from launch.spec import Plan
 
 HOME = Path(launch.__file__).parent
 ROOMS = ("launch", "runner", "jobs")

@@ -11,7 +11,7 @@ import pytest
 from launch import hosts, mpi_library
 from launch.hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, sweep
 from launch.mpi_library import Library
-from launch.plan import Plan
+from launch.spec import Plan
 from runner.errors import UserError
 
 # Of ssh's words the last two count, the host and what is to be done there; each host is a script.

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from launch import kubectl, kubernetes
-from launch.plan import Plan
 from launch.pods import Pods
+from launch.spec import Plan
 from runner.errors import RunError, UserError
 
 # "get" is answered from the files pods, job and events: a list of answers, of which the last one stays.

@@ -11,7 +11,7 @@ import pytest
 from launch import cli, hosts, local, mpi_library, mpiexec, mpirun, refuse
 from launch.mpi_library import Library
 from launch.mpiexec import Launcher
-from launch.plan import Plan
+from launch.spec import Plan
 from runner import launcher
 from runner.errors import UserError
 

@@ -17,8 +17,8 @@ from launch import manifest, pods
 from launch.kubernetes_command import in_bytes, kubernetes
 from launch.manifest_launcher import HOSTFILE, script
 from launch.manifest_schema import problems
-from launch.plan import Plan
 from launch.pods import Pods
+from launch.spec import Plan
 from runner.errors import UserError
 
 ROOT = Path(__file__).parents[3]

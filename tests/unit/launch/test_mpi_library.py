@@ -11,7 +11,7 @@ from launch import hosts, local, mpi_library, mpiexec, mpirun
 from launch.hosts import Answer
 from launch.mpi_library import Library, check, loaded, told
 from launch.mpiexec import Launcher, Vendor
-from launch.plan import Plan
+from launch.spec import Plan
 from runner.errors import UserError
 
 OPEN_MPI, MPICH = Library("Open MPI", 5), Library("MPICH", 5)

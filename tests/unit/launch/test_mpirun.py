@@ -16,7 +16,7 @@ from launch import hosts, local, mpi_library, mpiexec, mpirun
 from launch.local import PROGRAM
 from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher, Vendor
 from launch.mpirun import environment, forwarded, on_interface, words
-from launch.plan import Plan
+from launch.spec import Plan
 from runner.errors import UserError
 from runner.verdict import LINE
 

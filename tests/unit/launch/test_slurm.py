@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from launch import slurm_ask, slurm_job
 from launch.local import PROGRAM
 from launch.mpi_library import Library
-from launch.plan import Plan
 from launch.slurm import Job, script, srun
 from launch.slurm_ask import State, states
 from launch.slurm_command import cores
 from launch.slurm_command import slurm as command
 from launch.slurm_followed import Attempts, Followed
 from launch.slurm_mpi import chosen
+from launch.spec import Plan
 from launch.told import Told
 from runner.errors import UserError
 from runner.verdict import LINE, RunDirectory

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.plan import Host, Plan, hosts_of, planned, read_hostfile, shape
+from launch.spec import Host, Plan, hosts_of, planned, read_hostfile, shape
 
 WORDS = ("bench", "all_reduce")
 
