@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch import pod_state
-from launch.ask import answer
 from launch.manifest import JOB, Document
 from launch.pod_state import Object
+from launch.supervise.query import answer
 
 PATIENCE = 20  # seconds for an answer
 ENDING = 120  # seconds for a deleted job's pods to end; they get 30 to do so in order

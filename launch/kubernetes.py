@@ -13,15 +13,16 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from launch import kubectl, local, manifest, manifest_schema, pod_state
+from launch import kubectl, manifest, manifest_schema, pod_state
 from launch.kubectl import Job, NoAnswer
 from launch.manifest import Document
 from launch.pod_log import PodLog
 from launch.pod_state import Object
 from launch.pods import Pods
 from launch.spec import Plan
-from launch.told import Told
-from launch.watch import Outcome, handlers
+from launch.supervise.judge import Outcome, judge
+from launch.supervise.status_lines import Told
+from launch.supervise.supervisor import handlers
 
 STEP = 0.2  # seconds after which a signal is noticed
 LOOK = 2.0  # seconds between two looks at pods that are starting,
@@ -60,7 +61,7 @@ def start(plan: Plan, pods: Pods, *, debug: bool = False) -> int:
             if not run.claim_failure(failure):  # of which this may be the cause
                 tell(followed.fault)
         (run.path / "partial").unlink(missing_ok=True)  # a file in the cluster, not here
-        return local.judge(run, followed.outcome(), debug, ran=plan.words, files=False)
+        return judge(run, followed.outcome(), debug, ran=plan.words, files=False)
     except KeyboardInterrupt:  # the second signal
         tell(f"not waiting for the pods of {job} to end")
         return 128 + (followed.interrupted or signal.SIGINT)

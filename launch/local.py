@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from launch import mpi_library, mpiexec, noise, shm
-from launch.mpiexec import RUN_MARK
+from launch import mpi_library, mpiexec
 from launch.spec import Plan
-from launch.watch import Outcome, watch
-
-if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.supervisor import conduct
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("__main__.py")))
 
-MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
-# Clear the line, show the cursor: a rank that was ended could not.
-AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
-
 LEAST = 16 << 20  # bytes: a Python with NumPy and MPI, what it shares with others not counted
-
-Account = Callable[[str], tuple[str, str] | None]
-
-# What most often sends a rank this signal, and what to do.
-HINTS: dict[int, str] = {
-    signal.SIGKILL: MEMORY,
-    signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
-    signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
-    signal.SIGABRT: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
-    signal.SIGTERM: "the batch system's log: someone ended this rank from outside",
-}
 
 
 def start(
@@ -134,179 +111,3 @@ def rank_words(place: str, columns: int | None) -> list[str]:
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
     return ["--run-dir", place, *terminal, *colour]
-
-
-def conduct(
-    started: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
-    columns: int | None = None,
-    *,
-    token: str | None = None,
-    debug: bool = False,
-    elsewhere: Callable[[Path, Path, float], list[str]] | None = None,
-    account: Account | None = None,
-    ran: Sequence[str] = (),
-) -> int:
-    """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
-
-    started: its words and environment, given the run's directory and a private folder with a short path.
-    token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
-    elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
-    not answer. account, ran: as `judge` takes them.
-    """
-    from runner.launcher import working_directory
-    from runner.verdict import RunDirectory, RunLines
-
-    working_directory()  # where it is gone, launchers have no words for it
-    run = RunDirectory.create()
-    sockets = mpiexec.socket_folder()
-    segments = shm.segments()
-    begun = time.monotonic()
-    sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
-    in_order = False
-    try:
-        words, environment = started(run.path, sockets)
-        outcome = watch(words, environment, token)
-        if columns is not None and outcome.status:
-            sys.stderr.write(AFTER_PROGRESS_BAR)
-        lost = elsewhere(run.path, sockets, time.monotonic() - begun) if elsewhere else []
-        status = judge(run, outcome, debug, lost, account, ran)
-        in_order = status == outcome.status == 0
-        return status
-    finally:
-        if not in_order:
-            shm.remove_orphans(segments)
-        if token:
-            RunLines(token).forget()  # of a rank that was killed before it could
-        for folder in (run.path, sockets):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def judge(
-    run: RunDirectory,
-    outcome: Outcome,
-    debug: bool = False,
-    lost: Sequence[str] = (),
-    account: Account | None = None,
-    ran: Sequence[str] = (),
-    files: bool = True,
-) -> int:
-    """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run.
-
-    lost: hosts that did not answer afterwards. account: of a launcher whose words are shown: which rank
-    ended first by them, and what to try. ran: the command that the ranks ran and its words; where it ends
-    with an answer, it gets that from here if rank 0 has not given it. files: its files belong here.
-    """
-    from launch.further import conclude
-    from runner.errors import tell
-
-    status, why = _judge(run, outcome, debug, lost, account)
-    words, answer = run.words(), run.answer()
-    if status and words not in outcome.said:
-        tell(words)
-    if status and answer != "":
-        files = files and (answer is not None or not run.begun())  # else rank 0 has written them
-        return conclude(ran, status, why, kept=run.status(), answer=answer, files=files)
-    return status
-
-
-def _judge(
-    run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], account: Account | None
-) -> tuple[int, str]:
-    """The exit status, and why it is not 0."""
-    from runner.errors import tell
-
-    failure, record = run.failure(), run.record()
-    if debug and outcome.noise:
-        sys.stderr.write(outcome.noise)
-    run.remove_partial()  # nothing, where the output has got its final name
-    if outcome.interrupted:
-        why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
-        tell(why)
-        return 128 + outcome.interrupted, why
-    killed = _killed(run, outcome)
-    if lost:
-        tell(_silent(lost))
-    if failure:
-        # Claimed and not told: the launcher was faster in ending that rank than it in speaking.
-        if failure["sentence"] not in outcome.said:
-            tell(failure["sentence"])
-        if killed and killed.sure and killed.rank != failure["rank"]:
-            tell(killed.sentence)
-        return int(failure["exit_code"]), failure["sentence"]
-    if record is not None and (killed or outcome.status == 0):
-        if killed:
-            tell(f"warning: the run was complete when this happened: {killed.sentence}")
-        return 0, ""
-    why = _silent(lost) if lost else ""
-    if killed or not lost:
-        why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, account)
-        tell(why)
-    return run.status(), why
-
-
-def _silent(hosts: Sequence[str]) -> str:
-    from runner.errors import RunError
-
-    hint = "their power and network; processes and files of the run may be left there"
-    return str(RunError(f"no answer any more from host {', '.join(hosts)}", hint=hint))
-
-
-@dataclass(frozen=True)
-class Killed:
-    """A rank that a signal ended. sure: no doubt that the launcher names the right one."""
-
-    rank: int | None
-    sentence: str
-    sure: bool
-
-
-def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
-    """The rank that a signal ended, by the launcher's account."""
-    from runner.errors import RunError
-
-    end = next((end for end in noise.process_ends(outcome.noise) if end.signal is not None), None)
-    if end is None or end.signal is None:
-        return None
-    known = (run.rank_of(end.pid, end.host) if end.pid else None) or {}
-    rank, host = known.get("rank", end.rank), known.get("host", end.host)
-    who = f"process {end.pid}" if rank is None else f"rank {rank}"
-    what = f"[{who}, host {host}] killed by {_status(-end.signal)}"
-    if end.maybe_by_launcher:
-        what += ", by MPICH's launcher perhaps, because another rank had died"
-        hint = f"{MEMORY}; PYTHONFAULTHANDLER=1 for the lines of a crash"
-    else:
-        hint = HINTS.get(end.signal, "--debug for the launcher's own words")
-    return Killed(rank, str(RunError(what, hint=hint)), not end.maybe_by_launcher)
-
-
-def _unexplained(outcome: Outcome, recorded: bool, debug: bool, account: Account | None) -> str:
-    from runner.errors import RunError
-
-    left = next(iter(noise.process_ends(outcome.noise)), None)
-    hint = "--debug for the launcher's own words"
-    if account and (told := account(outcome.said)):
-        what, hint = told
-    elif left is None:
-        what = "the run did not end well, and no rank said why"
-        if not debug:
-            sys.stderr.write(outcome.noise)
-    else:
-        where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
-        what = f"{where} ended before its time" + (f", exit status {left.status}" if left.status else "")
-    failure = RunError(
-        what,
-        got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
-        expected="exit status 0, and a record that rank 0 writes as its last act",
-        hint=hint,
-    )
-    return str(failure)
-
-
-def _status(status: int) -> str:
-    """An exit status as subprocess gives it, in words."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:  # a real-time signal
-        return f"signal {-status}"

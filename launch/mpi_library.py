@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.ask import answer
+from launch.supervise.query import answer
 
 if TYPE_CHECKING:
     from launch.mpiexec import Launcher

@@ -31,9 +31,7 @@ LINES = re.compile(r"\(Open MPI\) [5-9]")  # that pass on whole lines; earlier o
 ELSEWHERE = ("SLURM", "PBS_", "LSB_", "PE_HOSTFILE", "PMI_", "PMI2_", "PMIX_", "HYDRA_HOST_FILE")
 SETTINGS = "PMIX_MCA_"  # the user's, all the same
 HOSTFILE = "_default_hostfile"
-SHORT = 24  # characters; launchers add up to 70 of their own
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # Open MPI refuses else
-RUN_MARK = "MESHRUN_RUN"  # in the environment of every process of a run: how strays are found
 
 
 @dataclass(frozen=True)
@@ -149,11 +147,3 @@ def _version(path: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as reason:
         return str(reason)
     return asked.stdout + asked.stderr
-
-
-def socket_folder() -> Path:
-    """A new private folder with a short path: with the temporary files, or in /tmp if that path is long."""
-    home = tempfile.gettempdir()
-    if len(home) > SHORT and os.access("/tmp", os.W_OK | os.X_OK):
-        home = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="mr", dir=home))

@@ -14,14 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch import hosts, local, mpi_library, mpiexec
-from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher
+from launch.mpiexec import AS_ROOT, Launcher
 from launch.spec import Plan
+from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.supervisor import conduct
 
 # What ranks on other hosts must have too. Open MPI passes on none of it.
 FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")
 FORWARDED_WHOLE = ("LD_LIBRARY_PATH", "PYTHONFAULTHANDLER")
 
-SWEEP = str(Path(__file__).with_name("sweep.py"))
+SWEEP = str(Path(__file__).with_name("supervise") / "cleanup.py")
 # Open MPI: ob1 moves bytes itself; the other engines take the fastest adapter there is.
 OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct"}
 INTEL_OVER_TCP = {"I_MPI_OFI_PROVIDER": "tcp"}
@@ -129,7 +131,7 @@ def start(
             plan.names, [sys.executable, "-I", SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
-    return local.conduct(started, columns, token=token, debug=debug, elsewhere=clean_up, ran=plan.words)
+    return conduct(started, columns, token=token, debug=debug, elsewhere=clean_up, ran=plan.words)
 
 
 def shown(plan: Plan) -> str:

@@ -8,9 +8,9 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from launch.noise import NoiseFilter
-from launch.told import Told
-from launch.watch import TAIL, pass_on
+from launch.supervise.launcher_output import NoiseFilter
+from launch.supervise.status_lines import Told
+from launch.supervise.supervisor import TAIL, pass_on
 
 REST = 20.0  # seconds for what is left of the log when the pod's program has ended
 SHORT = 5.0  # seconds; a stream that has lasted longer was a good one, though it breaks

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from launch.ask import answer
+from launch.supervise.query import answer
 
 HINT = "on a login node of the cluster; meshrun launch mpirun for hosts that ssh reaches"
 GONE = "GONE"  # ours: Slurm has forgotten the job

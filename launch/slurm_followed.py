@@ -9,10 +9,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launch import local, slurm_ask
+from launch import slurm_ask
 from launch.slurm_ask import GONE, State
-from launch.told import Told
-from launch.watch import CLAIMED, TAIL, pass_on
+from launch.supervise.judge import MEMORY
+from launch.supervise.status_lines import Told
+from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 
 if TYPE_CHECKING:
     from runner.verdict import RunDirectory
@@ -165,5 +166,5 @@ def task_end(text: str) -> tuple[str, str] | None:
         return f"rank {match[1]} could not be started: {match[2]}", "the log of slurmd on its host"
     for host, task, end in TASK_ENDS.findall(text):
         if not end.startswith(BY_SLURM):
-            return f"[rank {task}, host {host}] ended before its time: {end}", local.MEMORY
+            return f"[rank {task}, host {host}] ended before its time: {end}", MEMORY
     return None

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch import local, slurm, slurm_ask
-from launch.ask import answer
+from launch import slurm, slurm_ask
 from launch.further import conclude
-from launch.mpiexec import RUN_MARK
 from launch.mpirun import wanted
 from launch.slurm import Job
 from launch.slurm_ask import GONE, State, last_line, program
 from launch.slurm_followed import Attempts, Followed, task_end
 from launch.spec import Plan
-from launch.told import Told
-from launch.watch import Outcome, handlers
+from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.judge import Outcome, judge
+from launch.supervise.query import answer
+from launch.supervise.status_lines import Told
+from launch.supervise.supervisor import conduct, handlers
 
 LOOK = 0.2  # seconds between two looks into the output
 # Seconds between two questions to Slurm: a tenth of what has passed without news, within these.
@@ -133,7 +134,7 @@ class Follower:
         return Followed(run, told, before, shown=not self.array, requeue=self.requeue)
 
     def verdict(self, debug: bool, ran: Sequence[str] = ()) -> int:
-        """The exit status of the whole, told: the first task's that is not 0. ran: as of `local.judge`."""
+        """The exit status of the whole, told: the first task's that is not 0. ran: as of `judge`."""
         from runner.errors import tell
 
         if self.interrupted:
@@ -155,7 +156,7 @@ class Follower:
                 one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
             said = one.said.decode(errors="replace") if one.shown else ""
             outcome = Outcome(0 if failure is None else 1, None, "", said)
-            statuses.append(local.judge(one.run, outcome, debug, ran=ran))
+            statuses.append(judge(one.run, outcome, debug, ran=ran))
             if self.array:
                 tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
         if self.waiting is not None:
@@ -209,7 +210,7 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
         return [program("srun"), *words[1:]], here
 
     try:
-        return local.conduct(started, token=token, debug=debug, account=task_end, ran=plan.words)
+        return conduct(started, token=token, debug=debug, account=task_end, ran=plan.words)
     finally:
         _remove_notes(slurm_job() or "")
 

@@ -15,12 +15,11 @@ from hosts import problem
 from mpijob import MpiJob
 
 from launch import manifest, manifest_schema
-from launch.local import judge
 from launch.mpiexec import find
 from launch.pods import Implementation, Pods
 from launch.spec import Plan, planned
-from launch.told import Told
-from launch.watch import Outcome
+from launch.supervise.judge import Outcome, judge
+from launch.supervise.status_lines import Told
 from runner.verdict import RunDirectory
 
 TOKEN = "f00d"

@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 from processes import DEADLOCK, MARK, launcher_problem, left_running, nightly, own_lines, promised, wait_for
 
-from launch import local, mpiexec, shm
+from launch import local, mpiexec
+from launch.supervise import shared_memory
 
 ALLOWED = 2  # seconds without progress: -T
 PROMISE = ALLOWED + 10  # seconds from a fault to the end of the command
@@ -159,7 +160,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     work, notes = tmp_path / "work", tmp_path / "notes"
     work.mkdir()
     notes.mkdir()
-    segments = shm.segments()
+    segments = shared_memory.segments()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
         made = Site(work, notes, Path(temporary))
         yield made
@@ -170,7 +171,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for pid in left_running(notes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm.remove_orphans(segments)
+        shared_memory.remove_orphans(segments)
 
 
 # Stuck.

@@ -32,7 +32,8 @@ from processes import (
     wait_for,
 )
 
-from launch import local, mpiexec, shm
+from launch import local, mpiexec
+from launch.supervise import shared_memory
 
 ROOT = Path(__file__).parents[2]
 PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command
@@ -141,7 +142,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     notes.mkdir()
     np.save(work / "in.npy", np.random.default_rng(0).random((12, 500)))
     np.save(work / "out.npy", np.arange(7))
-    segments = shm.segments()
+    segments = shared_memory.segments()
     (work / "job.py").write_text(JOB)
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
         made = Site(work, notes, Path(temporary))
@@ -151,7 +152,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for pid in left_running(notes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm.remove_orphans(segments)  # a launcher by itself leaves some
+        shared_memory.remove_orphans(segments)  # a launcher by itself leaves some
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -28,7 +28,8 @@ from processes import (
     wait_for,
 )
 
-from launch import local, mpiexec, shm
+from launch import local, mpiexec
+from launch.supervise import shared_memory
 
 HOST = os.uname().nodename
 ALLOWED = 3  # seconds without progress: -T
@@ -176,7 +177,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     work, notes = tmp_path / "work", tmp_path / "notes"
     work.mkdir()
     notes.mkdir()
-    segments = shm.segments()
+    segments = shared_memory.segments()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
         made = Site(work, notes, Path(temporary))
         yield made
@@ -187,7 +188,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for pid in left_running(notes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm.remove_orphans(segments)
+        shared_memory.remove_orphans(segments)
 
 
 def rungs(report: dict[str, Any]) -> dict[str, str]:

@@ -94,7 +94,7 @@ def test_hosts_with_different_mpis_are_named_before_anything_starts(monkeypatch:
     found = [Answer("n1", OPEN_MPI, None), Answer("n2", MPICH, "eth0"), Answer("n3", OPEN_MPI, "eth0")]
     monkeypatch.setattr(mpiexec, "find", launcher)
     monkeypatch.setattr(hosts, "answers", lambda *_: found)
-    monkeypatch.setattr(mpirun.local, "conduct", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr(mpirun, "conduct", lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(UserError) as failure:
         mpirun.start(plan)
     assert str(failure.value) == (

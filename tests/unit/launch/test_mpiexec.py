@@ -156,22 +156,3 @@ def test_what_names_other_hosts_does_not() -> None:
         "PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile",
     }
     assert not elsewhere.keys() & environment(**elsewhere).keys()
-
-
-@pytest.mark.parametrize("name", ["t", "long" * 30])
-def test_the_socket_folder_has_a_short_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as base:
-        home = Path(base) / name
-        home.mkdir()
-        monkeypatch.setattr("tempfile.tempdir", str(home))
-        folder = mpiexec.socket_folder()
-        folder.rmdir()
-    assert len(str(folder)) <= mpiexec.SHORT + len("/mrxxxxxxxx")
-    assert folder.is_relative_to(home) is (name == "t")
-    assert folder.name.startswith("mr")
-
-
-def test_the_socket_folder_is_private() -> None:
-    folder = mpiexec.socket_folder()
-    assert folder.stat().st_mode & 0o077 == 0
-    folder.rmdir()

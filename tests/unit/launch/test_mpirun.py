@@ -14,9 +14,10 @@ import pytest
 
 from launch import hosts, local, mpi_library, mpiexec, mpirun
 from launch.local import PROGRAM
-from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher, Vendor
+from launch.mpiexec import AS_ROOT, Launcher, Vendor
 from launch.mpirun import environment, forwarded, on_interface, words
 from launch.spec import Plan
+from launch.supervise.cleanup import RUN_MARK
 from runner.errors import UserError
 from runner.verdict import LINE
 
@@ -351,7 +352,7 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
     assert mpirun.start(here()) == 1
     called, variables = machine.called()
     ((python, isolated, script, mark, folder, seconds, token),) = swept
-    assert (python, isolated, Path(script).name) == (sys.executable, "-I", "sweep.py")
+    assert (python, isolated, Path(script).name) == (sys.executable, "-I", "cleanup.py")
     assert (mark, folder) == (variables[RUN_MARK], variables["PRTE_MCA_prte_tmpdir_base"])
     assert float(seconds) >= 1
     assert f"@{token}" in called

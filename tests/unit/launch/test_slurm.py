@@ -25,7 +25,7 @@ from launch.slurm_command import slurm as command
 from launch.slurm_followed import Attempts, Followed
 from launch.slurm_mpi import chosen
 from launch.spec import Plan
-from launch.told import Told
+from launch.supervise.status_lines import Told
 from runner.errors import UserError
 from runner.verdict import LINE, RunDirectory
 

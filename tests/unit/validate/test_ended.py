@@ -14,10 +14,9 @@ import pytest
 from jobs.validate.told import json as told_json
 from launch import mpiexec
 from launch.cli import main
-from launch.local import judge
 from launch.slurm_ask import State
 from launch.slurm_job import Follower
-from launch.watch import Outcome
+from launch.supervise.judge import Outcome, judge
 from runner.errors import UserError
 from runner.verdict import RunDirectory
 

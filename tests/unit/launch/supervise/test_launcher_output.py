@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.noise import NoiseFilter, ProcessEnd, process_ends
+from launch.supervise.launcher_output import NoiseFilter, ProcessEnd, process_ends
 
 RULER = "-" * 74 + "\n"
 BOX = "=" * 83 + "\n"

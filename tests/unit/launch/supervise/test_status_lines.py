@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.told import Told
+from launch.supervise.status_lines import Told
 from runner.verdict import LINE, RunDirectory
 
 OURS = f'{LINE} tok record {{"complete": true}}\n'

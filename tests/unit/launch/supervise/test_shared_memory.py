@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import shm, watch
+from launch.supervise import shared_memory
 
 
 @pytest.fixture
@@ -31,44 +30,30 @@ def test_only_mpis_segments_count(folder: Path) -> None:
         segment(folder, name) for name in ("mpich_shm_1_0", "sm_segment.n1.0.1.0", "vader_segment.n1.0.1.0")
     }
     segment(folder, "nccl-abc")
-    assert shm.segments(folder) == known
+    assert shared_memory.segments(folder) == known
 
 
 def test_a_missing_folder_has_none(folder: Path) -> None:
-    assert shm.segments(folder / "nosuch") == set()
+    assert shared_memory.segments(folder / "nosuch") == set()
 
 
 def test_new_and_unused_segments_go(folder: Path) -> None:
     old = segment(folder, "mpich_shm_old")
-    before = shm.segments(folder)
+    before = shared_memory.segments(folder)
     new = segment(folder, "mpich_shm_new")
     used = segment(folder, "mpich_shm_used")
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        shm.remove_orphans(before, folder)
+        shared_memory.remove_orphans(before, folder)
     assert old.exists()
     assert used.exists()
     assert not new.exists()
 
 
 def test_a_segment_of_a_rank_that_is_going_is_waited_for(folder: Path) -> None:
-    before = shm.segments(folder)
+    before = shared_memory.segments(folder)
     leaving = segment(folder, "mpich_shm_leaving")
     with leaving.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)
         threading.Timer(0.2, mapped.close).start()
-        shm.remove_orphans(before, folder)
+        shared_memory.remove_orphans(before, folder)
     assert not leaving.exists()
-
-
-def test_a_processs_mark_is_matched_whole(tmp_path: Path) -> None:
-    def process(pid: int, environment: bytes) -> None:
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "environ").write_bytes(environment)
-
-    process(10, b"A=1\0MESHRUN_RUN=/tmp/meshrun-a\0B=2\0")
-    process(11, b"MESHRUN_RUN=/tmp/meshrun-abc\0")
-    process(12, b"OLD_MESHRUN_RUN=/tmp/meshrun-a\0")
-    process(os.getpid(), b"MESHRUN_RUN=/tmp/meshrun-a\0")
-    (tmp_path / "13").mkdir()
-    (tmp_path / "self").mkdir()
-    assert watch.strays("/tmp/meshrun-a", tmp_path) == [10]

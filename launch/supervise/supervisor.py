@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.mpiexec import RUN_MARK
-from launch.noise import NoiseFilter
-from launch.told import Told
+from launch.supervise import shared_memory
+from launch.supervise.cleanup import RUN_MARK, end_strays
+from launch.supervise.judge import Account, Outcome, judge
+from launch.supervise.launcher_output import NoiseFilter
+from launch.supervise.status_lines import Told
 
 if TYPE_CHECKING:
     from runner.verdict import RunDirectory
@@ -27,21 +30,55 @@ GRACE = 5.0  # seconds that the launcher has to end its ranks in order
 CLAIMED = 2.0  # seconds that the launcher has to end once a rank has told a failure; MPICH's may never
 STRAY_OUTPUT = 1.0  # seconds of reading on after the launcher's end, when a process still holds its pipes
 TAIL = 1 << 16  # bytes of the ranks' last words kept
-LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
+# Clear the line, show the cursor: a rank that was ended could not.
+AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
+SHORT = 24  # characters; launchers add up to 70 of their own
+LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How the launcher ended.
+def conduct(
+    started: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
+    columns: int | None = None,
+    *,
+    token: str | None = None,
+    debug: bool = False,
+    elsewhere: Callable[[Path, Path, float], list[str]] | None = None,
+    account: Account | None = None,
+    ran: Sequence[str] = (),
+) -> int:
+    """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
 
-    status: its exit status, negative for a signal. interrupted: the signal that ended the run.
-    noise: what the launcher said of itself. said: the ranks' last words on stderr.
+    started: its words and environment, given the run's directory and a private folder with a short path.
+    token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
+    elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
+    not answer. account, ran: as `judge` takes them.
     """
+    from runner.launcher import working_directory
+    from runner.verdict import RunDirectory, RunLines
 
-    status: int
-    interrupted: signal.Signals | None
-    noise: str
-    said: str
+    working_directory()  # where it is gone, launchers have no words for it
+    run = RunDirectory.create()
+    sockets = socket_folder()
+    segments = shared_memory.segments()
+    begun = time.monotonic()
+    sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
+    in_order = False
+    try:
+        words, environment = started(run.path, sockets)
+        outcome = watch(words, environment, token)
+        if columns is not None and outcome.status:
+            sys.stderr.write(AFTER_PROGRESS_BAR)
+        lost = elsewhere(run.path, sockets, time.monotonic() - begun) if elsewhere else []
+        status = judge(run, outcome, debug, lost, account, ran)
+        in_order = status == outcome.status == 0
+        return status
+    finally:
+        if not in_order:
+            shared_memory.remove_orphans(segments)
+        if token:
+            RunLines(token).forget()  # of a rank that was killed before it could
+        for folder in (run.path, sockets):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def watch(command: Sequence[str], environment: Mapping[str, str], token: str | None = None) -> Outcome:
@@ -170,29 +207,9 @@ def handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
         signal.set_wakeup_fd(listener)
 
 
-def strays(mark: str, processes: Path = Path("/proc")) -> list[int]:
-    """The processes with `mark` as the run's mark in their environment.
-
-    Process groups and sessions do not do: launchers give their ranks new ones.
-    """
-    wanted = f"{RUN_MARK}={mark}".encode()
-    found = []
-    for folder in processes.iterdir():
-        if folder.name.isdecimal() and int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
-
-
-def end_strays(mark: str) -> None:
-    """Kill what is left of a run; the launcher first, so that it starts no more."""
-    for _ in range(50):
-        left = strays(mark)
-        if not left:
-            return
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    print(f"meshrun: processes {left} of this run do not end, even when killed", file=sys.stderr)
+def socket_folder() -> Path:
+    """A new private folder with a short path: with the temporary files, or in /tmp if that path is long."""
+    home = tempfile.gettempdir()
+    if len(home) > SHORT and os.access("/tmp", os.W_OK | os.X_OK):
+        home = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="mr", dir=home))

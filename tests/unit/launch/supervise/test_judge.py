@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.local import MEMORY, judge
 from launch.slurm_followed import task_end
-from launch.watch import Outcome
+from launch.supervise.judge import MEMORY, Outcome, judge
 from runner.verdict import RunDirectory
 
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."

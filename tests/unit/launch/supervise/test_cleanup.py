@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import shm
 from launch.mpirun import SWEEP
-from launch.watch import RUN_MARK
+from launch.supervise import shared_memory
+from launch.supervise.cleanup import RUN_MARK, strays
 from runner.verdict import RunLines
 
 DEADLINE = 60.0  # seconds
@@ -59,7 +59,7 @@ def process(mark: str) -> Iterator[subprocess.Popen[bytes]]:
 @contextlib.contextmanager
 def segment(age: float = 0.0) -> Iterator[Path]:
     """A segment of shared memory, as MPICH names them, that many seconds old."""
-    path = shm.FOLDER / f"mpich_shm_test_{secrets.token_hex(4)}"
+    path = shared_memory.FOLDER / f"mpich_shm_test_{secrets.token_hex(4)}"
     path.write_bytes(bytes(4096))
     then = time.time() - age
     os.utime(path, (then, then))
@@ -85,7 +85,7 @@ def test_the_launchers_folder_goes_with_all_that_is_in_it(mark: str, token: str,
     sweep(mark, folder, 5, token)  # there is nothing more to do
 
 
-@pytest.mark.skipif(not os.access(shm.FOLDER, os.W_OK), reason="no /dev/shm")
+@pytest.mark.skipif(not os.access(shared_memory.FOLDER, os.W_OK), reason="no /dev/shm")
 def test_shared_memory_that_is_newer_than_the_run_goes(mark: str, token: str, tmp_path: Path) -> None:
     with segment() as new, segment(age=3600.0) as old:
         sweep(mark, tmp_path / "nosuch", 600, token)
@@ -104,3 +104,17 @@ def test_the_note_of_a_failure_that_a_killed_rank_left_goes(mark: str, token: st
     finally:
         ours.forget()
         theirs.forget()
+
+
+def test_a_processs_mark_is_matched_whole(tmp_path: Path) -> None:
+    def process(pid: int, environment: bytes) -> None:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(environment)
+
+    process(10, b"A=1\0MESHRUN_RUN=/tmp/meshrun-a\0B=2\0")
+    process(11, b"MESHRUN_RUN=/tmp/meshrun-abc\0")
+    process(12, b"OLD_MESHRUN_RUN=/tmp/meshrun-a\0")
+    process(os.getpid(), b"MESHRUN_RUN=/tmp/meshrun-a\0")
+    (tmp_path / "13").mkdir()
+    (tmp_path / "self").mkdir()
+    assert strays("/tmp/meshrun-a", tmp_path) == [10]

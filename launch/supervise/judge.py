@@ -1,0 +1,171 @@
+"""The verdict over a run whose launcher has ended: who is believed, what is said, what is cleaned up."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launch.supervise import launcher_output
+
+if TYPE_CHECKING:
+    from runner.verdict import RunDirectory
+
+Account = Callable[[str], tuple[str, str] | None]
+
+MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
+# What most often sends a rank this signal, and what to do.
+HINTS: dict[int, str] = {
+    signal.SIGKILL: MEMORY,
+    signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
+    signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
+    signal.SIGABRT: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
+    signal.SIGTERM: "the batch system's log: someone ended this rank from outside",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the launcher ended.
+
+    status: its exit status, negative for a signal. interrupted: the signal that ended the run.
+    noise: what the launcher said of itself. said: the ranks' last words on stderr.
+    """
+
+    status: int
+    interrupted: signal.Signals | None
+    noise: str
+    said: str
+
+
+def judge(
+    run: RunDirectory,
+    outcome: Outcome,
+    debug: bool = False,
+    lost: Sequence[str] = (),
+    account: Account | None = None,
+    ran: Sequence[str] = (),
+    files: bool = True,
+) -> int:
+    """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run.
+
+    lost: hosts that did not answer afterwards. account: of a launcher whose words are shown: which rank
+    ended first by them, and what to try. ran: the command that the ranks ran and its words; where it ends
+    with an answer, it gets that from here if rank 0 has not given it. files: its files belong here.
+    """
+    from launch.further import conclude
+    from runner.errors import tell
+
+    status, why = _judge(run, outcome, debug, lost, account)
+    words, answer = run.words(), run.answer()
+    if status and words not in outcome.said:
+        tell(words)
+    if status and answer != "":
+        files = files and (answer is not None or not run.begun())  # else rank 0 has written them
+        return conclude(ran, status, why, kept=run.status(), answer=answer, files=files)
+    return status
+
+
+def _judge(
+    run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], account: Account | None
+) -> tuple[int, str]:
+    """The exit status, and why it is not 0."""
+    from runner.errors import tell
+
+    failure, record = run.failure(), run.record()
+    if debug and outcome.noise:
+        sys.stderr.write(outcome.noise)
+    run.remove_partial()  # nothing, where the output has got its final name
+    if outcome.interrupted:
+        why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
+        tell(why)
+        return 128 + outcome.interrupted, why
+    killed = _killed(run, outcome)
+    if lost:
+        tell(_silent(lost))
+    if failure:
+        # Claimed and not told: the launcher was faster in ending that rank than it in speaking.
+        if failure["sentence"] not in outcome.said:
+            tell(failure["sentence"])
+        if killed and killed.sure and killed.rank != failure["rank"]:
+            tell(killed.sentence)
+        return int(failure["exit_code"]), failure["sentence"]
+    if record is not None and (killed or outcome.status == 0):
+        if killed:
+            tell(f"warning: the run was complete when this happened: {killed.sentence}")
+        return 0, ""
+    why = _silent(lost) if lost else ""
+    if killed or not lost:
+        why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, account)
+        tell(why)
+    return run.status(), why
+
+
+def _silent(hosts: Sequence[str]) -> str:
+    from runner.errors import RunError
+
+    hint = "their power and network; processes and files of the run may be left there"
+    return str(RunError(f"no answer any more from host {', '.join(hosts)}", hint=hint))
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A rank that a signal ended. sure: no doubt that the launcher names the right one."""
+
+    rank: int | None
+    sentence: str
+    sure: bool
+
+
+def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
+    """The rank that a signal ended, by the launcher's account."""
+    from runner.errors import RunError
+
+    end = next((end for end in launcher_output.process_ends(outcome.noise) if end.signal is not None), None)
+    if end is None or end.signal is None:
+        return None
+    known = (run.rank_of(end.pid, end.host) if end.pid else None) or {}
+    rank, host = known.get("rank", end.rank), known.get("host", end.host)
+    who = f"process {end.pid}" if rank is None else f"rank {rank}"
+    what = f"[{who}, host {host}] killed by {_status(-end.signal)}"
+    if end.maybe_by_launcher:
+        what += ", by MPICH's launcher perhaps, because another rank had died"
+        hint = f"{MEMORY}; PYTHONFAULTHANDLER=1 for the lines of a crash"
+    else:
+        hint = HINTS.get(end.signal, "--debug for the launcher's own words")
+    return Killed(rank, str(RunError(what, hint=hint)), not end.maybe_by_launcher)
+
+
+def _unexplained(outcome: Outcome, recorded: bool, debug: bool, account: Account | None) -> str:
+    from runner.errors import RunError
+
+    left = next(iter(launcher_output.process_ends(outcome.noise)), None)
+    hint = "--debug for the launcher's own words"
+    if account and (told := account(outcome.said)):
+        what, hint = told
+    elif left is None:
+        what = "the run did not end well, and no rank said why"
+        if not debug:
+            sys.stderr.write(outcome.noise)
+    else:
+        where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
+        what = f"{where} ended before its time" + (f", exit status {left.status}" if left.status else "")
+    failure = RunError(
+        what,
+        got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
+        expected="exit status 0, and a record that rank 0 writes as its last act",
+        hint=hint,
+    )
+    return str(failure)
+
+
+def _status(status: int) -> str:
+    """An exit status as subprocess gives it, in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:  # a real-time signal
+        return f"signal {-status}"
