@@ -135,7 +135,7 @@ def command(
         if ranks > 1 and (alone := _alone(words)):
             raise click.UsageError(f"{alone} has nothing for -n to start")
         if ranks > 1 and run_dir is None and not _is_rank(told):
-            from launch.local import start
+            from launch.mpi.local import start
 
             ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words))
         if told is not None and told.size is not None:

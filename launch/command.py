@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from launch.hosts import PATIENCE
 from launch.kubernetes_command import kubernetes
+from launch.mpi.ssh_hosts import PATIENCE
 from launch.shared_options import (
     DEBUG,
     PRINT,
@@ -55,8 +55,8 @@ def local(
     words: tuple[str, ...],
 ) -> int:
     """Ranks on this machine, as `meshrun -n`."""
-    from launch import local as here
     from launch.cli import terminal_columns
+    from launch.mpi import local as here
 
     plan = made(words, wanted or (1, 1), [], settings=settings)
     if plan.hosts > 1:
@@ -102,8 +102,8 @@ def mpirun(
     words: tuple[str, ...],
 ) -> int:
     """Ranks on hosts that ssh reaches, by the MPI launcher that is installed here."""
-    from launch import mpirun as target
     from launch.cli import terminal_columns
+    from launch.mpi import mpirun as target
 
     plan = made(
         words,

@@ -29,7 +29,7 @@ def doctor(door: Any, device: DeviceChoice, file: str | None, debug: bool) -> in
 
     Exit status 0; 2 where a run would fail.
     """
-    from launch import mpi_library
+    from launch.mpi import library as mpi_library
     from runner.doctor import main
     from runner.launcher import announced
     from runner.storage.paths import named

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def check_installation(device: DeviceChoice, debug: bool) -> int:
     """Test what runs without MPI, then start ranks that find each other and test again; 0 or 1."""
-    from launch import local, mpiexec
+    from launch.mpi import launcher as mpi_launcher
+    from launch.mpi import local
     from runner.errors import UserError
     from runner.launcher import Started, working_directory
     from runner.selftest import launcher_ranks
@@ -24,7 +25,7 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
         return status
     parts = {"one rank": status == 0}
     try:
-        launcher = mpiexec.find()
+        launcher = mpi_launcher.find()
     except UserError as reason:
         return _conclude(parts, f"; one rank only: {reason}")
     ranks = launcher_ranks(device)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.local import plan_words
-from launch.mpiexec import AS_ROOT, Launcher, Vendor
-from launch.mpirun import (
+from launch.mpi.environment import (
     FORWARDED,
     FORWARDED_WHOLE,
     INTEL_OVER_TCP,
@@ -16,6 +14,8 @@ from launch.mpirun import (
     keepalive,
     wanted,
 )
+from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
+from launch.mpi.rank_command import plan_words
 from launch.pods import Implementation, Pods
 from launch.spec import Plan
 

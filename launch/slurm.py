@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.local import PROGRAM, plan_words
-from launch.mpirun import OVER_TCP, wanted
+from launch.mpi.environment import OVER_TCP, wanted
+from launch.mpi.rank_command import PROGRAM, plan_words
 from launch.spec import Plan
 
 # Of a rank: its own thread, those that read and write files, and NCCL's, which feeds the network.

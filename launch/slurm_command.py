@@ -137,7 +137,7 @@ def cores(environment: Mapping[str, str], ranks: int) -> int:
 
 def _mpi(way: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
     """srun's --mpi and why. What is named is shown without asking a Slurm, which may be elsewhere."""
-    from launch.mpi_library import loaded
+    from launch.mpi.library import loaded
     from launch.slurm_mpi import chosen, offered, suggestion
     from runner.errors import UserError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launch import slurm, slurm_ask
 from launch.further import conclude
-from launch.mpirun import wanted
+from launch.mpi.environment import wanted
 from launch.slurm import Job
 from launch.slurm_ask import GONE, State, last_line, program
 from launch.slurm_followed import Attempts, Followed, task_end

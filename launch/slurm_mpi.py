@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launch.mpi_library import Library
+from launch.mpi.library import Library
 from launch.slurm_ask import HINT, last_line, program
 from launch.supervise.query import answer
 

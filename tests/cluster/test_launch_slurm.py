@@ -16,8 +16,9 @@ import slurm_farm
 from processes import DEADLOCK, launcher_problem, nightly, own_lines, wait_for
 from slurm_farm import Slurm
 
-from launch import mpi_library, slurm_mpi
-from launch.local import PROGRAM
+from launch import slurm_mpi
+from launch.mpi import library as mpi_library
+from launch.mpi.rank_command import PROGRAM
 
 SCRIPTS = Path(__file__).parents[2] / "slurm"
 # A cluster of device files: jobs may ask for GPUs, and nobody can compute on them. More ranks than cores.

@@ -15,7 +15,7 @@ from hosts import problem
 from mpijob import MpiJob
 
 from launch import manifest, manifest_schema
-from launch.mpiexec import find
+from launch.mpi.launcher import find
 from launch.pods import Implementation, Pods
 from launch.spec import Plan, planned
 from launch.supervise.judge import Outcome, judge

@@ -17,7 +17,8 @@ from hosts import inside
 from mpirun_site import EVERYONE, ROW, Site
 from processes import DEADLOCK, launcher_problem, nightly, promised
 
-from launch import local, mpiexec
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi.rank_command import PROGRAM
 
 SILENT = 4  # --host-timeout
 PROMISE = SILENT + 20  # seconds until a run ends when a host goes silent
@@ -56,7 +57,7 @@ def test_the_edge_filter_over_three_hosts(site: Site) -> None:
     assert done.returncode == 0, done.stderr
     assert "6 ranks on 3 hosts" in done.stderr
     alone = str(site.notes / "alone.npy")
-    subprocess.run([*local.PROGRAM, "run", "laplacian", files[0], alone, "--device", "cpu"], check=True)
+    subprocess.run([*PROGRAM, "run", "laplacian", files[0], alone, "--device", "cpu"], check=True)
     np.testing.assert_array_equal(np.load(files[1]), np.load(alone))
     assert "network: eth0" in done.stderr
     for name, (sent, received) in site.hosts.traffic().items():
@@ -248,4 +249,4 @@ def test_an_interface_that_is_not_there(site: Site) -> None:
 
 @pytest.mark.mpi_library
 def test_this_launcher_is_the_one_that_is_tested() -> None:
-    assert mpiexec.find().path.parent == Path(sys.prefix) / "bin"
+    assert mpi_launcher.find().path.parent == Path(sys.prefix) / "bin"

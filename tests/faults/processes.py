@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from launch import mpiexec
+from launch.mpi import launcher as mpi_launcher
 from runner.errors import MeshrunError
 
 DEADLOCK = 100  # seconds; nothing that is waited for takes a tenth of it on an idle machine
@@ -37,7 +37,7 @@ def launcher_problem() -> str | None:
     if importlib.util.find_spec("mpi4py") is None:
         return "no mpi4py"
     try:
-        mpiexec.find()
+        mpi_launcher.find()
     except MeshrunError as reason:
         return str(reason)
     return None

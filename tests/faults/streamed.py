@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, promised, wait_for
 
-from launch import local
+from launch.mpi.rank_command import PROGRAM
 from launch.supervise import shared_memory
 
 PROMISE = 10  # seconds from a rank's failure to the end of the command
@@ -55,7 +55,7 @@ class Site:
                 note.unlink()
         self.begun = time.monotonic()
         process = subprocess.Popen(
-            [*local.PROGRAM, *words],
+            [*PROGRAM, *words],
             cwd=self.work,
             env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes},
             stdout=subprocess.PIPE,

@@ -32,7 +32,8 @@ from processes import (
     wait_for,
 )
 
-from launch import local, mpiexec
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi.rank_command import PROGRAM
 from launch.supervise import shared_memory
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ class Site:
     begun: float = 0.0
 
     def begin(
-        self, words: list[str], *, program: tuple[str, ...] = local.PROGRAM, **changes: str
+        self, words: list[str], *, program: tuple[str, ...] = PROGRAM, **changes: str
     ) -> subprocess.Popen[str]:
         environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes}
         self.begun = time.monotonic()
@@ -245,7 +246,7 @@ def test_a_killed_rank_ends_all(site: Site, more: list[str]) -> None:
     assert status == 1
     (sentence,) = own_lines(errors)
     # MPICH's launcher kills the other ranks, and may name one of them.
-    rank = "[012]" if mpiexec.find().vendor == "MPICH" else "1"
+    rank = "[012]" if mpi_launcher.find().vendor == "MPICH" else "1"
     assert re.match(rf"meshrun: \[rank {rank}, host {HOST}\] killed by signal 9 \(SIGKILL\)", sentence)
     assert "Try: dmesg" in sentence
 
@@ -257,7 +258,7 @@ def test_a_rank_that_vanishes_ends_all(site: Site) -> None:
     assert status == 1
     (sentence,) = own_lines(errors)
     assert "no completion record" in sentence or "killed by signal 9" in sentence
-    if mpiexec.find().vendor == "Open MPI":
+    if mpi_launcher.find().vendor == "Open MPI":
         assert f"[rank 1, host {HOST}] ended before its time" in sentence
 
 
@@ -358,7 +359,7 @@ def test_a_file_larger_than_allowed(site: Site, name: str) -> None:
     """Disk quotas and `ulimit -f` end a write like a full disk does."""
     before = content(site.work)
     limit = (100_000, 100_000)
-    command = [*local.PROGRAM, "run", "laplacian", str(PHOTOGRAPH), name]
+    command = [*PROGRAM, "run", "laplacian", str(PHOTOGRAPH), name]
     ended = subprocess.run(
         command,
         cwd=site.work,
@@ -401,7 +402,7 @@ def program(site: Site) -> Callable[..., tuple[int, str]]:
     (site.work / "program.py").write_text(PROGRAM)
 
     def run(last_input: str) -> tuple[int, str]:
-        launcher = mpiexec.find()
+        launcher = mpi_launcher.find()
         environment = launcher.environment(3, os.environ, site.temporary)
         process = site.begin(
             ["program.py", last_input, str(site.notes)],

@@ -28,7 +28,9 @@ from processes import (
     wait_for,
 )
 
-from launch import local, mpiexec
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import local
+from launch.mpi.rank_command import PROGRAM
 from launch.supervise import shared_memory
 
 HOST = os.uname().nodename
@@ -43,7 +45,7 @@ CPU = ("--quick", "--device", "cpu", "-J", "out.json")
 # Noise makes nothing longer.
 PLANTED = f"""
 import os, signal, sys, time
-sys.path.append({str(Path(local.__file__).parent.parent)!r})
+sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
 from jobs.bench import check
 from jobs.validate.attribution import inquiry
@@ -124,15 +126,15 @@ class Site:
         )
         script.write_text(planted + MAIN)
         starter = (
-            f"import sys; sys.path.append({str(Path(local.__file__).parent.parent)!r}); "
-            "from launch.local import start; "
+            f"import sys; sys.path.append({str(Path(local.__file__).parents[2])!r}); "
+            "from launch.mpi.local import start; "
             f"sys.exit(start(3, {['validate', *words]!r}, program=(sys.executable, {str(script)!r})))"
         )
         return self._begin([sys.executable, "-c", starter])
 
     def run(self, *words: str) -> tuple[int, str]:
         """The command as it is typed: its exit status and stderr."""
-        process = self._begin([*local.PROGRAM, *words])
+        process = self._begin([*PROGRAM, *words])
         errors = self.end(process)
         return process.returncode, errors
 
@@ -208,7 +210,7 @@ def test_a_rank_that_dies_is_named(site: Site, what: str, nth: int, rung: str) -
     assert time.monotonic() < deadline
     assert process.returncode == 2, errors
     # MPICH's launcher kills the others at once, and may name one of them.
-    victim = "[012]" if mpiexec.find().vendor == "MPICH" else VICTIM
+    victim = "[012]" if mpi_launcher.find().vendor == "MPICH" else VICTIM
     ended = rf"\[rank {victim}, host {HOST}\] killed by signal 9 \(SIGKILL\)"
     assert re.search(ended, errors)
     report = site.report

@@ -21,7 +21,7 @@ from PIL import Image
 from typed import LAUNCHERS, typed
 
 from jobs.laplacian import laplacian
-from launch.local import PROGRAM
+from launch.mpi.rank_command import PROGRAM
 
 DEADLOCK = 60  # seconds; nothing here takes a twentieth of it
 SHAPE = (6, 8, 3)

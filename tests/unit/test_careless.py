@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import runner
-from launch import cli, installation, mpi_library
-from launch.mpi_library import Library
+from launch import cli, installation
+from launch.mpi import library as mpi_library
+from launch.mpi.library import Library
 from runner import launcher
 from runner.errors import RunError
 from runner.rates import nominal_cpu, rates_file, save
@@ -218,7 +219,7 @@ def test_a_process_alone_tells_the_mpi_that_ranks_would_load(
 
 def test_a_selftest_without_its_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.selftest.main", lambda **_: 2)
-    monkeypatch.setattr("launch.mpiexec.find", lambda: pytest.fail("ranks are started"))
+    monkeypatch.setattr("launch.mpi.launcher.find", lambda: pytest.fail("ranks are started"))
     assert installation.check_installation("cuda", debug=False) == 2
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import runner.rank
-from launch import cli, local, refuse
+from launch import cli, refuse
 from launch.further import SUMMARIES
+from launch.mpi import local
 from runner import launcher
 from runner.errors import RunError, UserError
 from runner.execute import Options
@@ -629,7 +630,7 @@ def selftest(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Selftest:
 
     monkeypatch.setattr("runner.selftest.main", test)
     monkeypatch.setattr("runner.selftest.launcher_ranks", lambda device: 3)
-    monkeypatch.setattr("launch.mpiexec.find", lambda: "Some MPI (/opt/mpiexec)")
+    monkeypatch.setattr("launch.mpi.launcher.find", lambda: "Some MPI (/opt/mpiexec)")
     monkeypatch.setattr(local, "start", start)
     return part
 
@@ -653,7 +654,7 @@ def test_selftest_ends_with_a_verdict_over_both_parts(
 def test_selftest_says_so_when_there_is_no_launcher(
     selftest: Selftest, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.mpiexec.find", raising(UserError("no MPI launcher found")))
+    monkeypatch.setattr("launch.mpi.launcher.find", raising(UserError("no MPI launcher found")))
     assert cli.main(["selftest"]) == 0
     assert selftest.asked[0]["started"].ranks == 1
     assert calls.started == []

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import launch
-from launch import hosts, mpi_library
-from launch.local import PROGRAM
+from launch.mpi import library as mpi_library
+from launch.mpi import ssh_hosts
+from launch.mpi.rank_command import PROGRAM
 from launch.spec import Plan
 
 HOME = Path(launch.__file__).parent
@@ -100,7 +101,7 @@ def test_no_file_of_the_working_directory_is_run_to_see_which_mpi_is_there(
     before = mpi_library.loaded()
     monkeypatch.chdir(folder)
     assert mpi_library.loaded() == before
-    (answer,) = hosts.answers(Plan(("selftest",), 1, 1, ("localhost",)), sys.executable)
+    (answer,) = ssh_hosts.answers(Plan(("selftest",), 1, 1, ("localhost",)), sys.executable)
     assert answer.mpi == before
     assert not list(marks.iterdir())
 

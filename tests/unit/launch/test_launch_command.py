@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from launch import cli, hosts, local, mpi_library, mpiexec, mpirun, refuse
-from launch.mpi_library import Library
-from launch.mpiexec import Launcher
+from launch import cli, refuse
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import library as mpi_library
+from launch.mpi import local, mpirun, ssh_hosts
+from launch.mpi.launcher import Launcher
+from launch.mpi.library import Library
+from launch.mpi.rank_command import PROGRAM
 from launch.spec import Plan
 from runner import launcher
 from runner.errors import UserError
@@ -26,7 +30,9 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(refuse, "LINGER", 0.0)
-    monkeypatch.setattr(mpiexec, "find", lambda: Launcher(Path("/opt/mpiexec"), "Open MPI", bundled=False))
+    monkeypatch.setattr(
+        mpi_launcher, "find", lambda: Launcher(Path("/opt/mpiexec"), "Open MPI", bundled=False)
+    )
 
 
 @pytest.fixture
@@ -117,10 +123,10 @@ def test_print_shows_it_and_starts_nothing(
     words: list[str],
     parts: list[str],
 ) -> None:
-    monkeypatch.setattr(hosts, "answers", lambda *_: pytest.fail("hosts were asked"))
+    monkeypatch.setattr(ssh_hosts, "answers", lambda *_: pytest.fail("hosts were asked"))
     assert cli.main(["launch", *words, "--print", "--", *BENCH]) == 0
     text = capsys.readouterr().out
-    assert all(part in text for part in [*parts, *local.PROGRAM])
+    assert all(part in text for part in [*parts, *PROGRAM])
     assert text.endswith(f" {' '.join(BENCH)}\n")
     assert started == []
 
@@ -259,7 +265,7 @@ def test_a_machine_without_a_launcher(
     def find() -> Launcher:
         raise UserError("no MPI launcher found to start ranks with")
 
-    monkeypatch.setattr(mpiexec, "find", find)
+    monkeypatch.setattr(mpi_launcher, "find", find)
     assert cli.main(["launch", *words, "--", "selftest"]) == 2
     assert capsys.readouterr().err == "meshrun: no MPI launcher found to start ranks with\n"
 
@@ -298,7 +304,7 @@ def test_away_from_a_cluster_printing_suggests_what_to_say(
 def conducted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the launcher was started for; a machine of 2 cores and 1 GiB."""
     begun: list[int] = []
-    monkeypatch.setattr(mpiexec, "cores", lambda: 2)
+    monkeypatch.setattr(mpi_launcher, "cores", lambda: 2)
     monkeypatch.setattr("runner.backend.host.host_memory", lambda: 1 << 30)
     monkeypatch.setattr(mpi_library, "loaded", lambda: None)
     monkeypatch.setattr(local, "conduct", lambda *_, **__: begun.append(1) or 0)

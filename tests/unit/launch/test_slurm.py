@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import slurm_ask, slurm_job
-from launch.local import PROGRAM
-from launch.mpi_library import Library
+from launch.mpi.library import Library
+from launch.mpi.rank_command import PROGRAM
 from launch.slurm import Job, script, srun
 from launch.slurm_ask import State, states
 from launch.slurm_command import cores
@@ -371,7 +371,7 @@ def test_the_cores_of_an_allocation_are_shared_out(there: str, ranks: int, each:
 @pytest.fixture(autouse=True)
 def open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever MPI this environment has: another refuses --mpi pmix."""
-    monkeypatch.setattr("launch.mpi_library.loaded", lambda: OPEN_MPI)
+    monkeypatch.setattr("launch.mpi.library.loaded", lambda: OPEN_MPI)
 
 
 def invoke(*words: str, **environment: str | None) -> Result:

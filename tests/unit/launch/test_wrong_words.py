@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli import main
-from launch.local import PROGRAM
+from launch.mpi.rank_command import PROGRAM
 
 HERE = ["-b", "8", "-e", "8", "-n", "1", "--device", "cpu"]
 SLURM = ["launch", "slurm", "-j", "2x2", "--mpi", "pmix", "--print"]

@@ -12,8 +12,8 @@ import made_report
 import pytest
 
 from jobs.validate.told import json as told_json
-from launch import mpiexec
 from launch.cli import main
+from launch.mpi import launcher as mpi_launcher
 from launch.slurm_ask import State
 from launch.slurm_job import Follower
 from launch.supervise.judge import Outcome, judge
@@ -43,7 +43,7 @@ def no_launcher() -> Any:
 def test_wrong_words_are_unknown(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    monkeypatch.setattr(mpi_launcher, "find", no_launcher)
     assert main([*words, "--nagios"]) == 3
     said = capsys.readouterr()
     assert re.fullmatch(r"MESHRUN UNKNOWN - .+ \| findings=0;.*\n", said.out)
@@ -57,7 +57,7 @@ def test_wrong_words_are_unknown(
 def test_ranks_that_cannot_be_started_are_unknown(
     before: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    monkeypatch.setattr(mpi_launcher, "find", no_launcher)
     files = [str(tmp_path / name) for name in ("a.json", "a.html", "a.xml", "a.prom")]
     options = ("-J", "--html", "--junit", "--prometheus")
     words = [word for pair in zip(options, files, strict=True) for word in pair]
@@ -73,7 +73,7 @@ def test_ranks_that_cannot_be_started_are_unknown(
 def test_other_commands_have_no_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    monkeypatch.setattr(mpi_launcher, "find", no_launcher)
     monkeypatch.chdir(tmp_path)
     assert main(["-n", "3", "run", "laplacian", "validate", "out.npy"]) == 2
     assert main(["-n", "3", "bench", "validate"]) == 2

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpirun import SWEEP
+from launch.mpi.mpirun import SWEEP
 from launch.supervise import shared_memory
 from launch.supervise.cleanup import RUN_MARK, strays
 from runner.verdict import RunLines

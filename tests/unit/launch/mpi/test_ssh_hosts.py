@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import hosts, mpi_library
-from launch.hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, sweep
-from launch.mpi_library import Library
+from launch.mpi import library as mpi_library
+from launch.mpi import ssh_hosts
+from launch.mpi.library import Library
+from launch.mpi.ssh_hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, sweep
 from launch.spec import Plan
 from runner.errors import UserError
 
@@ -62,7 +63,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     program.write_text(SSH.format(folder=folder))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(hosts, "PAUSE", 0.01)
+    monkeypatch.setattr(ssh_hosts, "PAUSE", 0.01)
     return Ssh(folder)
 
 
@@ -143,8 +144,8 @@ def test_every_silent_host_is_named_each_with_its_reason(ssh: Ssh) -> None:
 
 
 def test_a_host_that_connects_and_hangs_is_named(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "ATTEMPT", 0.3)
-    monkeypatch.setattr(hosts, "IMPORT", 0)
+    monkeypatch.setattr(ssh_hosts, "ATTEMPT", 0.3)
+    monkeypatch.setattr(ssh_hosts, "IMPORT", 0)
     ssh.host("n1", "exec sleep 600\n")
     assert "no answer by ssh from n1 (connected, and said nothing)" in refused("n1", patience=0.1)
 
@@ -194,7 +195,7 @@ def test_hosts_tell_the_mpi_that_ranks_there_will_load(
 def test_a_python_that_does_not_tell_its_mpi_in_time(
     ssh: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "IMPORT", 1)
+    monkeypatch.setattr(ssh_hosts, "IMPORT", 1)
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import mpiexec
-from launch.mpiexec import Launcher, Vendor, vendor_of
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi.launcher import Launcher, Vendor, vendor_of
 from runner.errors import UserError
 
 OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
@@ -47,25 +47,25 @@ def test_the_vendor_is_told_by_the_version(version: str, vendor: str | None) -> 
 def test_the_environments_own_launcher_comes_first(machine: Path) -> None:
     own = install(machine / "env/bin/mpiexec", OPEN_MPI_5)
     install(machine / "site/mpiexec", MPICH)
-    assert mpiexec.find() == Launcher(own, "Open MPI", bundled=True, whole_lines=True)
+    assert mpi_launcher.find() == Launcher(own, "Open MPI", bundled=True, whole_lines=True)
 
 
 @pytest.mark.parametrize("name", ["mpiexec", "mpirun"])
 def test_else_the_one_on_the_path(machine: Path, name: str) -> None:
     found = install(machine / "site" / name, MPICH)
-    assert mpiexec.find() == Launcher(found, "MPICH", bundled=False)
+    assert mpi_launcher.find() == Launcher(found, "MPICH", bundled=False)
 
 
 @pytest.mark.usefixtures("machine")
 def test_none_is_an_error_that_says_what_to_install() -> None:
     with pytest.raises(UserError, match=r"no MPI launcher found.*pip install 'meshrun\[mpi\]'"):
-        mpiexec.find()
+        mpi_launcher.find()
 
 
 def test_an_unknown_one_is_an_error_that_shows_what_it_says(machine: Path) -> None:
     install(machine / "site/mpiexec", "aprun 5.2\n")
     with pytest.raises(UserError, match=r"no words for: got --version: aprun 5\.2"):
-        mpiexec.find()
+        mpi_launcher.find()
 
 
 def test_one_that_does_not_run_is_an_error(machine: Path) -> None:
@@ -73,7 +73,7 @@ def test_one_that_does_not_run_is_an_error(machine: Path) -> None:
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o755)
     with pytest.raises(UserError, match="No such file"):
-        mpiexec.find()
+        mpi_launcher.find()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_only_the_wheels_slow_part_is_switched_off() -> None:
 
 
 def test_ranks_yield_only_when_they_outnumber_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpiexec, "cores", lambda: 4)
+    monkeypatch.setattr(mpi_launcher, "cores", lambda: 4)
     assert "OMPI_MCA_mpi_yield_when_idle" not in environment(ranks=4)
     assert environment(ranks=5)["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
@@ -132,7 +132,7 @@ def test_a_launcher_that_waits_for_whole_lines_is_told_not_to_for_a_progress_bar
     machine: Path, version: str, lines: bool
 ) -> None:
     install(machine / "site/mpiexec", version)
-    found = mpiexec.find()
+    found = mpi_launcher.find()
     assert found.whole_lines is lines
     assert (found.command(2, bar=True)[1:3] == ["--output", ":raw"]) is lines
     assert "--output" not in found.command(2)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import hosts, local, mpi_library, mpiexec, mpirun
-from launch.hosts import Answer
-from launch.mpi_library import Library, check, loaded, told
-from launch.mpiexec import Launcher, Vendor
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import library as mpi_library
+from launch.mpi import local, mpirun, ssh_hosts
+from launch.mpi.launcher import Launcher, Vendor
+from launch.mpi.library import Library, check, loaded, told
+from launch.mpi.ssh_hosts import Answer
 from launch.spec import Plan
 from runner.errors import UserError
 
@@ -47,7 +49,7 @@ def test_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("no MPI that mpi4py loads")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert loaded() is None
-    check(mpiexec.find(), {"n1": found})
+    check(mpi_launcher.find(), {"n1": found})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_launcher_of_another_mpi(vendor: Vendor, library: Library) -> None:
 def test_on_this_machine_a_launcher_from_elsewhere_is_checked(
     monkeypatch: pytest.MonkeyPatch, bundled: bool
 ) -> None:
-    monkeypatch.setattr(mpiexec, "find", lambda: Launcher(Path("/opt/mpiexec"), "Open MPI", bundled))
+    monkeypatch.setattr(mpi_launcher, "find", lambda: Launcher(Path("/opt/mpiexec"), "Open MPI", bundled))
     monkeypatch.setattr(mpi_library, "loaded", lambda: MPICH)
     monkeypatch.setattr(local, "conduct", lambda *_, **__: 0)
     if bundled:
@@ -92,8 +94,8 @@ def test_on_this_machine_a_launcher_from_elsewhere_is_checked(
 def test_hosts_with_different_mpis_are_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(("selftest",), 3, 1, ("n1", "n2", "n3"))
     found = [Answer("n1", OPEN_MPI, None), Answer("n2", MPICH, "eth0"), Answer("n3", OPEN_MPI, "eth0")]
-    monkeypatch.setattr(mpiexec, "find", launcher)
-    monkeypatch.setattr(hosts, "answers", lambda *_: found)
+    monkeypatch.setattr(mpi_launcher, "find", launcher)
+    monkeypatch.setattr(ssh_hosts, "answers", lambda *_: found)
     monkeypatch.setattr(mpirun, "conduct", lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(UserError) as failure:
         mpirun.start(plan)

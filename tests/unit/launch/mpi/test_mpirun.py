@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from launch import hosts, local, mpi_library, mpiexec, mpirun
-from launch.local import PROGRAM
-from launch.mpiexec import AS_ROOT, Launcher, Vendor
-from launch.mpirun import environment, forwarded, on_interface, words
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import library as mpi_library
+from launch.mpi import local, mpirun, ssh_hosts
+from launch.mpi.environment import environment, forwarded, on_interface
+from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
+from launch.mpi.mpirun import words
+from launch.mpi.rank_command import PROGRAM
 from launch.spec import Plan
 from launch.supervise.cleanup import RUN_MARK
 from runner.errors import UserError
@@ -58,7 +61,7 @@ class Machine:
         text = FAKE.format(python=sys.executable, version=version, note=str(self.note), line=LINE)
         path.write_text(text)
         path.chmod(0o755)
-        return mpiexec.find()
+        return mpi_launcher.find()
 
     @property
     def note(self) -> Path:
@@ -259,7 +262,7 @@ def test_what_is_shown_for_this_machine_is_what_is_started(
     """As root with more ranks than cores, where Open MPI needs most variables."""
     machine.install(OPEN_MPI_5)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(mpiexec, "cores", lambda: 1)
+    monkeypatch.setattr(mpi_launcher, "cores", lambda: 1)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     plan = Plan(("selftest",), 1, 2, settings=SETTINGS)
     shown = local.shown(plan)
@@ -326,8 +329,8 @@ def test_the_route_to_the_hosts_is_the_network_where_none_is_asked_for(
 ) -> None:
     machine.install(MPICH)
     plan = here()
-    found = [hosts.Answer(name, None, "eth7") for name in plan.names]
-    monkeypatch.setattr(hosts, "answers", lambda *_: found)
+    found = [ssh_hosts.Answer(name, None, "eth7") for name in plan.names]
+    monkeypatch.setattr(ssh_hosts, "answers", lambda *_: found)
     assert mpirun.start(plan) == 0
     called, variables = machine.called()
     assert called[called.index("-iface") :][:2] == ["-iface", "eth7"]
@@ -348,7 +351,7 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
         swept.append(command)
         return ["localhost"]
 
-    monkeypatch.setattr(hosts, "sweep", sweep)
+    monkeypatch.setattr(ssh_hosts, "sweep", sweep)
     assert mpirun.start(here()) == 1
     called, variables = machine.called()
     ((python, isolated, script, mark, folder, seconds, token),) = swept

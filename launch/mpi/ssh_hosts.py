@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launch.mpi_library import ASK, Library, told
+from launch.mpi.library import ASK, Library, told
 from launch.spec import Plan
 
 PATIENCE = 30.0  # seconds that a host may take to answer: its sshd may just be starting

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launch.supervise.query import answer
 
 if TYPE_CHECKING:
-    from launch.mpiexec import Launcher
+    from launch.mpi.launcher import Launcher
 
 # Without the working directory, which -c puts first on the import path; -I would leave out PYTHONPATH too,
 # where a site's modules may have mpi4py, and -P needs Python 3.11. MPI is not initialised: that would take a
