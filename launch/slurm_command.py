@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
-from launch.slurm import CPUS_PER_RANK, INDEX, PER_TASK, Job, script, srun
+from launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, Job, script, srun
 
 # What only a job of its own can be asked for.
 OF_A_JOB = (
@@ -84,8 +84,8 @@ def slurm(
     **options: Any,
 ) -> int:
     """Ranks that Slurm starts: a batch job, or a step of the allocation that one is in."""
-    from launch import slurm_job
-    from launch.slurm_ask import program
+    from launch.slurm import job as slurm_job
+    from launch.slurm.queries import program
     from runner.errors import tell
     from runner.launcher import working_directory
 
@@ -138,7 +138,7 @@ def cores(environment: Mapping[str, str], ranks: int) -> int:
 def _mpi(way: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
     """srun's --mpi and why. What is named is shown without asking a Slurm, which may be elsewhere."""
     from launch.mpi.library import loaded
-    from launch.slurm_mpi import chosen, offered, suggestion
+    from launch.slurm.pmi import chosen, offered, suggestion
     from runner.errors import UserError
 
     library = None if container else loaded()

@@ -19,7 +19,6 @@ from launch import manifest_launcher
 ROOT = Path(__file__).parents[2]
 PLACES = (".ci", "benchmarks", "examples", "kubernetes", "launch", "slurm", "tests")
 FILES = [path for place in PLACES for path in sorted((ROOT / place).rglob("*")) if path.is_file()]
-GOLDEN = ROOT / "tests/unit/launch/golden"
 BY_BASH = {".sbatch": "bash", ".sh": "sh"}  # of a file without a first line that says it
 
 # A warning that is none here: why.
@@ -85,7 +84,7 @@ def test_all_scripts_are_found() -> None:
         "slurm/healthcheck.sh",
         "slurm/validate.sbatch",
         "tests/cluster/boot.sh",
-        "tests/unit/launch/golden/everything.sbatch",
+        "tests/unit/launch/slurm/golden/everything.sbatch",
     }
     assert {path.name for path in MANIFESTS if list(embedded_in(path))} >= {
         "validate.yaml",

@@ -14,8 +14,8 @@ import pytest
 from jobs.validate.told import json as told_json
 from launch.cli import main
 from launch.mpi import launcher as mpi_launcher
-from launch.slurm_ask import State
-from launch.slurm_job import Follower
+from launch.slurm.job import Follower
+from launch.slurm.queries import State
 from launch.supervise.judge import Outcome, judge
 from runner.errors import UserError
 from runner.verdict import RunDirectory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm_followed import task_end
+from launch.slurm.followed_job import task_end
 from launch.supervise.judge import MEMORY, Outcome, judge
 from runner.verdict import RunDirectory
 

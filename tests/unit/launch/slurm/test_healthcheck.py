@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-SLURM = Path(__file__).parents[3] / "slurm"
+SLURM = Path(__file__).parents[4] / "slurm"
 SCRIPT = SLURM / "healthcheck.sh"
 NIC = "host c1, GPU 3: its NIC at 61 % of its siblings (29.1 of 48.0 GB/s, flows, 4 partners)"
 CRITICAL = f"CRITICAL: {NIC}"

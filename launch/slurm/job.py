@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch import slurm, slurm_ask
 from launch.further import conclude
 from launch.mpi.environment import wanted
-from launch.slurm import Job
-from launch.slurm_ask import GONE, State, last_line, program
-from launch.slurm_followed import Attempts, Followed, task_end
+from launch.slurm import batch_script, queries
+from launch.slurm.batch_script import Job
+from launch.slurm.followed_job import Attempts, Followed, task_end
+from launch.slurm.queries import GONE, State, last_line, program
 from launch.spec import Plan
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Outcome, judge
@@ -93,7 +93,7 @@ class Follower:
     def _ask(self) -> None:
         from runner.errors import tell
 
-        found = slurm_ask.jobs(self.id)
+        found = queries.jobs(self.id)
         if isinstance(found, str):
             if not self._silent:
                 tell(f"warning: Slurm does not answer, and is asked again: {found}")
@@ -177,7 +177,7 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
 
     program("scontrol")
     token = secrets.token_hex(8)
-    text = slurm.script(plan, job, token)
+    text = batch_script.script(plan, job, token)
     folder = RunDirectory.create().path
     follower = Follower("", token, job.requeue, job.array is not None, folder)
     try:
@@ -205,8 +205,8 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
     token = secrets.token_hex(8)
 
     def started(run: Path, _: Path) -> tuple[list[str], dict[str, str]]:
-        words = slurm.srun(plan, job, token)
-        here = {**slurm.defaults(job), **os.environ, **wanted(plan), RUN_MARK: str(run)}
+        words = batch_script.srun(plan, job, token)
+        here = {**batch_script.defaults(job), **os.environ, **wanted(plan), RUN_MARK: str(run)}
         return [program("srun"), *words[1:]], here
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launch.mpi.library import Library
-from launch.slurm_ask import HINT, last_line, program
+from launch.slurm.queries import HINT, last_line, program
 from launch.supervise.query import answer
 
 # What each MPI takes, the best first. Open MPI speaks PMIx alone since version 5.

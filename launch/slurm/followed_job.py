@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launch import slurm_ask
-from launch.slurm_ask import GONE, State
+from launch.slurm import queries
+from launch.slurm.queries import GONE, State
 from launch.supervise.judge import MEMORY
 from launch.supervise.status_lines import Told
 from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
@@ -152,7 +152,7 @@ class Followed:
     def _failed_nodes(self) -> list[str]:
         if self.state.state != "NODE_FAIL" and self.state.reason != "NodeDown":
             return []
-        return slurm_ask.failed(self.nodes)
+        return queries.failed(self.nodes)
 
     def _pass_on(self, text: bytes) -> None:
         self.said = (self.said + text)[-TAIL:]
