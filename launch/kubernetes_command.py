@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from launch.pods import CleanPods, Implementation, Pods, Toleration
+from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration
 from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
 
 LONGEST = 2**31 - 1  # seconds, of a pod's activeDeadlineSeconds
@@ -191,7 +191,7 @@ def kubernetes(
     meshrun launch kubernetes -j 2x8 --image registry/meshrun:1 -- bench all_reduce -b 8 -e 8G -f 2
     meshrun launch kubernetes -j 8 --image registry/meshrun:1 --print -- selftest
     """
-    from launch import kubernetes as target
+    from launch.kubernetes import job as target
 
     if more["memory"] and in_bytes(more["memory"]) <= in_bytes(more["shm"]):
         raise click.UsageError(

@@ -14,9 +14,9 @@ import pytest
 from hosts import problem
 from mpijob import MpiJob
 
-from launch import manifest, manifest_schema
+from launch.kubernetes import manifest, schema
+from launch.kubernetes.pods import Implementation, Pods
 from launch.mpi.launcher import find
-from launch.pods import Implementation, Pods
 from launch.spec import Plan, planned
 from launch.supervise.judge import Outcome, judge
 from launch.supervise.status_lines import Told
@@ -68,7 +68,7 @@ def job(plan: Plan, **pods: Any) -> dict[str, Any]:
         Pods("none", name="pi", gpu_resource=None, shm="256Mi", mpi=mpi(), python=sys.executable, **pods),
         TOKEN,
     )
-    assert manifest_schema.problems(made) == []
+    assert schema.problems(made) == []
     return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import manifest_launcher
+from launch.kubernetes import launcher_script
 
 ROOT = Path(__file__).parents[2]
 PLACES = (".ci", "benchmarks", "examples", "kubernetes", "launch", "slurm", "tests")
@@ -79,7 +79,7 @@ def test_all_scripts_are_found() -> None:
     assert set(SCRIPTS) >= {
         ".ci/packages",
         ".ci/run",
-        "launch/await_hosts.sh",
+        "launch/kubernetes/await_hosts.sh",
         "slurm/array_job.sbatch",
         "slurm/healthcheck.sh",
         "slurm/validate.sbatch",
@@ -113,7 +113,7 @@ def test_scripts_in_manifests(path: Path) -> None:
 
 @pytest.mark.parametrize("mpi", LAUNCHER)
 def test_the_script_of_a_launcher_pod(mpi: Any) -> None:
-    assert shellcheck("sh", manifest_launcher.script(mpi)) == LAUNCHER[mpi]
+    assert shellcheck("sh", launcher_script.script(mpi)) == LAUNCHER[mpi]
 
 
 def test_what_is_wrong_is_seen() -> None:

@@ -13,12 +13,12 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from launch import kubectl, manifest, manifest_schema, pod_state
-from launch.kubectl import Job, NoAnswer
-from launch.manifest import Document
-from launch.pod_log import PodLog
-from launch.pod_state import Object
-from launch.pods import Pods
+from launch.kubernetes import kubectl, manifest, pod_state, schema
+from launch.kubernetes.kubectl import Job, NoAnswer
+from launch.kubernetes.manifest import Document
+from launch.kubernetes.pod_log import PodLog
+from launch.kubernetes.pod_state import Object
+from launch.kubernetes.pods import Pods
 from launch.spec import Plan
 from launch.supervise.judge import Outcome, judge
 from launch.supervise.status_lines import Told
@@ -74,7 +74,7 @@ def _document(plan: Plan, pods: Pods, token: str | None = None) -> Document:
     from runner.errors import UserError
 
     document = manifest.document(plan, pods, token)
-    if wrong := manifest_schema.problems(document):
+    if wrong := schema.problems(document):
         raise UserError(f"the {document['kind']} would be refused: {'; '.join(wrong)}")
     return document
 

@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launch import pod_state
-from launch.manifest import JOB, Document
-from launch.pod_state import Object
+from launch.kubernetes import pod_state
+from launch.kubernetes.manifest import JOB, Document
+from launch.kubernetes.pod_state import Object
 from launch.supervise.query import answer
 
 PATIENCE = 20  # seconds for an answer

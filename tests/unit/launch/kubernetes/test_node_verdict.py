@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from launch import node_verdict, pods
-from launch.node_verdict import KEY, SENTENCE, WHEN, Api, Judged, judged, tell
+from launch.kubernetes import node_verdict, pods
+from launch.kubernetes.node_verdict import KEY, SENTENCE, WHEN, Api, Judged, judged, tell
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MANIFEST = ROOT / "kubernetes" / "validate.yaml"
 NOW = "2026-01-01T03:00:00Z"
 TAINT = {"key": KEY, "value": "critical", "effect": "NoSchedule"}
@@ -305,5 +305,5 @@ def test_the_pods_measure_all_gpus_they_ask_for_by_what_the_image_has(tmp_path: 
     measured, told = done.stdout.splitlines()
     assert measured.startswith(f"meshrun -n {gpus} validate ")
     assert measured.endswith("-J /tmp/report.json")
-    assert told == "python -I -m launch.node_verdict /tmp/report.json n7"
+    assert told == "python -I -m launch.kubernetes.node_verdict /tmp/report.json n7"
     assert done.returncode == 3, "of the second command"

@@ -1,6 +1,6 @@
 """A validation's verdict, told on its Kubernetes node: a label, two annotations and, if critical, a taint.
 
-    python -I -m launch.node_verdict REPORT NODE
+    python -I -m launch.kubernetes.node_verdict REPORT NODE
 
 In a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only ever
 added: a person who has seen to the node takes it away.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launch.kubernetes.pods import Implementation, Pods
 from launch.mpi.environment import (
     FORWARDED,
     FORWARDED_WHOLE,
@@ -16,7 +17,6 @@ from launch.mpi.environment import (
 )
 from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
 from launch.mpi.rank_command import plan_words
-from launch.pods import Implementation, Pods
 from launch.spec import Plan
 
 HOSTFILE = "/etc/mpi/hostfile"

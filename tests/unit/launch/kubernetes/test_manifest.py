@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from launch import manifest, pods
+from launch.kubernetes import manifest, pods
+from launch.kubernetes.launcher_script import HOSTFILE, script
+from launch.kubernetes.pods import Pods
+from launch.kubernetes.schema import problems
 from launch.kubernetes_command import in_bytes, kubernetes
-from launch.manifest_launcher import HOSTFILE, script
-from launch.manifest_schema import problems
-from launch.pods import Pods
 from launch.spec import Plan
 from runner.errors import UserError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GOLDEN = Path(__file__).with_name("golden")
 BENCH = ("bench", "all_reduce", "-b", "8", "-e", "8G", "-f", "2")
 

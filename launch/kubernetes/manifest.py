@@ -1,7 +1,7 @@
 """A plan as a Kubernetes manifest: an MPIJob (kubeflow.org/v2beta1), or for one host a plain Job.
 
 Pure functions that make plain dicts. The operator of MPIJobs gives the launcher pod a hostfile and variables,
-and all pods ssh keys; where it goes wrong, `manifest_launcher` mends it.
+and all pods ssh keys; where it goes wrong, `launcher_script` mends it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.manifest_launcher import (
+from launch.kubernetes.launcher_script import (
     HOSTFILE,
     launcher_on_one_host,
     program,
@@ -17,7 +17,7 @@ from launch.manifest_launcher import (
     variables_between_hosts,
     words_between_hosts,
 )
-from launch.pods import HOME, SSHD, USER, Implementation, Pods
+from launch.kubernetes.pods import HOME, SSHD, USER, Implementation, Pods
 from launch.spec import Plan
 
 IMPLEMENTATIONS: dict[Implementation, str] = {"openmpi": "OpenMPI", "mpich": "MPICH", "intel": "Intel"}
