@@ -32,7 +32,7 @@ class ValidateCommand(StrictCommand):
     def conclude(
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
     ) -> int:
-        """Give the verdict of a run that has ended without one; as `launch.further.conclude` asks for it."""
+        """Give the verdict of a run that has ended without one; as `launch.cli.plugins` asks for it."""
         from jobs.validate.ended import conclude
 
         try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch.further import conclude
+from launch.cli.plugins import conclude
 from launch.mpi.environment import wanted
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import Job

@@ -55,7 +55,7 @@ def judge(
     ended first by them, and what to try. ran: the command that the ranks ran and its words; where it ends
     with an answer, it gets that from here if rank 0 has not given it. files: its files belong here.
     """
-    from launch.further import conclude
+    from launch.cli.plugins import conclude
     from runner.errors import tell
 
     status, why = _judge(run, outcome, debug, lost, account)

@@ -45,7 +45,7 @@ notes = Path(os.environ[{MARK!r}])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 """
 MAIN = """
-from launch.cli import main
+from launch.cli.main import main
 sys.exit(main())
 """
 BIT = """

@@ -92,7 +92,7 @@ def even(*words):
 ranks.sampled = even
 """
 MAIN = """
-from launch.cli import main
+from launch.cli.main import main
 sys.exit(main())
 """
 

@@ -386,7 +386,7 @@ APART = """
 import os, sys
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
 os.environ["NCCL_HOSTID"] = "host-" + rank  # before CuPy and NCCL are there
-from launch.cli import main
+from launch.cli.main import main
 sys.exit(main())
 """
 

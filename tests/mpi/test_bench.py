@@ -20,7 +20,7 @@ from jobs.bench.asked import Asked
 from jobs.bench.operations import OPERATIONS
 from jobs.bench.run import WrongResults, run
 from jobs.bench.settings import Settings
-from launch.cli import Door
+from launch.cli.main import Door
 from runner import DATATYPES, REDUCTIONS
 from runner.world import World, open_world
 

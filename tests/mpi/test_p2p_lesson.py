@@ -16,7 +16,7 @@ import pytest
 import runner
 from jobs.bench.memory.run import Asked, run
 from jobs.bench.run import WrongResults
-from launch.cli import Door
+from launch.cli.main import Door
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi

@@ -250,9 +250,9 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("jobs/a.py", "from launch import cli"),
     ],
     the_door_opens_at_once: [
-        ("launch/cli.py", "import numpy as np"),
-        ("launch/cli.py", "try:\n    from runner.errors import UserError\nfinally:\n    pass"),
-        ("launch/cli.py", "class A:\n    import mpi4py"),
+        ("launch/cli/main.py", "import numpy as np"),
+        ("launch/cli/main.py", "try:\n    from runner.errors import UserError\nfinally:\n    pass"),
+        ("launch/cli/main.py", "class A:\n    import mpi4py"),
     ],
     lower_layers_know_no_upper_ones: [
         ("runner/partition.py", "from runner.halo import runs"),

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import runner
-from launch import cli, installation
+from launch.cli import selftest
+from launch.cli.main import main
 from launch.mpi import library as mpi_library
 from launch.mpi.library import Library
 from runner import launcher
@@ -59,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("runner.rank.on_termination", lambda _: None)  # this process goes on afterwards
-    monkeypatch.setattr("launch.refuse.LINGER", 0.0)
+    monkeypatch.setattr("launch.cli.errors.LINGER", 0.0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", np.arange(600, dtype=np.float32).reshape(100, 6))
@@ -77,7 +78,7 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], 
 
     def run(line: str) -> str:
         before = sorted(place.rglob("[!_]*.[!p]*"))
-        assert cli.main([word if word != "~" else "" for word in line.split()]) == 2
+        assert main([word if word != "~" else "" for word in line.split()]) == 2
         written = capsys.readouterr()
         assert written.out == ""
         assert written.err.count("\n") == 1
@@ -146,7 +147,7 @@ def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sen
 
 
 def test_the_advice_for_a_result_of_another_shape_can_be_taken() -> None:
-    assert cli.main(["run", "mine.py:narrowed", "in.npy", "out.npy", "--grid", "0"]) == 0
+    assert main(["run", "mine.py:narrowed", "in.npy", "out.npy", "--grid", "0"]) == 0
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy")[:, ::2])
 
 
@@ -171,7 +172,7 @@ def test_memory_that_a_measured_machine_does_not_have_is_refused(refused: Callab
 
 def test_a_plan_says_what_machine_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
     def planned(*words: str) -> tuple[str, bool]:
-        assert cli.main([*PLAN.split(), "--json", "plan.json", *words]) == 0
+        assert main([*PLAN.split(), "--json", "plan.json", *words]) == 0
         assumed: bool = json.loads(Path("plan.json").read_text())["machine"]["assumed"]
         return capsys.readouterr().out, assumed
 
@@ -209,18 +210,18 @@ def test_a_process_alone_tells_the_mpi_that_ranks_would_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mpi_library, "loaded", lambda: Library("Some MPI", 7))
-    assert cli.main(["doctor", "--device", "cpu", "--json", "facts.json"]) == 0
+    assert main(["doctor", "--device", "cpu", "--json", "facts.json"]) == 0
     assert "MPI         Some MPI 7\n" in capsys.readouterr().out
     assert json.loads(Path("facts.json").read_text())["ranks"][0]["mpi"] == "Some MPI 7"
     monkeypatch.setattr(mpi_library, "loaded", lambda: None)
-    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    assert main(["doctor", "--device", "cpu"]) == 0
     assert "MPI         none\n" in capsys.readouterr().out
 
 
 def test_a_selftest_without_its_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.selftest.main", lambda **_: 2)
     monkeypatch.setattr("launch.mpi.launcher.find", lambda: pytest.fail("ranks are started"))
-    assert installation.check_installation("cuda", debug=False) == 2
+    assert selftest.check_installation("cuda", debug=False) == 2
 
 
 def test_a_jobs_failure_on_zeros_has_one_piece_of_advice(refused: Callable[[str], str]) -> None:

@@ -12,7 +12,7 @@ import made_report
 import pytest
 
 from jobs.validate.told import json as told_json
-from launch.cli import main
+from launch.cli.main import main
 from launch.mpi import launcher as mpi_launcher
 from launch.slurm.job import Follower
 from launch.slurm.queries import State

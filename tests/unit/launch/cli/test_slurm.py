@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from launch.cli.slurm import cores
+from launch.cli.slurm import slurm as command
 from launch.mpi.library import Library
 from launch.slurm.batch_script import Job, script
-from launch.slurm_command import cores
-from launch.slurm_command import slurm as command
 from launch.spec import Plan
 from runner.errors import UserError
 

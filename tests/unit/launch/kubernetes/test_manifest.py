@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from launch.cli.kubernetes import in_bytes, kubernetes
 from launch.kubernetes import manifest, pods
 from launch.kubernetes.launcher_script import HOSTFILE, script
 from launch.kubernetes.pods import Pods
 from launch.kubernetes.schema import problems
-from launch.kubernetes_command import in_bytes, kubernetes
 from launch.spec import Plan
 from runner.errors import UserError
 

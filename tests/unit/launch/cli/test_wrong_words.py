@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import main
+from launch.cli.main import main
 from launch.mpi.rank_command import PROGRAM
 
 HERE = ["-b", "8", "-e", "8", "-n", "1", "--device", "cpu"]

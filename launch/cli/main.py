@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.further import WORDS, Commands, command_in, conclude
-from launch.refuse import Shadowed, brief, one_line, refuse, refuse_shadows
+from launch.cli.errors import Shadowed, brief, one_line, refuse, refuse_shadows
+from launch.cli.plugins import WORDS, Commands, command_in, conclude
 from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Jobs(click.Group):
         return names()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from launch.options import job_command
+        from launch.cli.job_command import job_command
 
         return job_command(cmd_name)
 
@@ -223,7 +223,7 @@ def jobs() -> None:
 @click.pass_obj
 def selftest(door: Door, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Find out whether this installation works."""
-    from launch.installation import check_installation
+    from launch.cli.selftest import check_installation
     from runner.launcher import announced
     from runner.selftest import main as test
 

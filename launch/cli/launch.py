@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from launch.kubernetes_command import kubernetes
-from launch.mpi.ssh_hosts import PATIENCE
-from launch.shared_options import (
+from launch.cli.kubernetes import kubernetes
+from launch.cli.params import (
     DEBUG,
     PRINT,
     SETTING,
@@ -21,7 +20,8 @@ from launch.shared_options import (
     known_hosts,
     made,
 )
-from launch.slurm_command import slurm
+from launch.cli.slurm import slurm
+from launch.mpi.ssh_hosts import PATIENCE
 
 
 @click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
@@ -55,7 +55,7 @@ def local(
     words: tuple[str, ...],
 ) -> int:
     """Ranks on this machine, as `meshrun -n`."""
-    from launch.cli import terminal_columns
+    from launch.cli.main import terminal_columns
     from launch.mpi import local as here
 
     plan = made(words, wanted or (1, 1), [], settings=settings)
@@ -102,7 +102,7 @@ def mpirun(
     words: tuple[str, ...],
 ) -> int:
     """Ranks on hosts that ssh reaches, by the MPI launcher that is installed here."""
-    from launch.cli import terminal_columns
+    from launch.cli.main import terminal_columns
     from launch.mpi import mpirun as target
 
     plan = made(

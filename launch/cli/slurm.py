@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import click
 
-from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
+from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
 from launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, Job, script, srun
 
 # What only a job of its own can be asked for.

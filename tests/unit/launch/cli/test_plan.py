@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch import cli
+from launch.cli.main import main
 from runner import calibrate, device, launcher
 from runner.rates import load, nominal, nominal_cpu, rates_file, save
 
@@ -49,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert cli.main(["plan", *words]) == 0
+    assert main(["plan", *words]) == 0
     written = capsys.readouterr()
     assert written.err == ""
     return written.out
@@ -153,7 +153,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
     ],
 )
 def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", *words.split()]) == 2
+    assert main(["plan", *words.split()]) == 2
     written = capsys.readouterr()
     (line,) = written.err.splitlines()
     assert line.startswith("meshrun: ")
@@ -162,11 +162,11 @@ def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.Cap
 
 
 def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["-n", "2", "plan", "laplacian", "in.npy", "--ranks", "2"]) == 2
+    assert main(["-n", "2", "plan", "laplacian", "in.npy", "--ranks", "2"]) == 2
     assert "plan has nothing for -n to start" in capsys.readouterr().err
 
 
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "plan.md").read_text()
     ((words, shown),) = re.findall(r"^```console\n\$ meshrun plan (.*)\n((?:.*\n)*?)```", page, re.MULTILINE)
     assert planned(capsys, *words.split()) == shown

@@ -40,7 +40,7 @@ class Shadowed(click.ClickException):
 
 def refuse_shadows() -> None:
     """Stop when `import runner` or `import jobs` would not import ours (PYTHONPATH=. can do that)."""
-    home = Path(__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     for room in ROOMS:
         spec = importlib.machinery.PathFinder.find_spec(room)
         if spec is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli import DEVICES
+from launch.cli.main import DEVICES
 
 if TYPE_CHECKING:
     from runner.world import DeviceChoice

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import runner.rank
-from launch import cli, refuse
-from launch.further import SUMMARIES
+from launch.cli import errors
+from launch.cli.main import command, main, terminal_columns
+from launch.cli.plugins import SUMMARIES
 from launch.mpi import local
 from runner import launcher
 from runner.errors import RunError, UserError
@@ -61,7 +62,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    monkeypatch.setattr(refuse, "LINGER", 0.0)
+    monkeypatch.setattr(errors, "LINGER", 0.0)
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run words that must be refused: exit status 2 and one sentence, which is returned."""
 
     def run(*words: str) -> str:
-        assert cli.main(words) == 2
+        assert main(words) == 2
         written = capsys.readouterr()
         assert written.out == ""
         lines = written.err.splitlines()
@@ -115,7 +116,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def run_edges(calls: Calls, *words: str) -> dict[str, Any]:
-    assert cli.main(["run", "edges.py:edges", "in.npy", "out.npy", *words]) == 0
+    assert main(["run", "edges.py:edges", "in.npy", "out.npy", *words]) == 0
     return calls.ran[-1]
 
 
@@ -179,13 +180,13 @@ def test_every_job_has_the_runners_options(calls: Calls, words: list[str], name:
 
 @pytest.mark.usefixtures("job_file")
 def test_verify_alone_takes_no_file_for_its_value(calls: Calls) -> None:
-    assert cli.main(["run", "edges.py:edges", "--verify", "in.npy", "out.npy"]) == 0
+    assert main(["run", "edges.py:edges", "--verify", "in.npy", "out.npy"]) == 0
     assert (calls.ran[0]["input"], calls.ran[0]["options"].verify) == ("in.npy", "sample")
 
 
 @pytest.mark.usefixtures("job_file")
 def test_a_missing_output_is_left_to_the_runner(calls: Calls) -> None:
-    assert cli.main(["run", "edges.py:edges", "in.npy"]) == 0
+    assert main(["run", "edges.py:edges", "in.npy"]) == 0
     assert calls.ran[0]["output"] is None
 
 
@@ -264,13 +265,13 @@ def test_the_help_has_a_sentence_for_every_command_of_ours(capsys: pytest.Captur
         if entry.value.startswith(("launch.", "jobs."))
     }
     assert {"bench", "doctor", "launch", "plan", "validate"} <= set(ours)
-    assert cli.main(["--help"]) == 0
+    assert main(["--help"]) == 0
     rows = dict(
         line.split(maxsplit=1) for line in capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
     )
     assert {*ours, "run", "jobs", "selftest"} <= set(rows)
     for name, sentence in rows.items():
-        if name in ours or name in cli.command.commands:
+        if name in ours or name in command.commands:
             assert re.fullmatch(r"[A-Z][a-z]+ [^.]*\.", sentence), f"{name}  {sentence}"
     # What is said of a command is said of one that there is.
     assert set(SUMMARIES) == {entry.value for entry in ours.values()}
@@ -288,7 +289,7 @@ def test_a_job_that_cannot_be_imported_is_one_sentence(
 
 def test_debug_adds_the_traceback(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job_file.write_text("1 / 0")
-    assert cli.main(["run", "edges.py:edges", "a", "--debug"]) == 2
+    assert main(["run", "edges.py:edges", "a", "--debug"]) == 2
     errors = capsys.readouterr().err
     assert "Traceback" in errors
     assert errors.splitlines()[-1].startswith("meshrun: ")
@@ -296,7 +297,7 @@ def test_debug_adds_the_traceback(job_file: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("job_file")
 def test_a_jobs_help_tells_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "edges.py:edges", "--help"]) == 0
+    assert main(["run", "edges.py:edges", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in (
         "Usage: meshrun run edges.py:edges [OPTIONS] INPUT OUTPUT",
@@ -317,13 +318,13 @@ def test_a_jobs_help_tells_what_it_takes(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.usefixtures("job_file")
 def test_a_required_parameter_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["run", "edges.py:scale", "--help"])
+    main(["run", "edges.py:scale", "--help"])
     assert "[required]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
 def test_help_lists_the_commands(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(words) == 0
+    assert main(words) == 0
     text = capsys.readouterr().out
     assert all(f"\n  {name} " in text for name in ("run", "jobs", "selftest"))
     assert "--run-dir" not in text
@@ -331,7 +332,7 @@ def test_help_lists_the_commands(words: list[str], capsys: pytest.CaptureFixture
 
 
 def test_the_help_of_run_tells_how(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--help"]) == 0
+    assert main(["run", "--help"]) == 0
     text = capsys.readouterr().out
     assert "Usage: meshrun run JOB INPUT [OUTPUT] [OPTIONS]" in text
     assert "FILE.py:NAME" in text
@@ -340,21 +341,21 @@ def test_the_help_of_run_tells_how(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("job_file")
 def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
     words = ("run", "edges.py:edges", "in.npy", "out.npy", "--gain", "2", "--debug")
-    assert cli.main(["-n", "4", *words]) == 0
+    assert main(["-n", "4", *words]) == 0
     assert calls.started == [(4, words, {"debug": True})]
     assert calls.ran == []
 
 
 @pytest.mark.usefixtures("job_file")
 def test_n_1_is_this_process(calls: Calls) -> None:
-    assert cli.main(["-n", "1", "run", "edges.py:edges", "in.npy", "out.npy"]) == 0
+    assert main(["-n", "1", "run", "edges.py:edges", "in.npy", "out.npy"]) == 0
     assert calls.ran[0]["started"].ranks == 1
     assert calls.started == []
 
 
 @pytest.mark.usefixtures("job_file")
 def test_n_with_help_starts_nothing(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["-n", "4", "run", "edges.py:edges", "--help"]) == 0
+    assert main(["-n", "4", "run", "edges.py:edges", "--help"]) == 0
     assert "--gain" in capsys.readouterr().out
     assert calls.started == []
 
@@ -366,14 +367,14 @@ def test_a_rank_started_by_us_starts_none(
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     ours = ["--run-dir", str(tmp_path), "--tty", "93", "-n", "2"]
-    assert cli.main([*ours, "run", "edges.py:edges", "a", "b"]) == 0
+    assert main([*ours, "run", "edges.py:edges", "a", "b"]) == 0
     assert calls.started == []
     assert (calls.ran[0]["started"], calls.ran[0]["columns"]) == (Started(2, str(tmp_path)), 93)
 
 
 @pytest.mark.usefixtures("job_file")
 def test_a_rank_without_a_launchers_variables_starts_none_either(calls: Calls, tmp_path: Path) -> None:
-    assert cli.main(["--run-dir", str(tmp_path), "-n", "2", "run", "edges.py:edges", "a", "b"]) == 0
+    assert main(["--run-dir", str(tmp_path), "-n", "2", "run", "edges.py:edges", "a", "b"]) == 0
     assert calls.started == []
 
 
@@ -393,7 +394,7 @@ def test_n_that_contradicts_the_launcher_is_refused_once(
     monkeypatch.setenv(size, "2")
     for number in (0, 1):
         monkeypatch.setenv(rank, str(number))
-        assert cli.main(words) == 2
+        assert main(words) == 2
         errors = capsys.readouterr().err
         assert ("meshrun -n 4 contradicts" in errors) is (number == 0)
         assert errors.count("\n") == (1 if number == 0 else 0)
@@ -404,7 +405,7 @@ def test_n_that_contradicts_the_launcher_is_refused_once(
 def test_n_that_agrees_with_the_launcher_runs(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("PMI_RANK", "3")
-    assert cli.main(["-n", "4", "run", "edges.py:edges", "a", "b"]) == 0
+    assert main(["-n", "4", "run", "edges.py:edges", "a", "b"]) == 0
     assert calls.ran[0]["started"].ranks == 4
 
 
@@ -412,7 +413,7 @@ def test_n_that_agrees_with_the_launcher_runs(calls: Calls, monkeypatch: pytest.
 def test_a_shell_from_srun_may_start_ranks(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0")):
         monkeypatch.setenv(name, value)
-    assert cli.main(["-n", "4", "run", "edges.py:edges", "a", "b"]) == 0
+    assert main(["-n", "4", "run", "edges.py:edges", "a", "b"]) == 0
     assert len(calls.started) == 1
 
 
@@ -422,7 +423,7 @@ def test_mistakes_are_told_by_rank_0(
     monkeypatch.setenv("PMI_SIZE", "2")
     for number in (1, 0):
         monkeypatch.setenv("PMI_RANK", str(number))
-        assert cli.main(["run", "nosuchjob", "a"]) == 2
+        assert main(["run", "nosuchjob", "a"]) == 2
         assert ("nosuchjob" in capsys.readouterr().err) is (number == 0)
 
 
@@ -432,7 +433,7 @@ def test_with_a_run_directory_the_first_rank_tells(
     words = ["--run-dir", str(tmp_path), "-n", "2", "run", "nosuchjob", "a"]
     told = []
     for _ in range(2):
-        assert cli.main(words) == 2
+        assert main(words) == 2
         told.append(capsys.readouterr().err.count("nosuchjob"))
     assert told == [1, 0]
     failure = RunDirectory(tmp_path).failure()
@@ -465,14 +466,14 @@ def test_what_a_command_raises_is_one_sentence(
     sentence: str,
 ) -> None:
     monkeypatch.setattr("runner.main.main", raising(failure))
-    assert cli.main(["run", "edges.py:edges", "a", "b"]) == status
+    assert main(["run", "edges.py:edges", "a", "b"]) == status
     assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.usefixtures("job_file")
 def test_a_runs_exit_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.main.main", lambda *_, **__: 7)
-    assert cli.main(["run", "edges.py:edges", "a", "b"]) == 7
+    assert main(["run", "edges.py:edges", "a", "b"]) == 7
 
 
 def entry_points(monkeypatch: pytest.MonkeyPatch, group: str, **values: str) -> None:
@@ -492,7 +493,7 @@ def test_jobs_are_listed_with_their_summaries(
         no_attribute="edges:nosuch",
         scale_by="edges:scale",
     )
-    assert cli.main(["jobs"]) == 0
+    assert main(["jobs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "edges         Edges of an image."
     assert lines[1].startswith("gone          does not work: ")
@@ -523,7 +524,7 @@ def test_a_plug_in_that_raises_at_import_is_one_line(
     (tmp_path / f"{module}.py").write_text(BROKEN_PLUGINS[plugin] + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     entry_points(monkeypatch, "meshrun.jobs", odd=f"{module}:job", statistics="jobs.statistics:statistics")
-    assert cli.main(["jobs"]) == 0
+    assert main(["jobs"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"odd         does not work: job odd ({module}:job) cannot be imported")
     assert second.startswith("statistics  Count, extremes")
@@ -540,11 +541,11 @@ def test_further_commands_are_loaded_when_asked_for(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     entry_points(monkeypatch, "meshrun.commands", bench="more_commands:bench", broken="nosuchmodule:x")
-    assert cli.main(["--help"]) == 0
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert "bench" in text
     assert "broken" in text
-    assert cli.main(["-n", "1", "bench"]) == 41
+    assert main(["-n", "1", "bench"]) == 41
 
 
 @pytest.mark.parametrize("value", ["nosuchmodule:x", "os:nosuch", "os:getpid"])
@@ -556,12 +557,12 @@ def test_a_further_command_that_cannot_be_loaded_is_one_sentence(
 
 
 def test_columns_are_the_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cli.terminal_columns() is None
+    assert terminal_columns() is None
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((77, 20)))
-    assert cli.terminal_columns() == 77
+    assert terminal_columns() == 77
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((0, 0)))
-    assert cli.terminal_columns() == 80, "a terminal that does not tell its size is one"
+    assert terminal_columns() == 80, "a terminal that does not tell its size is one"
 
 
 @pytest.mark.parametrize(
@@ -590,7 +591,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(
     monkeypatch.setenv("PWD", str(gone))
     monkeypatch.setattr(runner.rank, "on_termination", lambda _: None)
     gone.rmdir()
-    assert cli.main(words.split()) == status
+    assert main(words.split()) == status
     told = capsys.readouterr().err
     lines = [line for line in told.splitlines() if not line.startswith("meshrun: mpi: ")]
     assert lines == [f"meshrun: the working directory is gone: got {gone}. Try: cd to one that exists"]
@@ -604,7 +605,7 @@ def test_what_needs_no_working_directory_works_without(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert cli.main(words) == 0
+    assert main(words) == 0
 
 
 @dataclass
@@ -641,7 +642,7 @@ def test_selftest_ends_with_a_verdict_over_both_parts(
 ) -> None:
     selftest.alone, selftest.together = alone, together
     works = alone == together == 0
-    assert cli.main(["selftest", "--device", "cpu"]) == (0 if works else 1)
+    assert main(["selftest", "--device", "cpu"]) == (0 if works else 1)
     assert calls.started == [(3, ("selftest", "--device", "cpu"), {"debug": False})]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
@@ -655,7 +656,7 @@ def test_selftest_says_so_when_there_is_no_launcher(
     selftest: Selftest, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("launch.mpi.launcher.find", raising(UserError("no MPI launcher found")))
-    assert cli.main(["selftest"]) == 0
+    assert main(["selftest"]) == 0
     assert selftest.asked[0]["started"].ranks == 1
     assert calls.started == []
     last = capsys.readouterr().out.splitlines()[-1]
@@ -666,13 +667,13 @@ def test_selftest_under_a_launcher_is_the_ranks_part(
     selftest: Selftest, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
-    assert cli.main(["selftest"]) == 0
+    assert main(["selftest"]) == 0
     assert selftest.asked == [{"mutate": False, "device": "auto", "started": BY_HAND, "debug": False}]
     assert calls.started == []
 
 
 def test_mutations_run_in_one_process(selftest: Selftest, calls: Calls, refused: Callable[..., str]) -> None:
-    assert cli.main(["selftest", "--mutate"]) == 0
+    assert main(["selftest", "--mutate"]) == 0
     assert selftest.asked[0]["mutate"] is True
     assert calls.started == []
     os.environ["PMI_SIZE"] = "2"

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import click
 
+from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
 from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration
-from launch.shared_options import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
 
 LONGEST = 2**31 - 1  # seconds, of a pod's activeDeadlineSeconds
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

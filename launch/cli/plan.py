@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli import Jobs
-from launch.options import SIZE, JobCommand, debug_option, depth_option, input_option, job_option
-from launch.refuse import BROKEN
+from launch.cli.errors import BROKEN
+from launch.cli.job_command import SIZE, JobCommand, debug_option, depth_option, input_option, job_option
+from launch.cli.main import Jobs
 
 if TYPE_CHECKING:
     import numpy as np

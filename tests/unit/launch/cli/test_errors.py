@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import refuse as module
-from launch.refuse import refuse
+from launch.cli import errors as module
+from launch.cli.errors import refuse
 from runner import launcher
 from runner.verdict import LINE, RunDirectory, RunLines
 

@@ -92,7 +92,7 @@ def made(
 
     files_here: a job's file is on this machine; else only an image may have it.
     """
-    from launch.cli import check_words
+    from launch.cli.main import check_words
 
     if files_here or words[0] != "run":
         check_words(words)

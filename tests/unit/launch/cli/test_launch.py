@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from launch import cli, refuse
+from launch.cli import errors
+from launch.cli.main import main
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
 from launch.mpi import local, mpirun, ssh_hosts
@@ -29,7 +30,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(refuse, "LINGER", 0.0)
+    monkeypatch.setattr(errors, "LINGER", 0.0)
     monkeypatch.setattr(
         mpi_launcher, "find", lambda: Launcher(Path("/opt/mpiexec"), "Open MPI", bundled=False)
     )
@@ -54,7 +55,7 @@ def refused(started: Started, capsys: pytest.CaptureFixture[str]) -> Callable[..
     """Run words that must be refused with nothing started: the sentence."""
 
     def run(*words: str, status: int = 2) -> str:
-        assert cli.main(["launch", *words]) == status
+        assert main(["launch", *words]) == status
         written = capsys.readouterr()
         assert written.out == ""
         (line,) = written.err.splitlines()
@@ -72,13 +73,13 @@ def test_local_starts_ranks_here_and_returns_their_verdict(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_SETTING", "inherited")
-    assert cli.main(["launch", "local", "-j", "4", "-x", "MY_SETTING=a=b", "--", *BENCH]) == VERDICT
+    assert main(["launch", "local", "-j", "4", "-x", "MY_SETTING=a=b", "--", *BENCH]) == VERDICT
     assert started == [(4, BENCH, None, {"debug": False})]
     assert launcher.environment()["MY_SETTING"] == "a=b"
 
 
 def test_local_has_one_rank_unless_told(started: Started) -> None:
-    assert cli.main(["launch", "local", "--debug", "--", "selftest"]) == VERDICT
+    assert main(["launch", "local", "--debug", "--", "selftest"]) == VERDICT
     assert started == [(1, ("selftest",), None, {"debug": True})]
 
 
@@ -88,7 +89,7 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
     monkeypatch.setenv("INHERITED", "here")
     words = ["-j", "2x4", "--hosts", "a:8,b:8,c", "-x", "A=1", "-x", "INHERITED", "--set", "B="]
     more = ["--network", "eth1", "--host-timeout", "7.5", "--ssh-timeout", "90", "--debug"]
-    assert cli.main(["launch", "mpirun", *words, *more, "--", *BENCH]) == VERDICT
+    assert main(["launch", "mpirun", *words, *more, "--", *BENCH]) == VERDICT
     settings = {"A": "1", "INHERITED": "here", "B": ""}
     plan = Plan(BENCH, 2, 4, ("a", "b"), settings, "eth1", 7.5)
     assert started == [(plan, None, {"patience": 90.0, "debug": True})]
@@ -97,12 +98,12 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
 def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=8\nb:8\n")
-    assert cli.main(["launch", "mpirun", "--hostfile", str(file), "--", "selftest"]) == VERDICT
+    assert main(["launch", "mpirun", "--hostfile", str(file), "--", "selftest"]) == VERDICT
     assert started == [(Plan(("selftest",), 2, 8, ("a", "b")), None, {"patience": 30.0, "debug": False})]
 
 
 def test_the_command_needs_no_dashes_where_it_has_no_options(started: Started) -> None:
-    assert cli.main(["launch", "local", "run", "laplacian", "in.npy", "out.npy"]) == VERDICT
+    assert main(["launch", "local", "run", "laplacian", "in.npy", "out.npy"]) == VERDICT
     assert started[0][1] == ("run", "laplacian", "in.npy", "out.npy")
 
 
@@ -124,7 +125,7 @@ def test_print_shows_it_and_starts_nothing(
     parts: list[str],
 ) -> None:
     monkeypatch.setattr(ssh_hosts, "answers", lambda *_: pytest.fail("hosts were asked"))
-    assert cli.main(["launch", *words, "--print", "--", *BENCH]) == 0
+    assert main(["launch", *words, "--print", "--", *BENCH]) == 0
     text = capsys.readouterr().out
     assert all(part in text for part in [*parts, *PROGRAM])
     assert text.endswith(f" {' '.join(BENCH)}\n")
@@ -132,7 +133,7 @@ def test_print_shows_it_and_starts_nothing(
 
 
 def test_help_of_the_command_is_its_own(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["launch", "local", "-j", "4", "--", "bench", "all_reduce", "--help"]) == 0
+    assert main(["launch", "local", "-j", "4", "--", "bench", "all_reduce", "--help"]) == 0
     assert "Usage: meshrun bench all_reduce" in capsys.readouterr().out
     assert started == []
 
@@ -266,12 +267,12 @@ def test_a_machine_without_a_launcher(
         raise UserError("no MPI launcher found to start ranks with")
 
     monkeypatch.setattr(mpi_launcher, "find", find)
-    assert cli.main(["launch", *words, "--", "selftest"]) == 2
+    assert main(["launch", *words, "--", "selftest"]) == 2
     assert capsys.readouterr().err == "meshrun: no MPI launcher found to start ranks with\n"
 
 
 def test_n_before_it_starts_nothing(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["-n", "2", "launch", "local", "--", "selftest"]) == 2
+    assert main(["-n", "2", "launch", "local", "--", "selftest"]) == 2
     assert "launch has nothing for -n to start" in capsys.readouterr().err
     assert started == []
 
@@ -293,7 +294,7 @@ def test_away_from_a_cluster_printing_suggests_what_to_say(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(mpi_library, "loaded", lambda: library)
-    assert cli.main(["launch", "slurm", "--print", "-j", "1x2", "--", "selftest"]) == 2
+    assert main(["launch", "slurm", "--print", "-j", "1x2", "--", "selftest"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(
         f"meshrun: no srun on PATH: Slurm is not installed here. Try: {hint}; on a login node"
@@ -314,7 +315,7 @@ def conducted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_as_many_ranks_as_cores_need_no_words(
     conducted: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["-n", "2", "selftest"]) == 0
+    assert main(["-n", "2", "selftest"]) == 0
     assert capsys.readouterr().err == ""
     assert conducted
 
@@ -322,7 +323,7 @@ def test_as_many_ranks_as_cores_need_no_words(
 def test_more_ranks_than_cores_are_told_in_one_line(
     conducted: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["-n", "40", "selftest"]) == 0
+    assert main(["-n", "40", "selftest"]) == 0
     assert capsys.readouterr().err == (
         "meshrun: warning: 40 ranks take turns on 2 cores: to start and to run takes longer, "
         "and timings say little\n"
@@ -334,7 +335,7 @@ def test_more_ranks_than_cores_are_told_in_one_line(
 def test_an_absurd_number_of_ranks_is_refused_before_anything_starts(
     conducted: list[int], capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    assert cli.main([*words, "selftest"]) == 2
+    assert main([*words, "selftest"]) == 2
     assert capsys.readouterr().err == (
         "meshrun: 1,000,000 ranks do not fit into the memory of this machine: got 1,024 MiB, expected 16 MiB "
         "for each rank, before it does anything. Try: -n 2, a rank for every core, or one for every GPU\n"

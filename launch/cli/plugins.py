@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launch.refuse import refuse_empty
+from launch.cli.errors import refuse_empty
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -16,9 +16,9 @@ COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
 # Of the project's own further commands, whose import would cost more than the rest of the help.
 SUMMARIES = {
     "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
-    "launch.doctor:doctor": "Show what every rank has, and what is wrong with it.",
-    "launch.command:launch": "Start ranks on several hosts.",
-    "launch.forecast_command:plan": "Tell what a run will take, without a GPU or MPI.",
+    "launch.cli.doctor:doctor": "Show what every rank has, and what is wrong with it.",
+    "launch.cli.launch:launch": "Start ranks on several hosts.",
+    "launch.cli.plan:plan": "Tell what a run will take, without a GPU or MPI.",
     "jobs.validate.command:validate": "Say whether the GPUs and wires are healthy.",
 }
 VALUES = {"--colour": 0, "--expect": 2}  # of options before the command; one of any other

@@ -20,7 +20,7 @@ from launch.spec import Plan
 HOME = Path(launch.__file__).parent
 ROOMS = ("launch", "runner", "jobs")
 # The console script that pip writes.
-SCRIPT = "import sys\nfrom launch.cli import main\nsys.exit(main())\n"
+SCRIPT = "import sys\nfrom launch.cli.main import main\nsys.exit(main())\n"
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +120,7 @@ def test_help_imports_nothing_that_costs(tmp_path: Path, words: list[str]) -> No
     code = (
         "import json, sys\n"
         f"sys.path.append({str(HOME.parent)!r})\n"
-        "from launch.cli import main\n"
+        "from launch.cli.main import main\n"
         f"status = main({words!r})\n"
         "print(json.dumps([status, sorted(sys.modules)]))\n"
     )
