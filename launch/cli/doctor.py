@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from launch.cli.main import DEVICES
+from launch.cli.cli_context import CliContext
+from launch.cli.params import DEVICES
 
 if TYPE_CHECKING:
     from runner.world import DeviceChoice
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--json", "file", metavar="FILE", help="All facts as JSON.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
-def doctor(door: Any, device: DeviceChoice, file: str | None, debug: bool) -> int:
+def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debug: bool) -> int:
     """Show what every rank has, and what is wrong with it.
 
     \b
@@ -37,4 +38,4 @@ def doctor(door: Any, device: DeviceChoice, file: str | None, debug: bool) -> in
     # Alone, this process loads no MPI: what ranks of it would load is asked of another.
     library = mpi_library.loaded() if announced() is None else None
     json = None if file is None else named("--json", file)
-    return main(door.started, device, json, debug, str(library or ""))
+    return main(cli_context.started, device, json, debug, str(library or ""))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launch.cli.params import SIZE, debug_option, device_option
+
 if TYPE_CHECKING:
     from runner.declaration import Job
     from runner.signature import Parameter
@@ -17,6 +19,24 @@ if TYPE_CHECKING:
 VERIFY = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
 STREAM = ("chunk_bytes", "host_memory", "device_memory", "depth", "resume", "static", "timeline")
+
+
+class Jobs(click.Group):
+    """Every job as a command: installed ones by name, a user's by FILE.py:NAME."""
+
+    texts = True  # a job's own options may be empty
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from runner.find import names
+
+        return names()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return job_command(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Jobs"):
+            formatter.write_text(f"{', '.join(self.list_commands(ctx))}, or FILE.py:NAME")
 
 
 def job_command(name: str) -> click.Command:
@@ -36,15 +56,15 @@ def job_command(name: str) -> click.Command:
         values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
         values["rates"] = rates_file()
         values["stream"] = StreamOptions(**{name: values.pop(name) for name in STREAM})
-        door = click.get_current_context().obj
+        cli_context = click.get_current_context().obj
         return main(
             job,
             input,
             output,
             parameters,
             Options(**values),
-            started=door.started,
-            columns=door.columns,
+            started=cli_context.started,
+            columns=cli_context.columns,
         )
 
     return JobCommand(
@@ -183,40 +203,6 @@ def depth_option(help: str) -> click.Option:
     return click.Option(
         ["--depth"], type=click.IntRange(1, DEPTH_MOST), help=f"{help}  [default: {DEPTH}]", metavar="N"
     )
-
-
-class Size(click.ParamType[int]):
-    """A number of bytes: 64M, 1.5G; K, M, G and T are powers of 1024."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from runner.errors import UserError
-        from runner.stream.options import parse_size
-
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except UserError as reason:
-            self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
-
-
-SIZE = Size()
-
-
-def device_option() -> click.Option:
-    return click.Option(
-        ["--device"],
-        type=click.Choice(("auto", "cpu", "cuda")),
-        default="auto",
-        show_default=True,
-        help="Where blocks are computed.",
-    )
-
-
-def debug_option() -> click.Option:
-    return click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
 
 
 def _as_written(job: Job) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, get_args
 
 import click
 
 from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
-from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration
+from launch.cli.plugins import conclude
+from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
 
 LONGEST = 2**31 - 1  # seconds, of a pod's activeDeadlineSeconds
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-PREFIXES = ("", "K", "M", "G", "T")
-SIZE = re.compile(r"(\d+(?:\.\d+)?)((?:[KMGT]i)?|[kMGT])")
 DURATION = re.compile(r"([1-9]\d*)([smhd]?)")
 TOLERATION = re.compile(r"([^=:\s]+)(?:=([^=:\s]*))?:(NoSchedule|PreferNoSchedule|NoExecute)")
 
@@ -63,18 +63,8 @@ def seconds(text: str) -> int:
 
 
 def size(text: str) -> str:
-    in_bytes(text)
+    memory_bytes(text)
     return text
-
-
-def in_bytes(text: str) -> float:
-    """A quantity of memory, such as 16Gi, 512Mi, 2G."""
-    match = SIZE.fullmatch(text)
-    if not match:
-        raise ValueError(f"expected a size such as 16Gi, not {text!r}")
-    number, prefix = match.groups()
-    base = 1024 if prefix.endswith("i") else 1000
-    return float(number) * float(base ** PREFIXES.index(prefix[:1].upper()))
 
 
 @click.command()
@@ -193,7 +183,7 @@ def kubernetes(
     """
     from launch.kubernetes import job as target
 
-    if more["memory"] and in_bytes(more["memory"]) <= in_bytes(more["shm"]):
+    if more["memory"] and memory_bytes(more["memory"]) <= memory_bytes(more["shm"]):
         raise click.UsageError(
             f"--shm {more['shm']} leaves nothing of --memory {more['memory']}: /dev/shm counts as memory"
         )
@@ -211,4 +201,4 @@ def kubernetes(
     if show:
         click.echo(target.shown(plan, pods), nl=False)
         return 0
-    return target.start(plan, pods, debug=debug)
+    return target.start(plan, pods, debug=debug, conclude=partial(conclude, plan.words))

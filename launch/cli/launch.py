@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
+from launch.cli.cli_context import terminal_columns
 from launch.cli.kubernetes import kubernetes
 from launch.cli.params import (
     DEBUG,
@@ -20,6 +22,7 @@ from launch.cli.params import (
     known_hosts,
     made,
 )
+from launch.cli.plugins import conclude
 from launch.cli.slurm import slurm
 from launch.mpi.ssh_hosts import PATIENCE
 
@@ -55,7 +58,6 @@ def local(
     words: tuple[str, ...],
 ) -> int:
     """Ranks on this machine, as `meshrun -n`."""
-    from launch.cli.main import terminal_columns
     from launch.mpi import local as here
 
     plan = made(words, wanted or (1, 1), [], settings=settings)
@@ -65,7 +67,9 @@ def local(
         click.echo(here.shown(plan))
         return 0
     os.environ.update(plan.settings)
-    return here.start(plan.ranks, plan.words, terminal_columns(), debug=debug)
+    return here.start(
+        plan.ranks, plan.words, terminal_columns(), debug=debug, conclude=partial(conclude, plan.words)
+    )
 
 
 @launch.command()
@@ -102,7 +106,6 @@ def mpirun(
     words: tuple[str, ...],
 ) -> int:
     """Ranks on hosts that ssh reaches, by the MPI launcher that is installed here."""
-    from launch.cli.main import terminal_columns
     from launch.mpi import mpirun as target
 
     plan = made(
@@ -118,4 +121,6 @@ def mpirun(
     if show:
         click.echo(target.shown(plan))
         return 0
-    return target.start(plan, terminal_columns(), patience=ssh_timeout, debug=debug)
+    return target.start(
+        plan, terminal_columns(), patience=ssh_timeout, debug=debug, conclude=partial(conclude, plan.words)
+    )

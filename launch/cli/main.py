@@ -12,74 +12,24 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from launch.cli.cli_context import CliContext, terminal_columns
+from launch.cli.command_line import command_in, without_ranks
 from launch.cli.errors import Shadowed, brief, one_line, refuse, refuse_shadows
-from launch.cli.plugins import WORDS, Commands, command_in, conclude
+from launch.cli.job_command import Jobs
+from launch.cli.plugins import WORDS, Commands, conclude
+from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError
-    from runner.launcher import Announced, Started
-    from runner.world import DeviceChoice
+    from runner.launcher import Announced
 
-DEVICES = ("auto", "cpu", "cuda")
 HELP = ("--help", "-h")
-ALONE = (
-    ("jobs",),
-    ("launch",),
-    ("plan",),
-    ("bench", "compare"),
-    ("bench", "plot"),
-)  # commands that no ranks run
-
-
-@dataclass(frozen=True)
-class Door:
-    """What was said before the command's name; `click.Context.obj` of every command.
-
-    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: of what started this rank.
-    columns: the terminal's width where rank 0 may draw a progress bar. colour: standard output ends
-    on a terminal. words: the command and all that follows.
-    """
-
-    ranks: int | None = None
-    run: str | None = None
-    host_timeout: float = HOST_TIMEOUT
-    expect: tuple[int | None, int | None] = (None, None)
-    network: str | None = None
-    columns: int | None = None
-    colour: bool = False
-    words: tuple[str, ...] = ()
-
-    @property
-    def started(self) -> Started:
-        from runner.launcher import Started
-
-        return Started(self.ranks, self.run, self.host_timeout, *self.expect, self.network)
-
-
-class Jobs(click.Group):
-    """Every job as a command: installed ones by name, a user's by FILE.py:NAME."""
-
-    texts = True  # a job's own options may be empty
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        from runner.find import names
-
-        return names()
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from launch.cli.job_command import job_command
-
-        return job_command(cmd_name)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Jobs"):
-            formatter.write_text(f"{', '.join(self.list_commands(ctx))}, or FILE.py:NAME")
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -132,16 +82,17 @@ def command(
 
     told, words = announced(), ctx.meta[WORDS]
     if ranks is not None and not {*words} & {*HELP}:
-        if ranks > 1 and (alone := _alone(words)):
+        if ranks > 1 and (alone := without_ranks(words)):
             raise click.UsageError(f"{alone} has nothing for -n to start")
         if ranks > 1 and run_dir is None and not _is_rank(told):
             from launch.mpi.local import start
 
-            ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words))
+            answer = partial(conclude, words)
+            ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words, conclude=answer))
         if told is not None and told.size is not None:
             check_expected(ranks, told.size, told)
     here = sys.stdout.isatty()
-    ctx.obj = Door(
+    ctx.obj = CliContext(
         ranks,
         run_dir,
         host_timeout,
@@ -153,36 +104,9 @@ def command(
     )
 
 
-def _alone(words: Sequence[str]) -> str | None:
-    """The command that these words begin with, if no ranks run it."""
-    return next((" ".join(name) for name in ALONE if tuple(words[: len(name)]) == name), None)
-
-
-def check_words(words: Sequence[str]) -> None:
-    """UsageError unless every rank would understand these words."""
-    if alone := _alone(words):
-        raise click.UsageError(f"no ranks run {alone}")
-    group: click.Command | None = command
-    name, rest = "meshrun", list(words)
-    ctx: click.Context | None = None
-    while isinstance(group, click.Group):
-        ctx = click.Context(group, info_name=name, parent=ctx)
-        if not rest:
-            raise click.UsageError("Missing command.", ctx)
-        found, group, rest = group.resolve_command(ctx, rest)
-        name = found or name
-    assert group is not None
-    group.make_context(name, rest, parent=ctx)
-
-
 def _is_rank(told: Announced | None) -> bool:
     # A shell that srun gave is a step of one task, which may well start ranks.
     return told is not None and not (told.size == 1 and "SLURM_STEP_ID" in os.environ)
-
-
-def terminal_columns() -> int | None:
-    """The width of the terminal that stderr is, 80 where it does not say; None when it is none."""
-    return (os.get_terminal_size(2).columns or 80) if sys.stderr.isatty() else None
 
 
 @command.group(
@@ -216,25 +140,7 @@ def jobs() -> None:
         click.echo(f"{name:{width}}  {summary}".rstrip())
 
 
-@command.command()
-@click.option("--mutate", is_flag=True, help="Break the runner on purpose; every way must be noticed.")
-@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="What to test.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_obj
-def selftest(door: Door, mutate: bool, device: DeviceChoice, debug: bool) -> int:
-    """Find out whether this installation works."""
-    from launch.cli.selftest import check_installation
-    from runner.launcher import announced
-    from runner.selftest import main as test
-
-    alone = door.run is None and announced() is None
-    if mutate and not alone:
-        raise click.UsageError("--mutate simulates its ranks: it runs in one process")
-    if mutate and device == "cuda":
-        raise click.UsageError("--mutate simulates its ranks on the CPU: leave --device cuda out")
-    if alone and door.ranks is None and not mutate:
-        return check_installation(device, debug)
-    return test(mutate=mutate, device=device, started=door.started, debug=debug)
+command.add_command(selftest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -253,7 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"meshrun: {reason.message}", file=sys.stderr)
         return reason.exit_code
     except click.ClickException as mistake:
-        return _ended(words, mistake.exit_code, one_line(mistake, () if _alone(words) else words), debug)
+        return _ended(
+            words, mistake.exit_code, one_line(mistake, () if without_ranks(words) else words), debug
+        )
     except (KeyboardInterrupt, click.Abort):
         print("meshrun: interrupted", file=sys.stderr)
         return conclude(command_in(words), 130, "interrupted")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from launch.cli.command_line import check_words
 from launch.spec import HOST_TIMEOUT, Host, Plan, hosts_of, planned, read_hostfile, shape
 
 Value = TypeVar("Value")
@@ -46,6 +47,27 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Size(click.ParamType[int]):
+    """A number of bytes: 64M, 1.5G; K, M, G and T are powers of 1024."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from runner.errors import UserError
+        from runner.stream.options import parse_size
+
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except UserError as reason:
+            self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
+
+
+SIZE = Size()
+
+DEVICES = ("auto", "cpu", "cuda")
+
 SHAPE = click.option(
     "-j",
     "wanted",
@@ -66,6 +88,20 @@ TIMEOUT = click.option(
 )  # fmt: skip
 DEBUG = click.option("--debug", is_flag=True, help="Show the launcher's own words too.")
 WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
+
+
+def device_option() -> click.Option:
+    return click.Option(
+        ["--device"],
+        type=click.Choice(DEVICES),
+        default="auto",
+        show_default=True,
+        help="Where blocks are computed.",
+    )
+
+
+def debug_option() -> click.Option:
+    return click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
 
 
 def known_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
@@ -92,10 +128,8 @@ def made(
 
     files_here: a job's file is on this machine; else only an image may have it.
     """
-    from launch.cli.main import check_words
-
     if files_here or words[0] != "run":
-        check_words(words)
+        check_words(click.get_current_context().find_root().command, words)
     try:
         return planned(words, wanted, known, settings=dict(map(setting, settings)), **more)
     except ValueError as reason:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.cli.errors import BROKEN
-from launch.cli.job_command import SIZE, JobCommand, debug_option, depth_option, input_option, job_option
-from launch.cli.main import Jobs
+from launch.cli.job_command import JobCommand, Jobs, depth_option, input_option, job_option
+from launch.cli.params import SIZE, debug_option
 
 if TYPE_CHECKING:
     import numpy as np

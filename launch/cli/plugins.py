@@ -21,7 +21,6 @@ SUMMARIES = {
     "launch.cli.plan:plan": "Tell what a run will take, without a GPU or MPI.",
     "jobs.validate.command:validate": "Say whether the GPUs and wires are healthy.",
 }
-VALUES = {"--colour": 0, "--expect": 2}  # of options before the command; one of any other
 WORDS = "meshrun.words"  # in click's meta: the command and all that follows
 
 
@@ -60,15 +59,14 @@ def conclude(
     status: int,
     why: str,
     *,
-    kept: int | None = None,
+    rank_status: int | None = None,
     answer: str | None = None,
     files: bool = True,
 ) -> int:
     """Have the command of a run that has ended without its answer give it; the exit status.
 
-    That is for a command with a method `conclude(words, status, why, kept, answer, files)`. ran: its name and
-    its words. why: as it was told. kept: the status of ranks that end and say nothing; None where no rank was
-    started. answer: what rank 0 has kept of it. files: the command may write those that its words name.
+    Only a command with a method `conclude(words, status, why, rank_status, answer, files)` has one. ran: its
+    name and its words. `partial(conclude, ran)` is a `launch.supervise.judge.Conclude`, which see.
     """
     from runner.errors import MeshrunError
 
@@ -76,18 +74,7 @@ def conclude(
         give = getattr(_load(ran[0]), "conclude", None) if ran else None
     except (MeshrunError, click.UsageError):  # told when it was asked for
         return status
-    return status if give is None else int(give(ran[1:], status, why, kept, answer, files))
-
-
-def command_in(words: Sequence[str]) -> Sequence[str]:
-    """Of the words of a `meshrun`, the command that ranks run and what follows it; () where there is none."""
-    rest = list(words)
-    while rest and rest[0].startswith("-"):
-        joined = "=" in rest[0] or (rest[0].startswith("-n") and rest[0] != "-n")
-        del rest[: 1 if joined else 1 + VALUES.get(rest[0], 1)]
-    if rest and rest[0] == "launch":
-        return rest[rest.index("--") + 1 :] if "--" in rest else ()
-    return rest
+    return status if give is None else int(give(ran[1:], status, why, rank_status, answer, files))
 
 
 def _further_commands() -> dict[str, EntryPoint]:

@@ -1,4 +1,4 @@
-"""`meshrun selftest` in a process of its own: first this process, then ranks under the launcher."""
+"""`meshrun selftest`: in a process of its own first this process, then ranks under the launcher."""
 
 from __future__ import annotations
 
@@ -6,8 +6,31 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launch.cli.cli_context import CliContext
+from launch.cli.params import DEVICES
+
 if TYPE_CHECKING:
     from runner.world import DeviceChoice
+
+
+@click.command()
+@click.option("--mutate", is_flag=True, help="Break the runner on purpose; every way must be noticed.")
+@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="What to test.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_obj
+def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
+    """Find out whether this installation works."""
+    from runner.launcher import announced
+    from runner.selftest import main as test
+
+    alone = cli_context.run is None and announced() is None
+    if mutate and not alone:
+        raise click.UsageError("--mutate simulates its ranks: it runs in one process")
+    if mutate and device == "cuda":
+        raise click.UsageError("--mutate simulates its ranks on the CPU: leave --device cuda out")
+    if alone and cli_context.ranks is None and not mutate:
+        return check_installation(device, debug)
+    return test(mutate=mutate, device=device, started=cli_context.started, debug=debug)
 
 
 def check_installation(device: DeviceChoice, debug: bool) -> int:

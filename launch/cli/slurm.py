@@ -7,11 +7,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import click
 
 from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
+from launch.cli.plugins import conclude
 from launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, Job, script, srun
 
 # What only a job of its own can be asked for.
@@ -118,8 +120,8 @@ def slurm(
         return 0
     if inside:
         tell(f"inside job {os.environ['SLURM_JOB_ID']}: a step of it, by srun")
-        return slurm_job.start_inside(plan, job, debug=debug)
-    return slurm_job.start(plan, job, debug=debug)
+        return slurm_job.start_inside(plan, job, debug=debug, conclude=partial(conclude, plan.words))
+    return slurm_job.start(plan, job, debug=debug, conclude=partial(conclude, plan.words))
 
 
 def split(text: str) -> tuple[str, ...]:

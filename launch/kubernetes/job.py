@@ -20,7 +20,7 @@ from launch.kubernetes.pod_log import PodLog
 from launch.kubernetes.pod_state import Object
 from launch.kubernetes.pods import Pods
 from launch.spec import Plan
-from launch.supervise.judge import Outcome, judge
+from launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from launch.supervise.status_lines import Told
 from launch.supervise.supervisor import handlers
 
@@ -37,7 +37,7 @@ def shown(plan: Plan, pods: Pods) -> str:
     return manifest.text(_document(plan, pods))
 
 
-def start(plan: Plan, pods: Pods, *, debug: bool = False) -> int:
+def start(plan: Plan, pods: Pods, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
     """Submit the job, follow it to its end, and judge the run; the run's exit status.
 
     A job whose pods cannot start is deleted, and one that is interrupted: 130 (128 + signal). Raises
@@ -61,7 +61,7 @@ def start(plan: Plan, pods: Pods, *, debug: bool = False) -> int:
             if not run.claim_failure(failure):  # of which this may be the cause
                 tell(followed.fault)
         (run.path / "partial").unlink(missing_ok=True)  # a file in the cluster, not here
-        return judge(run, followed.outcome(), debug, ran=plan.words, files=False)
+        return judge(run, followed.outcome(), debug, conclude=conclude, files=False)
     except KeyboardInterrupt:  # the second signal
         tell(f"not waiting for the pods of {job} to end")
         return 128 + (followed.interrupted or signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,9 @@ PYTHON = "/opt/meshrun/bin/python"
 USER = 1000
 HOME = "/home/mpiuser"
 SSHD = ("/usr/sbin/sshd", "-De")
+
+PREFIXES = ("", "K", "M", "G", "T")
+MEMORY = re.compile(r"(\d+(?:\.\d+)?)((?:[KMGT]i)?|[kMGT])")
 
 Implementation = Literal["openmpi", "mpich", "intel"]
 CleanPods = Literal["Running", "All", "None"]
@@ -56,3 +60,13 @@ class Pods:
 
     def beside_python(self, program: str) -> str:
         return str(Path(self.python).with_name(program))
+
+
+def memory_bytes(text: str) -> float:
+    """A quantity of memory, such as 16Gi, 512Mi, 2G."""
+    match = MEMORY.fullmatch(text)
+    if not match:
+        raise ValueError(f"expected a size such as 16Gi, not {text!r}")
+    number, prefix = match.groups()
+    base = 1024 if prefix.endswith("i") else 1000
+    return float(number) * float(base ** PREFIXES.index(prefix[:1].upper()))

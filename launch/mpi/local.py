@@ -12,6 +12,7 @@ from launch.mpi.environment import for_shell
 from launch.mpi.rank_command import PROGRAM, rank_words
 from launch.spec import Plan
 from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import conduct
 
 LEAST = 16 << 20  # bytes: a Python with NumPy and MPI, what it shares with others not counted
@@ -24,11 +25,12 @@ def start(
     *,
     program: Sequence[str] = PROGRAM,
     debug: bool = False,
+    conclude: Conclude = no_answer,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; the run's exit status.
 
     The program is also given `--run-dir DIR -n RANKS`, and `--tty COLUMNS` where a progress bar
-    may be drawn. debug: show the launcher's own words too.
+    may be drawn. debug: show the launcher's own words too. conclude: as `judge` takes it.
 
     The launcher's exit status is not the verdict. The run has succeeded when rank 0 has left the
     completion record, its last act after every rank has said that its part is done, and no rank
@@ -52,7 +54,7 @@ def start(
             RUN_MARK: str(run),
         }
 
-    return conduct(started, columns, debug=debug, ran=words)
+    return conduct(started, columns, debug=debug, conclude=conclude)
 
 
 def check_room(ranks: int) -> None:

@@ -17,6 +17,7 @@ from launch.mpi.launcher import Launcher
 from launch.mpi.rank_command import PROGRAM, plan_words, rank_words
 from launch.spec import Plan
 from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import conduct
 
 SWEEP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
@@ -40,7 +41,12 @@ def words(plan: Plan, launcher: Launcher, variables: Mapping[str, str]) -> list[
 
 
 def start(
-    plan: Plan, columns: int | None = None, *, patience: float = ssh_hosts.PATIENCE, debug: bool = False
+    plan: Plan,
+    columns: int | None = None,
+    *,
+    patience: float = ssh_hosts.PATIENCE,
+    debug: bool = False,
+    conclude: Conclude = no_answer,
 ) -> int:
     """Run the plan on its hosts, once all of them answer, within `patience` seconds; the run's exit status.
 
@@ -71,7 +77,7 @@ def start(
             plan.names, [sys.executable, "-I", SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
-    return conduct(started, columns, token=token, debug=debug, elsewhere=clean_up, ran=plan.words)
+    return conduct(started, columns, token=token, debug=debug, elsewhere=clean_up, conclude=conclude)
 
 
 def shown(plan: Plan) -> str:

@@ -7,11 +7,9 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch.cli.plugins import conclude
 from launch.mpi.environment import wanted
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import Job
@@ -19,7 +17,7 @@ from launch.slurm.followed_job import Attempts, Followed, task_end
 from launch.slurm.queries import GONE, State, last_line, program
 from launch.spec import Plan
 from launch.supervise.cleanup import RUN_MARK
-from launch.supervise.judge import Outcome, judge
+from launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from launch.supervise.query import answer
 from launch.supervise.status_lines import Told
 from launch.supervise.supervisor import conduct, handlers
@@ -133,8 +131,8 @@ class Follower:
         before = State(state.id, "", output=state.output)
         return Followed(run, told, before, shown=not self.array, requeue=self.requeue)
 
-    def verdict(self, debug: bool, ran: Sequence[str] = ()) -> int:
-        """The exit status of the whole, told: the first task's that is not 0. ran: as of `judge`."""
+    def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
+        """The exit status of the whole, told: the first task's that is not 0. conclude: as of `judge`."""
         from runner.errors import tell
 
         if self.interrupted:
@@ -144,7 +142,7 @@ class Follower:
             tell(why)
             for words in {one.run.words() for one in self.runs.values()} - {""}:
                 tell(words)
-            return conclude(ran, 128 + self.interrupted, why, files=False)
+            return conclude(128 + self.interrupted, why, files=False)
         statuses = []
         for name, one in sorted(self.runs.items(), key=lambda item: (len(item[0]), item[0])):
             failure = one.failure()
@@ -156,17 +154,17 @@ class Follower:
                 one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
             said = one.said.decode(errors="replace") if one.shown else ""
             outcome = Outcome(0 if failure is None else 1, None, "", said)
-            statuses.append(judge(one.run, outcome, debug, ran=ran))
+            statuses.append(judge(one.run, outcome, debug, conclude=conclude))
             if self.array:
                 tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
         if self.waiting is not None:
             why = f"job {self.waiting.id}: {self.waiting.state} before it began"
             tell(why)
-            statuses.append(conclude(ran, 1, why))
+            statuses.append(conclude(1, why))
         return next(filter(None, statuses), 0)
 
 
-def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
+def start(plan: Plan, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
     """Submit the plan, follow the job to its end, judge it; the run's exit status.
 
     UserError where Slurm does not take it. A first Ctrl-C or SIGTERM cancels the job and waits until it is
@@ -188,17 +186,17 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
             _remove_notes(follower.id, f"{follower.id}_*")  # of another cluster's job
             if follower.follow():
                 _remove_notes(follower.id, f"{follower.id}_*")
-                return follower.verdict(debug, plan.words)
+                return follower.verdict(debug, conclude)
         assert follower.interrupted
         left = "the job stays" if follower.interrupted == signal.SIGHUP else "not waited for its end"
         why = f"interrupted by {follower.interrupted.name}, {left}"
         tell(f"{why}: squeue --job {follower.id}")
-        return conclude(plan.words, 128 + follower.interrupted, why, files=False)
+        return conclude(128 + follower.interrupted, why, files=False)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
+def start_inside(plan: Plan, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
     """Run the plan in the allocation around this process; the run's exit status."""
     from runner.launcher import slurm_job
 
@@ -210,7 +208,7 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
         return [program("srun"), *words[1:]], here
 
     try:
-        return conduct(started, token=token, debug=debug, account=task_end, ran=plan.words)
+        return conduct(started, token=token, debug=debug, account=task_end, conclude=conclude)
     finally:
         _remove_notes(slurm_job() or "")
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from launch.supervise import launcher_output
 
@@ -40,22 +40,47 @@ class Outcome:
     said: str
 
 
+class Conclude(Protocol):
+    """Gives the answer of a command, such as `meshrun validate`, whose run has failed before it could.
+
+    why: the reason, as it was printed. rank_status: the exit status of ranks that end without a message; None
+    where none was started. answer: what rank 0 has left of it. files: the files on the command line may be
+    written here. Returns the exit status.
+    """
+
+    def __call__(
+        self,
+        status: int,
+        why: str,
+        *,
+        rank_status: int | None = None,
+        answer: str | None = None,
+        files: bool = True,
+    ) -> int: ...
+
+
+def no_answer(
+    status: int, why: str, *, rank_status: int | None = None, answer: str | None = None, files: bool = True
+) -> int:
+    """`Conclude` for a command whose only answer is its exit status."""
+    return status
+
+
 def judge(
     run: RunDirectory,
     outcome: Outcome,
     debug: bool = False,
     lost: Sequence[str] = (),
     account: Account | None = None,
-    ran: Sequence[str] = (),
+    conclude: Conclude = no_answer,
     files: bool = True,
 ) -> int:
     """Tell what the ranks could not tell themselves; the run's exit status. Cleans up a failed run.
 
     lost: hosts that did not answer afterwards. account: of a launcher whose words are shown: which rank
-    ended first by them, and what to try. ran: the command that the ranks ran and its words; where it ends
-    with an answer, it gets that from here if rank 0 has not given it. files: its files belong here.
+    ended first by them, and what to try. conclude: gives the command's answer where rank 0 has not. files:
+    those on the command line are of this machine.
     """
-    from launch.cli.plugins import conclude
     from runner.errors import tell
 
     status, why = _judge(run, outcome, debug, lost, account)
@@ -64,7 +89,7 @@ def judge(
         tell(words)
     if status and answer != "":
         files = files and (answer is not None or not run.begun())  # else rank 0 has written them
-        return conclude(ran, status, why, kept=run.status(), answer=answer, files=files)
+        return conclude(status, why, rank_status=run.status(), answer=answer, files=files)
     return status
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from launch.supervise import shared_memory
 from launch.supervise.cleanup import RUN_MARK, end_strays
-from launch.supervise.judge import Account, Outcome, judge
+from launch.supervise.judge import Account, Conclude, Outcome, judge, no_answer
 from launch.supervise.launcher_output import NoiseFilter
 from launch.supervise.status_lines import Told
 
@@ -44,14 +44,14 @@ def conduct(
     debug: bool = False,
     elsewhere: Callable[[Path, Path, float], list[str]] | None = None,
     account: Account | None = None,
-    ran: Sequence[str] = (),
+    conclude: Conclude = no_answer,
 ) -> int:
     """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
 
     started: its words and environment, given the run's directory and a private folder with a short path.
     token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
     elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
-    not answer. account, ran: as `judge` takes them.
+    not answer. account, conclude: as `judge` takes them.
     """
     from runner.launcher import working_directory
     from runner.verdict import RunDirectory, RunLines
@@ -69,7 +69,7 @@ def conduct(
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = elsewhere(run.path, sockets, time.monotonic() - begun) if elsewhere else []
-        status = judge(run, outcome, debug, lost, account, ran)
+        status = judge(run, outcome, debug, lost, account, conclude)
         in_order = status == outcome.status == 0
         return status
     finally:

@@ -127,8 +127,10 @@ class Site:
         script.write_text(planted + MAIN)
         starter = (
             f"import sys; sys.path.append({str(Path(local.__file__).parents[2])!r}); "
-            "from launch.mpi.local import start; "
-            f"sys.exit(start(3, {['validate', *words]!r}, program=(sys.executable, {str(script)!r})))"
+            "from functools import partial; from launch.cli.plugins import conclude; "
+            f"from launch.mpi.local import start; words = {['validate', *words]!r}; "
+            f"program = (sys.executable, {str(script)!r}); "
+            "sys.exit(start(3, words, program=program, conclude=partial(conclude, words)))"
         )
         return self._begin([sys.executable, "-c", starter])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What would have been: the arguments."""
     found: Started = []
 
-    def start(*arguments: Any, **more: Any) -> int:
+    def start(*arguments: Any, conclude: partial[int], **more: Any) -> int:
+        more["answers"] = conclude.args
         found.append((*arguments, more))
         return VERDICT
 
@@ -74,13 +76,13 @@ def test_local_starts_ranks_here_and_returns_their_verdict(
 ) -> None:
     monkeypatch.setenv("MY_SETTING", "inherited")
     assert main(["launch", "local", "-j", "4", "-x", "MY_SETTING=a=b", "--", *BENCH]) == VERDICT
-    assert started == [(4, BENCH, None, {"debug": False})]
+    assert started == [(4, BENCH, None, {"debug": False, "answers": (BENCH,)})]
     assert launcher.environment()["MY_SETTING"] == "a=b"
 
 
 def test_local_has_one_rank_unless_told(started: Started) -> None:
     assert main(["launch", "local", "--debug", "--", "selftest"]) == VERDICT
-    assert started == [(1, ("selftest",), None, {"debug": True})]
+    assert started == [(1, ("selftest",), None, {"debug": True, "answers": (("selftest",),)})]
 
 
 def test_mpirun_starts_the_plan_and_returns_the_verdict(
@@ -92,14 +94,15 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
     assert main(["launch", "mpirun", *words, *more, "--", *BENCH]) == VERDICT
     settings = {"A": "1", "INHERITED": "here", "B": ""}
     plan = Plan(BENCH, 2, 4, ("a", "b"), settings, "eth1", 7.5)
-    assert started == [(plan, None, {"patience": 90.0, "debug": True})]
+    assert started == [(plan, None, {"patience": 90.0, "debug": True, "answers": (BENCH,)})]
 
 
 def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=8\nb:8\n")
     assert main(["launch", "mpirun", "--hostfile", str(file), "--", "selftest"]) == VERDICT
-    assert started == [(Plan(("selftest",), 2, 8, ("a", "b")), None, {"patience": 30.0, "debug": False})]
+    more = {"patience": 30.0, "debug": False, "answers": (("selftest",),)}
+    assert started == [(Plan(("selftest",), 2, 8, ("a", "b")), None, more)]
 
 
 def test_the_command_needs_no_dashes_where_it_has_no_options(started: Started) -> None:

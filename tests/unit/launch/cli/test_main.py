@@ -15,7 +15,8 @@ import pytest
 
 import runner.rank
 from launch.cli import errors
-from launch.cli.main import command, main, terminal_columns
+from launch.cli.cli_context import terminal_columns
+from launch.cli.main import command, main
 from launch.cli.plugins import SUMMARIES
 from launch.mpi import local
 from runner import launcher
@@ -83,6 +84,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return 0
 
     def start(ranks: int, words: tuple[str, ...], columns: int | None = None, **rest: Any) -> int:
+        assert rest.pop("conclude").args == (words,)
         found.started.append((ranks, words, rest))
         return 0
 

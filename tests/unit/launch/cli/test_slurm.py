@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from launch.cli.main import command
 from launch.cli.slurm import cores
-from launch.cli.slurm import slurm as command
 from launch.mpi.library import Library
 from launch.slurm.batch_script import Job, script
 from launch.spec import Plan
@@ -34,7 +34,9 @@ def open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def invoke(*words: str, **environment: str | None) -> Result:
     clean = {name: None for name in os.environ if name.startswith("SLURM_")}
-    return CliRunner().invoke(command, words, env={**clean, **environment}, standalone_mode=False)
+    return CliRunner().invoke(
+        command, ["launch", "slurm", *words], env={**clean, **environment}, standalone_mode=False
+    )
 
 
 def test_print_needs_no_slurm(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from launch.cli.kubernetes import in_bytes, kubernetes
 from launch.kubernetes import manifest, pods
 from launch.kubernetes.launcher_script import HOSTFILE, script
-from launch.kubernetes.pods import Pods
+from launch.kubernetes.pods import Pods, memory_bytes
 from launch.kubernetes.schema import problems
 from launch.spec import Plan
 from runner.errors import UserError
@@ -239,53 +238,6 @@ def test_the_longest_name() -> None:
     assert problems(document) == []
 
 
-def run_command(*words: str) -> Any:
-    return kubernetes.main([*words, "--", *BENCH], standalone_mode=False)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--toleration", "gpu"], "expected KEY[=VALUE]:EFFECT"),
-        (["--toleration", "gpu:Never"], "expected KEY[=VALUE]:EFFECT"),
-        (["--rdma", "rdma/ib"], "expected NAME=VALUE"),
-        (["--rdma", "rdma/ib=0"], "expected RESOURCE=N"),
-        (["--volume", "data"], "expected CLAIM:PATH"),
-        (["--volume", "data:here"], "expected CLAIM:PATH"),
-        (["--time-limit", "soon"], "expected seconds"),
-        (["--time-limit", "0"], "expected seconds"),
-        (["--shm", "much"], "expected a size such as 16Gi"),
-        (["--memory", "16Gi"], "--shm 16Gi leaves nothing of --memory 16Gi"),
-        (["-x", "A B=1"], "expected NAME=VALUE"),
-    ],
-)
-def test_what_is_no_option_s_value(words: list[str], said: str) -> None:
-    import click
-
-    with pytest.raises(click.UsageError, match=re.escape(said)):
-        run_command("-j", "2x8", "--image", "image", "--print", *words)
-
-
-def test_a_manifest_that_would_be_refused_is_no_manifest() -> None:
-    with pytest.raises(UserError, match=r"would be refused: metadata\.name: got 'Wires'") as refused:
-        run_command("-j", "2x8", "--image", "image", "--name", "Wires", "--print")
-    assert refused.value.exit_code == 2
-
-
-def test_print(capsys: pytest.CaptureFixture[str]) -> None:
-    status = run_command(
-        "-j", "2x8", "--image", "registry.example/meshrun:1", "--name", "wires", "-N", "lab",
-        "--queue", "gpus", "--rdma", "rdma/ib=8", "--memory", "200Gi", "--cpu", "96",
-        "--volume", "pictures:/data",
-        "--node-selector", "cloud.google.com/gke-accelerator=nvidia-h200-141gb",
-        "--toleration", "nvidia.com/gpu:NoSchedule", "--service-account", "runs", "--time-limit", "2h",
-        "--clean-pods", "All", "-x", "NCCL_DEBUG=INFO", "-x", "PRICE=$5", "--network", "eth0",
-        "--host-timeout", "30", "--print",
-    )  # fmt: skip
-    assert status == 0
-    assert capsys.readouterr().out == (GOLDEN / "mpijob_2x8.yaml").read_text()
-
-
 def test_without_a_yaml_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UserError, match=re.escape("pip install 'meshrun[kubernetes]'")):
@@ -296,7 +248,7 @@ def test_without_a_yaml_library(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "size"), [("1", 1), ("2k", 2000), ("2Ki", 2048), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)]
 )
 def test_sizes(text: str, size: float) -> None:
-    assert in_bytes(text) == size
+    assert memory_bytes(text) == size
 
 
 # The launcher's script, with an ssh of our own.
