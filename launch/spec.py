@@ -16,14 +16,14 @@ SHAPE = re.compile(r"(?:(\d+)x)?(\d+)")
 
 @dataclass(frozen=True)
 class Host:
-    """A host by the name that ssh knows, and how many ranks it gets; 0: as many as the plan says."""
+    """A host by the name that ssh knows, and how many ranks it gets; 0: as many as the spec says."""
 
     name: str
     slots: int = 0
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchSpec:
     """Ranks on hosts, one GPU each.
 
     words: the command that every rank gets. hosts: how many. per_host: ranks on each. names: which,
@@ -45,7 +45,7 @@ class Plan:
         return self.hosts * self.per_host
 
 
-def shape(text: str) -> tuple[int | None, int]:
+def parse_shape(text: str) -> tuple[int | None, int]:
     """Hosts and ranks on each, of "2x8"; of "8" the hosts are not said. ValueError for anything else."""
     match = SHAPE.fullmatch(text)
     if not match or not int(match[2]) or match[1] == "0":
@@ -53,9 +53,9 @@ def shape(text: str) -> tuple[int | None, int]:
     return (int(match[1]) if match[1] else None), int(match[2])
 
 
-def hosts_of(text: str) -> list[Host]:
+def parse_hosts(text: str) -> list[Host]:
     """The hosts of "a:8,b:8" or "a,b"; ValueError where one is no name, or twice there."""
-    return distinct([host_of(word, "--hosts") for word in text.split(",")])
+    return distinct([parse_host(word, "--hosts") for word in text.split(",")])
 
 
 def read_hostfile(path: Path) -> list[Host]:
@@ -73,7 +73,7 @@ def read_hostfile(path: Path) -> list[Host]:
         if not words:
             continue
         where = f"{path}, line {number}"
-        host = host_of(words[0], where)
+        host = parse_host(words[0], where)
         for word in words[1:]:
             key, _, value = word.partition("=")
             if key not in ("slots", "max_slots", "max-slots") or not value.isdecimal():
@@ -86,7 +86,7 @@ def read_hostfile(path: Path) -> list[Host]:
     return distinct(found)
 
 
-def host_of(word: str, where: str) -> Host:
+def parse_host(word: str, where: str) -> Host:
     name, colon, slots = word.rpartition(":")
     if not colon or word.endswith("]"):
         name, slots = word, ""
@@ -109,7 +109,7 @@ def distinct(hosts: Sequence[Host]) -> list[Host]:
     return list(hosts)
 
 
-def planned(
+def make_spec(
     words: Sequence[str],
     wanted: tuple[int | None, int] | None = None,
     known: Sequence[Host] = (),
@@ -117,8 +117,8 @@ def planned(
     settings: Mapping[str, str] | None = None,
     network: str | None = None,
     host_timeout: float = HOST_TIMEOUT,
-) -> Plan:
-    """The plan for HOSTSxGPUS on the first of the hosts that are known; ValueError where it does not fit.
+) -> LaunchSpec:
+    """The spec for HOSTSxGPUS on the first of the hosts that are known; ValueError where it does not fit.
 
     Without `wanted`, all known hosts with their slots, which must be alike. Without `known`, hosts of
     the launcher's choice.
@@ -133,7 +133,7 @@ def planned(
     if small:
         raise ValueError(f"host {small.name} has {small.slots} slots, and {per_host} ranks are asked for")
     names = tuple(host.name for host in chosen)
-    return Plan(tuple(words), hosts, per_host, names, settings or {}, network, host_timeout)
+    return LaunchSpec(tuple(words), hosts, per_host, names, settings or {}, network, host_timeout)
 
 
 def _common_slots(known: Sequence[Host]) -> int:

@@ -187,7 +187,7 @@ def kubernetes(
         raise click.UsageError(
             f"--shm {more['shm']} leaves nothing of --memory {more['memory']}: /dev/shm counts as memory"
         )
-    plan = made(
+    spec = made(
         words, wanted, [], settings=settings, files_here=False, network=network, host_timeout=host_timeout
     )
     pods = Pods(
@@ -199,6 +199,6 @@ def kubernetes(
         **more,
     )
     if show:
-        click.echo(target.shown(plan, pods), nl=False)
+        click.echo(target.preview(spec, pods), nl=False)
         return 0
-    return target.start(plan, pods, debug=debug, conclude=partial(conclude, plan.words))
+    return target.start(spec, pods, debug=debug, conclude=partial(conclude, spec.words))

@@ -60,15 +60,15 @@ def local(
     """Ranks on this machine, as `meshrun -n`."""
     from launch.mpi import local as here
 
-    plan = made(words, wanted or (1, 1), [], settings=settings)
-    if plan.hosts > 1:
-        raise click.UsageError(f"{plan.hosts} hosts are asked for, and this is one: launch mpirun, say")
+    spec = made(words, wanted or (1, 1), [], settings=settings)
+    if spec.hosts > 1:
+        raise click.UsageError(f"{spec.hosts} hosts are asked for, and this is one: launch mpirun, say")
     if show:
-        click.echo(here.shown(plan))
+        click.echo(here.preview(spec))
         return 0
-    os.environ.update(plan.settings)
+    os.environ.update(spec.settings)
     return here.start(
-        plan.ranks, plan.words, terminal_columns(), debug=debug, conclude=partial(conclude, plan.words)
+        spec.ranks, spec.words, terminal_columns(), debug=debug, conclude=partial(conclude, spec.words)
     )
 
 
@@ -108,7 +108,7 @@ def mpirun(
     """Ranks on hosts that ssh reaches, by the MPI launcher that is installed here."""
     from launch.mpi import mpirun as target
 
-    plan = made(
+    spec = made(
         words,
         wanted,
         known_hosts(hosts, hostfile),
@@ -116,11 +116,11 @@ def mpirun(
         network=network,
         host_timeout=host_timeout,
     )
-    if not plan.names:
+    if not spec.names:
         raise click.UsageError("which hosts? --hosts a,b or --hostfile FILE; for this machine: launch local")
     if show:
-        click.echo(target.shown(plan))
+        click.echo(target.preview(spec))
         return 0
     return target.start(
-        plan, terminal_columns(), patience=ssh_timeout, debug=debug, conclude=partial(conclude, plan.words)
+        spec, terminal_columns(), patience=ssh_timeout, debug=debug, conclude=partial(conclude, spec.words)
     )

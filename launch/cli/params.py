@@ -1,4 +1,4 @@
-"""What every target of `meshrun launch` is told alike, and the plan that it makes."""
+"""What every target of `meshrun launch` is told alike, and the spec that it makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from launch.cli.command_line import check_words
-from launch.spec import HOST_TIMEOUT, Host, Plan, hosts_of, planned, read_hostfile, shape
+from launch.spec import HOST_TIMEOUT, Host, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
 
 Value = TypeVar("Value")
 
@@ -71,7 +71,7 @@ DEVICES = ("auto", "cpu", "cuda")
 SHAPE = click.option(
     "-j",
     "wanted",
-    type=Form("HOSTSxGPUS", shape),
+    type=Form("HOSTSxGPUS", parse_shape),
     metavar="HOSTSxGPUS",
     help="Hosts, and ranks on each: 2x8.",
 )
@@ -108,7 +108,7 @@ def known_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
     if hosts and hostfile:
         raise click.UsageError("--hosts or --hostfile, not both")
     try:
-        return hosts_of(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+        return parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
     except OSError as reason:
         raise click.UsageError(f"{hostfile}: {reason.strerror}") from reason
     except ValueError as reason:
@@ -123,15 +123,15 @@ def made(
     settings: Sequence[str],
     files_here: bool = True,
     **more: Any,
-) -> Plan:
-    """The plan, once its words are known to be a command that ranks run.
+) -> LaunchSpec:
+    """The spec, once its words are known to be a command that ranks run.
 
     files_here: a job's file is on this machine; else only an image may have it.
     """
     if files_here or words[0] != "run":
         check_words(click.get_current_context().find_root().command, words)
     try:
-        return planned(words, wanted, known, settings=dict(map(setting, settings)), **more)
+        return make_spec(words, wanted, known, settings=dict(map(setting, settings)), **more)
     except ValueError as reason:
         raise click.UsageError(str(reason)) from reason
 

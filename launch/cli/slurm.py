@@ -93,8 +93,8 @@ def slurm(
 
     # The index of an array's task is a number, whatever it stands for.
     known = tuple(word.replace(INDEX, "0") for word in words) if options["array"] else words
-    plan = made(known, wanted, [], settings=settings, network=network, host_timeout=host_timeout)
-    plan = replace(plan, words=words)
+    spec = made(known, wanted, [], settings=settings, network=network, host_timeout=host_timeout)
+    spec = replace(spec, words=words)
     inside = "SLURM_JOB_ID" in os.environ
     given = next((name for name in OF_A_JOB if options[name]), None)
     if inside and given:
@@ -105,11 +105,11 @@ def slurm(
     if not show:
         program("srun" if inside else "sbatch")
     if options["cpus_per_task"] is None:
-        options["cpus_per_task"] = cores(os.environ, plan.per_host) if inside else CPUS_PER_RANK
-    mpi, reason = _mpi(way, plan.ranks, options["container"], show)
+        options["cpus_per_task"] = cores(os.environ, spec.per_host) if inside else CPUS_PER_RANK
+    mpi, reason = _mpi(way, spec.ranks, options["container"], show)
     try:
         job = Job(mpi, working_directory(), bind_gpus=bind_gpus, srun_args=split(srun_args), **options)
-        text = shlex.join(srun(plan, job)) + "\n" if inside else script(plan, job)
+        text = shlex.join(srun(spec, job)) + "\n" if inside else script(spec, job)
     except ValueError as mistake:
         raise click.UsageError(str(mistake)) from mistake
     tell(f"mpi: {mpi}, {reason}")
@@ -120,8 +120,8 @@ def slurm(
         return 0
     if inside:
         tell(f"inside job {os.environ['SLURM_JOB_ID']}: a step of it, by srun")
-        return slurm_job.start_inside(plan, job, debug=debug, conclude=partial(conclude, plan.words))
-    return slurm_job.start(plan, job, debug=debug, conclude=partial(conclude, plan.words))
+        return slurm_job.start_inside(spec, job, debug=debug, conclude=partial(conclude, spec.words))
+    return slurm_job.start(spec, job, debug=debug, conclude=partial(conclude, spec.words))
 
 
 def split(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A plan as a job in a Kubernetes cluster: submitted, its log passed on, its run judged by what ranks tell.
+"""A spec as a job in a Kubernetes cluster: submitted, its log passed on, its run judged by what ranks tell.
 
 Neither the job's status nor a pod's proves anything of the results. The lines that ranks leave for whoever
 started them are in the launcher pod's log.
@@ -19,7 +19,7 @@ from launch.kubernetes.manifest import Document
 from launch.kubernetes.pod_log import PodLog
 from launch.kubernetes.pod_state import Object
 from launch.kubernetes.pods import Pods
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from launch.supervise.status_lines import Told
 from launch.supervise.supervisor import handlers
@@ -32,12 +32,12 @@ BROKEN = 20  # streams of a log that break at once, one after another
 PAUSES = 3  # looks until the cluster says why the launcher pod is gone
 
 
-def shown(plan: Plan, pods: Pods) -> str:
+def preview(spec: LaunchSpec, pods: Pods) -> str:
     """The manifest that `start` submits, without what only a run has; UserError for one that is no good."""
-    return manifest.text(_document(plan, pods))
+    return manifest.text(_document(spec, pods))
 
 
-def start(plan: Plan, pods: Pods, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
+def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
     """Submit the job, follow it to its end, and judge the run; the run's exit status.
 
     A job whose pods cannot start is deleted, and one that is interrupted: 130 (128 + signal). Raises
@@ -47,7 +47,7 @@ def start(plan: Plan, pods: Pods, *, debug: bool = False, conclude: Conclude = n
     from runner.verdict import RunDirectory
 
     token = secrets.token_hex(8)
-    document = _document(plan, pods, token)
+    document = _document(spec, pods, token)
     job = Job(kubectl.find(), document["kind"], pods.name, pods.namespace)
     run = RunDirectory.create()
     followed = _Followed(job, Told(run, token), pods.start_timeout)
@@ -70,10 +70,10 @@ def start(plan: Plan, pods: Pods, *, debug: bool = False, conclude: Conclude = n
         shutil.rmtree(run.path, ignore_errors=True)
 
 
-def _document(plan: Plan, pods: Pods, token: str | None = None) -> Document:
+def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document:
     from runner.errors import UserError
 
-    document = manifest.document(plan, pods, token)
+    document = manifest.document(spec, pods, token)
     if wrong := schema.problems(document):
         raise UserError(f"the {document['kind']} would be refused: {'; '.join(wrong)}")
     return document

@@ -13,11 +13,11 @@ from launch.mpi.environment import (
     OVER_TCP,
     is_forwarded,
     keepalive,
-    wanted,
+    required_variables,
 )
 from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
-from launch.mpi.rank_command import plan_words
-from launch.spec import Plan
+from launch.mpi.rank_command import spec_options
+from launch.spec import LaunchSpec
 
 HOSTFILE = "/etc/mpi/hostfile"
 VENDORS: dict[Implementation, Vendor] = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
@@ -38,21 +38,21 @@ def script(mpi: Implementation) -> str:
     return AWAIT.read_text() + (OPEN_MPI if mpi == "openmpi" else HYDRA)
 
 
-def words_between_hosts(plan: Plan, pods: Pods) -> list[str]:
+def words_between_hosts(spec: LaunchSpec, pods: Pods) -> list[str]:
     """mpiexec and its words: ranks in blocks by the hostfile's order, bound to no single core."""
     start = [pods.beside_python("mpiexec")]
     if pods.mpi == "openmpi":
-        others = [name for name in plan.settings if not is_forwarded(name)]
+        others = [name for name in spec.settings if not is_forwarded(name)]
         passed_on = [word for name in sorted(others) for word in ("-x", name)]
         place = ["--hostfile", HOSTFILE, "--map-by", "slot", "--bind-to", "none"]
-        return [*start, *place, *passed_on, "-n", str(plan.ranks)]
-    interface = ["-iface", plan.network] if plan.network else []
-    return [*start, "-f", HOSTFILE, "-ppn", str(plan.per_host), *interface, "-n", str(plan.ranks)]
+        return [*start, *place, *passed_on, "-n", str(spec.ranks)]
+    interface = ["-iface", spec.network] if spec.network else []
+    return [*start, "-f", HOSTFILE, "-ppn", str(spec.per_host), *interface, "-n", str(spec.ranks)]
 
 
-def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
+def variables_between_hosts(spec: LaunchSpec, pods: Pods) -> dict[str, str]:
     """The launcher pod's; of one that the operator sets too, the operator's value wins."""
-    ssh = f"-o ConnectionAttempts=10 {keepalive(plan)}"
+    ssh = f"-o ConnectionAttempts=10 {keepalive(spec)}"
     defaults: dict[str, str]
     if pods.mpi == "openmpi":
         defaults = {
@@ -70,14 +70,14 @@ def variables_between_hosts(plan: Plan, pods: Pods) -> dict[str, str]:
         defaults = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, **MPICH_OVER_TCP}
     else:
         defaults = {"I_MPI_PIN": "off", **INTEL_OVER_TCP}
-    return {**defaults, **wanted(plan)}
+    return {**defaults, **required_variables(spec)}
 
 
 def launcher_on_one_host(pods: Pods) -> Launcher:
     return Launcher(Path(pods.beside_python("mpiexec")), VENDORS[pods.mpi], bundled=True)
 
 
-def program(plan: Plan, pods: Pods, token: str | None) -> list[str]:
+def program(spec: LaunchSpec, pods: Pods, token: str | None) -> list[str]:
     """What every rank runs: by absolute paths, because through ssh it has another PATH than the image."""
     start = [pods.python, pods.beside_python("meshrun")]
-    return [*start, *plan_words(plan, token), *plan.words]
+    return [*start, *spec_options(spec, token), *spec.words]

@@ -1,4 +1,4 @@
-"""A plan as a Kubernetes manifest: an MPIJob (kubeflow.org/v2beta1), or for one host a plain Job.
+"""A spec as a Kubernetes manifest: an MPIJob (kubeflow.org/v2beta1), or for one host a plain Job.
 
 Pure functions that make plain dicts. The operator of MPIJobs gives the launcher pod a hostfile and variables,
 and all pods ssh keys; where it goes wrong, `launcher_script` mends it.
@@ -18,7 +18,7 @@ from launch.kubernetes.launcher_script import (
     words_between_hosts,
 )
 from launch.kubernetes.pods import HOME, SSHD, USER, Implementation, Pods
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 
 IMPLEMENTATIONS: dict[Implementation, str] = {"openmpi": "OpenMPI", "mpich": "MPICH", "intel": "Intel"}
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -33,9 +33,9 @@ LAUNCHER_LIMITS = {"cpu": "1", "memory": "1Gi"}
 Document = dict[str, Any]
 
 
-def document(plan: Plan, pods: Pods, token: str | None = None) -> Document:
+def document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document:
     """The manifest. token: of the lines that ranks tell whoever follows the log; None where nobody does."""
-    return _mpi_job(plan, pods, token) if plan.hosts > 1 else _job(plan, pods, token)
+    return _mpi_job(spec, pods, token) if spec.hosts > 1 else _job(spec, pods, token)
 
 
 def text(manifest: Document) -> str:
@@ -60,23 +60,23 @@ def text(manifest: Document) -> str:
     return str(yaml.dump(manifest, Dumper=dumper, sort_keys=False, width=110))
 
 
-def _mpi_job(plan: Plan, pods: Pods, token: str | None) -> Document:
+def _mpi_job(spec: LaunchSpec, pods: Pods, token: str | None) -> Document:
     """Slots are GPUs: each worker pod has as many ranks. The launcher pod has none and fits on any node."""
     launcher = _container(
         pods,
         command=["/bin/sh", "-c", script(pods.mpi), "await_hosts", HOSTFILE, str(pods.start_timeout)],
-        args=_literal([*words_between_hosts(plan, pods), *program(plan, pods, token)]),
-        variables=variables_between_hosts(plan, pods) | _told(token),
+        args=_literal([*words_between_hosts(spec, pods), *program(spec, pods, token)]),
+        variables=variables_between_hosts(spec, pods) | _told(token),
         limits=LAUNCHER_LIMITS,
     )
     settings = [] if pods.root else ["-f", f"{HOME}/.sshd_config"]
-    worker = _container(pods, command=[*SSHD, *settings], limits=_limits(plan, pods), ranks=True)
+    worker = _container(pods, command=[*SSHD, *settings], limits=_limits(spec, pods), ranks=True)
     return {
         "apiVersion": "kubeflow.org/v2beta1",
         "kind": "MPIJob",
         "metadata": _metadata(pods),
         "spec": {
-            "slotsPerWorker": plan.per_host,
+            "slotsPerWorker": spec.per_host,
             "mpiImplementation": IMPLEMENTATIONS[pods.mpi],
             "sshAuthMountPath": pods.ssh_folder,
             "runPolicy": {"cleanPodPolicy": pods.clean_pods, **_policy(pods)},
@@ -87,7 +87,7 @@ def _mpi_job(plan: Plan, pods: Pods, token: str | None) -> Document:
                     "template": _template(pods, LAUNCHER, launcher, ranks=False),
                 },
                 "Worker": {
-                    "replicas": plan.hosts,
+                    "replicas": spec.hosts,
                     "restartPolicy": "Never",
                     "template": _template(pods, WORKER, worker, ranks=True),
                 },
@@ -96,14 +96,14 @@ def _mpi_job(plan: Plan, pods: Pods, token: str | None) -> Document:
     }
 
 
-def _job(plan: Plan, pods: Pods, token: str | None) -> Document:
+def _job(spec: LaunchSpec, pods: Pods, token: str | None) -> Document:
     """All ranks in one pod: no operator, no ssh."""
     launcher = launcher_on_one_host(pods)
     container = _container(
         pods,
-        command=_literal([*launcher.command(plan.ranks), *program(plan, pods, token)]),
-        variables={**launcher.settings(pods.root), **plan.settings} | _told(token),
-        limits=_limits(plan, pods),
+        command=_literal([*launcher.command(spec.ranks), *program(spec, pods, token)]),
+        variables={**launcher.settings(pods.root), **spec.settings} | _told(token),
+        limits=_limits(spec, pods),
         ranks=True,
     )
     template = _template(pods, LAUNCHER, container, ranks=True)
@@ -174,9 +174,9 @@ def _container(
     return {**container, "securityContext": security}
 
 
-def _limits(plan: Plan, pods: Pods) -> dict[str, str]:
+def _limits(spec: LaunchSpec, pods: Pods) -> dict[str, str]:
     """Of a pod with ranks; they are its requests as well, as they must be for devices."""
-    gpus = {pods.gpu_resource: str(plan.per_host)} if pods.gpu_resource else {}
+    gpus = {pods.gpu_resource: str(spec.per_host)} if pods.gpu_resource else {}
     sizes = {name: value for name, value in (("cpu", pods.cpu), ("memory", pods.memory)) if value}
     return {**gpus, **{name: str(count) for name, count in pods.rdma.items()}, **sizes}
 

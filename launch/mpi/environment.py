@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from launch.mpi.launcher import AS_ROOT, Launcher
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 
 # What ranks on other hosts must have too. Open MPI passes on none of it.
 FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")
@@ -24,12 +24,12 @@ INTEL_OVER_TCP = {"I_MPI_OFI_PROVIDER": "tcp"}
 MPICH_OVER_TCP = {"FI_PROVIDER": "tcp"}
 
 
-def environment(plan: Plan, launcher: Launcher, base: Mapping[str, str]) -> dict[str, str]:
+def environment(spec: LaunchSpec, launcher: Launcher, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what the launcher and MPI need to go to other hosts; what is set in it already stays.
 
-    But the plan's own network wins, so that MPI, UCX and NCCL take one interface.
+    But the spec's own network wins, so that MPI, UCX and NCCL take one interface.
     """
-    ssh = f"-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 {keepalive(plan)}"
+    ssh = f"-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 {keepalive(spec)}"
     defaults: dict[str, str] = {}
     if launcher.vendor == "Open MPI":
         defaults |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}  # 5 and 4
@@ -41,17 +41,17 @@ def environment(plan: Plan, launcher: Launcher, base: Mapping[str, str]) -> dict
     else:
         defaults |= {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh, "I_MPI_PIN": "off"}
         defaults |= {} if "FI_PROVIDER" in base else INTEL_OVER_TCP
-    return {**defaults, **base, **wanted(plan)}
+    return {**defaults, **base, **required_variables(spec)}
 
 
-def wanted(plan: Plan) -> dict[str, str]:
-    """What ranks get whatever the environment says: the plan's settings, and one interface for all."""
-    return {**plan.settings, **(on_interface(plan.network) if plan.network else {})}
+def required_variables(spec: LaunchSpec) -> dict[str, str]:
+    """What ranks get whatever the environment says: the spec's settings, and one interface for all."""
+    return {**spec.settings, **(on_interface(spec.network) if spec.network else {})}
 
 
-def keepalive(plan: Plan) -> str:
+def keepalive(spec: LaunchSpec) -> str:
     """ssh's options by which it notices a host that is silent for too long."""
-    return f"-o ServerAliveInterval={max(int(plan.host_timeout // 3), 1)} -o ServerAliveCountMax=3"
+    return f"-o ServerAliveInterval={max(int(spec.host_timeout // 3), 1)} -o ServerAliveCountMax=3"
 
 
 def on_interface(name: str) -> dict[str, str]:
@@ -75,7 +75,7 @@ def is_forwarded(name: str) -> bool:
     return name.startswith(FORWARDED) or name in FORWARDED_WHOLE
 
 
-def for_shell(variables: Mapping[str, str], *words: Sequence[str]) -> str:
+def shell_command(variables: Mapping[str, str], *words: Sequence[str]) -> str:
     """A command for a shell with this process's environment, its parts on lines of their own.
 
     variables: the environment that the command is to have.

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
-from launch.mpi.environment import for_shell
-from launch.mpi.rank_command import PROGRAM, rank_words
-from launch.spec import Plan
+from launch.mpi.environment import shell_command
+from launch.mpi.rank_command import PROGRAM, run_options
+from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, no_answer
-from launch.supervise.supervisor import conduct
+from launch.supervise.supervisor import supervise
 
 LEAST = 16 << 20  # bytes: a Python with NumPy and MPI, what it shares with others not counted
 
@@ -47,14 +47,14 @@ def start(
     check_room(ranks)
 
     def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-        ours = [*rank_words(str(run), columns), "-n", str(ranks)]
+        ours = [*run_options(str(run), columns), "-n", str(ranks)]
         environment = launcher.environment(ranks, os.environ, sockets)
         return [*launcher.command(ranks, bar=columns is not None), *program, *ours, *words], {
             **environment,
             RUN_MARK: str(run),
         }
 
-    return conduct(started, columns, debug=debug, conclude=conclude)
+    return supervise(started, columns, debug=debug, conclude=conclude)
 
 
 def check_room(ranks: int) -> None:
@@ -77,8 +77,10 @@ def check_room(ranks: int) -> None:
         )
 
 
-def shown(plan: Plan) -> str:
+def preview(spec: LaunchSpec) -> str:
     """What `start` runs, for a shell, without what only a run has."""
     launcher = mpi_launcher.find()
-    variables = launcher.environment(plan.ranks, {**os.environ, **plan.settings})
-    return for_shell(variables, launcher.command(plan.ranks), [*PROGRAM, "-n", str(plan.ranks), *plan.words])
+    variables = launcher.environment(spec.ranks, {**os.environ, **spec.settings})
+    return shell_command(
+        variables, launcher.command(spec.ranks), [*PROGRAM, "-n", str(spec.ranks), *spec.words]
+    )

@@ -5,23 +5,23 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "__main__.py"))
 
 
-def plan_words(plan: Plan, token: str | None = None) -> list[str]:
-    """What every rank is told of the plan that it must find carried out.
+def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
+    """What every rank is told of the spec that it must find carried out.
 
     token: of the lines by which it tells its verdict; None where nobody reads them.
     """
     run = ["--run-dir", f"@{token}"] if token else []
-    network = ["--expect-network", plan.network] if plan.network else []
-    silence = ["--host-timeout", f"{plan.host_timeout:g}"]
-    return [*run, *silence, "--expect", str(plan.hosts), str(plan.per_host), *network, "-n", str(plan.ranks)]
+    network = ["--expect-network", spec.network] if spec.network else []
+    silence = ["--host-timeout", f"{spec.host_timeout:g}"]
+    return [*run, *silence, "--expect", str(spec.hosts), str(spec.per_host), *network, "-n", str(spec.ranks)]
 
 
-def rank_words(place: str, columns: int | None) -> list[str]:
+def run_options(place: str, columns: int | None) -> list[str]:
     """What every rank is told of the process that waits. place: as `runner.verdict.run_at` takes it."""
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []

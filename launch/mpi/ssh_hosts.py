@@ -1,4 +1,4 @@
-"""Whether the hosts of a plan answer by ssh, have this Python, with which MPI, and how they are reached."""
+"""Whether the hosts of a spec answer by ssh, have this Python, with which MPI, and how they are reached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from launch.mpi.library import ASK, Library, told
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 
 PATIENCE = 30.0  # seconds that a host may take to answer: its sshd may just be starting
 ATTEMPT = 5  # seconds for one connection
@@ -44,7 +44,7 @@ class Answer:
     interface: str | None
 
 
-def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]:
+def answers(spec: LaunchSpec, python: str, patience: float = PATIENCE) -> list[Answer]:
     """All hosts' answers, asked at the same time; UserError names those that gave none, or lack Python."""
     from runner.errors import UserError
 
@@ -53,7 +53,7 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
             "other hosts are reached by ssh, and there is none",
             hint="apt-get install openssh-client, or the site's batch system",
         )
-    variables = {**os.environ, **plan.settings}  # as ranks there get them
+    variables = {**os.environ, **spec.settings}  # as ranks there get them
     script = SCRIPT.format(
         begin=BEGIN,
         variables=" ".join(f"{n}={shlex.quote(v)}" for n, v in variables.items() if n.startswith(CHOOSING)),
@@ -62,15 +62,15 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
         ask=shlex.quote(ASK),
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda host: _ask(host, script, patience), plan.names))
-    silent = {host: said for host, said in zip(plan.names, found, strict=True) if isinstance(said, str)}
+        found = list(pool.map(lambda host: _ask(host, script, patience), spec.names))
+    silent = {host: said for host, said in zip(spec.names, found, strict=True) if isinstance(said, str)}
     if silent:
         raise UserError(
             f"no answer by ssh from {', '.join(f'{host} ({said})' for host, said in silent.items())}",
             expected=f"ssh {next(iter(silent))} true, without a password, within {patience:g} s",
             hint="ssh-copy-id, or the host's name, power and firewall",
         )
-    answered = {host: said for host, said in zip(plan.names, found, strict=True) if not isinstance(said, str)}
+    answered = {host: said for host, said in zip(spec.names, found, strict=True) if not isinstance(said, str)}
     lacking = [host for host, lines in answered.items() if lines[0] != "python"]
     if lacking:
         raise UserError(
@@ -78,11 +78,11 @@ def answers(plan: Plan, python: str, patience: float = PATIENCE) -> list[Answer]
             expected="the same Python environment at the same path on every host",
             hint="a shared file system, or the same installation everywhere",
         )
-    if plan.network is not None:
-        without = [host for host, lines in answered.items() if plan.network not in lines[3].split()]
+    if spec.network is not None:
+        without = [host for host, lines in answered.items() if spec.network not in lines[3].split()]
         if without:
             raise UserError(
-                f"there is no network interface {plan.network} on {', '.join(without)}",
+                f"there is no network interface {spec.network} on {', '.join(without)}",
                 expected=f"one of {', '.join(answered[without[0]][3].split())}",
                 hint="--network, or none for the route to the hosts",
             )

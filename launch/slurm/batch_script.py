@@ -1,4 +1,4 @@
-"""A plan as a batch script for Slurm: what to ask for, and the one srun that starts the ranks."""
+"""A spec as a batch script for Slurm: what to ask for, and the one srun that starts the ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.mpi.environment import OVER_TCP, wanted
-from launch.mpi.rank_command import PROGRAM, plan_words
-from launch.spec import Plan
+from launch.mpi.environment import OVER_TCP, required_variables
+from launch.mpi.rank_command import PROGRAM, spec_options
+from launch.spec import LaunchSpec
 
 # Of a rank: its own thread, those that read and write files, and NCCL's, which feeds the network.
 CPUS_PER_RANK = 4
@@ -29,7 +29,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class Job:
-    """What Slurm must know beside the plan; texts as sbatch's options of the same names take them.
+    """What Slurm must know beside the spec; texts as sbatch's options of the same names take them.
 
     mpi: how srun joins the ranks (`srun --mpi`). folder: the working directory, at the same path in a
     container. gpus: one for each rank. bind_gpus: "node", every rank sees the GPUs of its host and takes its
@@ -67,18 +67,18 @@ class Job:
         return self.output or ("meshrun-%A_%a.out" if self.array else "meshrun-%j.out")
 
 
-def script(plan: Plan, job: Job, token: str | None = None) -> str:
+def script(spec: LaunchSpec, job: Job, token: str | None = None) -> str:
     """The batch script. ValueError where a value does not fit on a line of it.
 
     token: of the lines by which ranks tell their verdict in the output; None where nobody reads them.
     """
-    exported = [f"export {name}={value}" for name, value in _exports(plan, job)]
+    exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
     attempt = [_attempt(token)] if job.requeue else []
     again = [AGAIN] if job.requeue else []
-    options = " \\\n    ".join(["srun", *_grouped(plan, job), _program(plan, job, token)])
+    options = " \\\n    ".join(["srun", *_grouped(spec, job), _program(spec, job, token)])
     said = f"# {PER_TASK}\n" if job.gpus and job.bind_gpus == "task" else ""
     sections = [
-        "\n".join(["#!/bin/bash", *_requests(plan, job)]),
+        "\n".join(["#!/bin/bash", *_requests(spec, job)]),
         *attempt,
         "\n".join(exported),
         said + options,
@@ -87,10 +87,10 @@ def script(plan: Plan, job: Job, token: str | None = None) -> str:
     return "\n\n".join(filter(None, sections)) + "\n"
 
 
-def srun(plan: Plan, job: Job, token: str | None = None) -> list[str]:
+def srun(spec: LaunchSpec, job: Job, token: str | None = None) -> list[str]:
     """The words that start the ranks in the allocation around this process, beside other steps of it."""
-    options = shlex.split(" ".join(_grouped(plan, job)))
-    return ["srun", "--overlap", *options, *program(plan, job, token), *plan.words]
+    options = shlex.split(" ".join(_grouped(spec, job)))
+    return ["srun", "--overlap", *options, *program(spec, job, token), *spec.words]
 
 
 def defaults(job: Job) -> dict[str, str]:
@@ -101,21 +101,21 @@ def defaults(job: Job) -> dict[str, str]:
     return OVER_TCP if job.mpi.startswith("pmix") else {}
 
 
-def program(plan: Plan, job: Job, token: str | None) -> list[str]:
+def program(spec: LaunchSpec, job: Job, token: str | None) -> list[str]:
     """What each rank is, before the words of the command; in a container, the image's own."""
     start = ["meshrun"] if job.container else list(PROGRAM)
-    return [*start, *plan_words(plan, token)]
+    return [*start, *spec_options(spec, token)]
 
 
-def _requests(plan: Plan, job: Job) -> list[str]:
+def _requests(spec: LaunchSpec, job: Job) -> list[str]:
     """What is asked for. No --signal: at the time limit Slurm sends SIGTERM by itself and then waits, 30 s by
     default; an earlier one, rounded by up to a minute, ends a short job before it has begun."""
     values = {
         "job-name": "meshrun",
-        "nodes": str(plan.hosts),
-        "ntasks-per-node": str(plan.per_host),
+        "nodes": str(spec.hosts),
+        "ntasks-per-node": str(spec.per_host),
         "cpus-per-task": str(job.cpus_per_task),
-        "gpus-per-node": str(plan.per_host) if job.gpus else None,
+        "gpus-per-node": str(spec.per_host) if job.gpus else None,
         "partition": job.partition,
         "account": job.account,
         "time": job.time,
@@ -143,8 +143,8 @@ def _line(name: str, value: str) -> str:
     return shlex.quote(value)
 
 
-def _exports(plan: Plan, job: Job) -> list[tuple[str, str]]:
-    firm = wanted(plan)
+def _exports(spec: LaunchSpec, job: Job) -> list[tuple[str, str]]:
+    firm = required_variables(spec)
     yielding = [
         (name, f'"${{{name}:-{value}}}"') for name, value in defaults(job).items() if name not in firm
     ]
@@ -163,10 +163,10 @@ def _attempt(token: str | None) -> str:
     return "\n".join(lines)
 
 
-def _grouped(plan: Plan, job: Job) -> list[str]:
+def _grouped(spec: LaunchSpec, job: Job) -> list[str]:
     """srun's options, those of one purpose on a line. All are said again: not every one is inherited."""
-    per_host = str(plan.per_host)
-    place = [f"--nodes={plan.hosts}", f"--ntasks={plan.ranks}", f"--ntasks-per-node={per_host}"]
+    per_host = str(spec.per_host)
+    place = [f"--nodes={spec.hosts}", f"--ntasks={spec.ranks}", f"--ntasks-per-node={per_host}"]
     # On hosts of its own the job has more cores than it asked for.
     cores = f"$((SLURM_CPUS_ON_NODE / {per_host}))" if job.exclusive else str(job.cpus_per_task)
     gpus = [f"--gpus-per-node={per_host}"] if job.gpus else []
@@ -175,25 +175,25 @@ def _grouped(plan: Plan, job: Job) -> list[str]:
     # too; a rank without stays on its own.
     order = ["--distribution=block:block", f"--cpu-bind={'none' if job.gpus else 'cores'}"]
     end = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]
-    lines = [place, gpus, order, end, *([word] for word in _container(plan, job)), list(job.srun_args)]
+    lines = [place, gpus, order, end, *([word] for word in _container(spec, job)), list(job.srun_args)]
     first = f"--mpi={shlex.quote(job.mpi)} --cpus-per-task={cores}"
     return [first, *(shlex.join(line) for line in lines if line)]
 
 
-def _container(plan: Plan, job: Job) -> list[str]:
+def _container(spec: LaunchSpec, job: Job) -> list[str]:
     if job.container is None:
         return []
     mounts = [f"{job.folder}:{job.folder}", *([job.container_mounts] if job.container_mounts else [])]
     # The home's Python packages would hide the image's, and the image's variables those of the run.
-    names = ",".join(name for name, _ in _exports(plan, job))
+    names = ",".join(name for name, _ in _exports(spec, job))
     words = [f"--container-image={job.container}", f"--container-mounts={','.join(mounts)}"]
     words += [f"--container-workdir={job.folder}", "--no-container-mount-home"]
     return [*words, f"--container-env={names}"] if names else words
 
 
-def _program(plan: Plan, job: Job, token: str | None) -> str:
-    words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in plan.words)
-    return f"{shlex.join(program(plan, job, token))} \\\n    {words}"
+def _program(spec: LaunchSpec, job: Job, token: str | None) -> str:
+    words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in spec.words)
+    return f"{shlex.join(program(spec, job, token))} \\\n    {words}"
 
 
 def _indexed(word: str) -> str:

@@ -10,17 +10,17 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch.mpi.environment import wanted
+from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import Job
 from launch.slurm.followed_job import Attempts, Followed, task_end
 from launch.slurm.queries import GONE, State, last_line, program
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from launch.supervise.query import answer
 from launch.supervise.status_lines import Told
-from launch.supervise.supervisor import conduct, handlers
+from launch.supervise.supervisor import handlers, supervise
 
 LOOK = 0.2  # seconds between two looks into the output
 # Seconds between two questions to Slurm: a tenth of what has passed without news, within these.
@@ -164,8 +164,8 @@ class Follower:
         return next(filter(None, statuses), 0)
 
 
-def start(plan: Plan, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
-    """Submit the plan, follow the job to its end, judge it; the run's exit status.
+def start(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
+    """Submit the spec, follow the job to its end, judge it; the run's exit status.
 
     UserError where Slurm does not take it. A first Ctrl-C or SIGTERM cancels the job and waits until it is
     gone, a second does not wait; when the terminal goes (SIGHUP), the job stays.
@@ -175,7 +175,7 @@ def start(plan: Plan, job: Job, *, debug: bool = False, conclude: Conclude = no_
 
     program("scontrol")
     token = secrets.token_hex(8)
-    text = batch_script.script(plan, job, token)
+    text = batch_script.script(spec, job, token)
     folder = RunDirectory.create().path
     follower = Follower("", token, job.requeue, job.array is not None, folder)
     try:
@@ -196,19 +196,19 @@ def start(plan: Plan, job: Job, *, debug: bool = False, conclude: Conclude = no_
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start_inside(plan: Plan, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
-    """Run the plan in the allocation around this process; the run's exit status."""
+def start_inside(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
+    """Run the spec in the allocation around this process; the run's exit status."""
     from runner.launcher import slurm_job
 
     token = secrets.token_hex(8)
 
     def started(run: Path, _: Path) -> tuple[list[str], dict[str, str]]:
-        words = batch_script.srun(plan, job, token)
-        here = {**batch_script.defaults(job), **os.environ, **wanted(plan), RUN_MARK: str(run)}
+        words = batch_script.srun(spec, job, token)
+        here = {**batch_script.defaults(job), **os.environ, **required_variables(spec), RUN_MARK: str(run)}
         return [program("srun"), *words[1:]], here
 
     try:
-        return conduct(started, token=token, debug=debug, account=task_end, conclude=conclude)
+        return supervise(started, token=token, debug=debug, account=task_end, conclude=conclude)
     finally:
         _remove_notes(slurm_job() or "")
 

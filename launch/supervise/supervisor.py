@@ -36,7 +36,7 @@ SHORT = 24  # characters; launchers add up to 70 of their own
 LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
 
 
-def conduct(
+def supervise(
     started: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
     columns: int | None = None,
     *,

@@ -1,4 +1,4 @@
-"""What is asked for, as a plan; what cannot be one is refused with its place."""
+"""What is asked for, as a spec; what cannot be one is refused with its place."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.spec import Host, Plan, hosts_of, planned, read_hostfile, shape
+from launch.spec import Host, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
 
 WORDS = ("bench", "all_reduce")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2x8", (2, 8)), ("8", (None, 8)), ("1x1", (1, 1))])
 def test_shapes(text: str, expected: tuple[int | None, int]) -> None:
-    assert shape(text) == expected
+    assert parse_shape(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x8", "2x", "0x8", "2x0", "0", "2 x 8", "2x8x1", "-2x8", "two"])
 def test_no_shapes(text: str) -> None:
     with pytest.raises(ValueError, match="expected HOSTSxGPUS such as 2x8"):
-        shape(text)
+        parse_shape(text)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_no_shapes(text: str) -> None:
     ],
 )
 def test_hosts(text: str, expected: list[Host]) -> None:
-    assert hosts_of(text) == expected
+    assert parse_hosts(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_hosts(text: str, expected: list[Host]) -> None:
 )
 def test_no_hosts(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        hosts_of(text)
+        parse_hosts(text)
 
 
 def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
 
 def test_the_first_of_the_known_hosts() -> None:
     known = [Host("a", 8), Host("b", 4), Host("c", 8)]
-    assert planned(WORDS, (2, 4), known) == Plan(WORDS, 2, 4, ("a", "b"))
-    assert planned(WORDS, (None, 4), known) == Plan(WORDS, 3, 4, ("a", "b", "c"))
-    assert planned(WORDS, (2, 8)) == Plan(WORDS, 2, 8)
-    assert planned(WORDS, (None, 8)) == Plan(WORDS, 1, 8)
-    assert planned(WORDS, None, hosts_of("a:8,b:8")) == Plan(WORDS, 2, 8, ("a", "b"))
+    assert make_spec(WORDS, (2, 4), known) == LaunchSpec(WORDS, 2, 4, ("a", "b"))
+    assert make_spec(WORDS, (None, 4), known) == LaunchSpec(WORDS, 3, 4, ("a", "b", "c"))
+    assert make_spec(WORDS, (2, 8)) == LaunchSpec(WORDS, 2, 8)
+    assert make_spec(WORDS, (None, 8)) == LaunchSpec(WORDS, 1, 8)
+    assert make_spec(WORDS, None, parse_hosts("a:8,b:8")) == LaunchSpec(WORDS, 2, 8, ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_the_first_of_the_known_hosts() -> None:
 )
 def test_what_does_not_fit(wanted: tuple[int, int] | None, text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        planned(WORDS, wanted, hosts_of(text))
+        make_spec(WORDS, wanted, parse_hosts(text))
 
 
 def test_nothing_is_known() -> None:
     with pytest.raises(ValueError, match="say how many ranks"):
-        planned(WORDS)
+        make_spec(WORDS)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_a_plan_has_what_was_asked_for_or_is_refused(hosts: int, per_host: int, there: int) -> None:
     known = [Host(f"n{i}", 4) for i in range(there)]
     if hosts <= there and per_host <= 4:
-        plan = planned(WORDS, (hosts, per_host), known)
-        assert plan.ranks == hosts * per_host
-        assert plan.names == tuple(host.name for host in known[:hosts])
+        spec = make_spec(WORDS, (hosts, per_host), known)
+        assert spec.ranks == hosts * per_host
+        assert spec.names == tuple(host.name for host in known[:hosts])
     else:
         with pytest.raises(ValueError, match="asked for"):
-            planned(WORDS, (hosts, per_host), known)
+            make_spec(WORDS, (hosts, per_host), known)

@@ -17,7 +17,7 @@ from launch.mpi import local, mpirun, ssh_hosts
 from launch.mpi.launcher import Launcher
 from launch.mpi.library import Library
 from launch.mpi.rank_command import PROGRAM
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from runner import launcher
 from runner.errors import UserError
 
@@ -93,8 +93,8 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
     more = ["--network", "eth1", "--host-timeout", "7.5", "--ssh-timeout", "90", "--debug"]
     assert main(["launch", "mpirun", *words, *more, "--", *BENCH]) == VERDICT
     settings = {"A": "1", "INHERITED": "here", "B": ""}
-    plan = Plan(BENCH, 2, 4, ("a", "b"), settings, "eth1", 7.5)
-    assert started == [(plan, None, {"patience": 90.0, "debug": True, "answers": (BENCH,)})]
+    spec = LaunchSpec(BENCH, 2, 4, ("a", "b"), settings, "eth1", 7.5)
+    assert started == [(spec, None, {"patience": 90.0, "debug": True, "answers": (BENCH,)})]
 
 
 def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) 
     file.write_text("a slots=8\nb:8\n")
     assert main(["launch", "mpirun", "--hostfile", str(file), "--", "selftest"]) == VERDICT
     more = {"patience": 30.0, "debug": False, "answers": (("selftest",),)}
-    assert started == [(Plan(("selftest",), 2, 8, ("a", "b")), None, more)]
+    assert started == [(LaunchSpec(("selftest",), 2, 8, ("a", "b")), None, more)]
 
 
 def test_the_command_needs_no_dashes_where_it_has_no_options(started: Started) -> None:
@@ -311,7 +311,7 @@ def conducted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(mpi_launcher, "cores", lambda: 2)
     monkeypatch.setattr("runner.backend.host.host_memory", lambda: 1 << 30)
     monkeypatch.setattr(mpi_library, "loaded", lambda: None)
-    monkeypatch.setattr(local, "conduct", lambda *_, **__: begun.append(1) or 0)
+    monkeypatch.setattr(local, "supervise", lambda *_, **__: begun.append(1) or 0)
     return begun
 
 

@@ -13,10 +13,10 @@ from launch.cli.main import command
 from launch.cli.slurm import cores
 from launch.mpi.library import Library
 from launch.slurm.batch_script import Job, script
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from runner.errors import UserError
 
-PLAN = Plan(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
+SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
 JOB = Job("pmix", "/work")
 OPEN_MPI = Library("Open MPI", 5)
 
@@ -40,13 +40,13 @@ def invoke(*words: str, **environment: str | None) -> Result:
 
 
 def test_print_needs_no_slurm(tmp_path: Path) -> None:
-    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *PLAN.words, PATH=str(tmp_path))
-    assert done.stdout == script(PLAN, replace(JOB, folder=os.getcwd()))
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, PATH=str(tmp_path))
+    assert done.stdout == script(SPEC, replace(JOB, folder=os.getcwd()))
     assert "meshrun: mpi: pmix, as asked\n" in done.stderr
 
 
 def test_a_machine_without_slurm(tmp_path: Path) -> None:
-    done = invoke("-j", "2x8", "--", *PLAN.words, PATH=str(tmp_path))
+    done = invoke("-j", "2x8", "--", *SPEC.words, PATH=str(tmp_path))
     assert isinstance(done.exception, UserError)
     assert str(done.exception).startswith(
         "no sbatch on PATH: Slurm is not installed here. Try: on a login node"
@@ -54,14 +54,14 @@ def test_a_machine_without_slurm(tmp_path: Path) -> None:
 
 
 def test_one_gpu_a_task_is_told() -> None:
-    done = invoke("-j", "2x8", "--mpi", "pmix", "--bind-gpus", "task", "--print", "--", *PLAN.words)
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--bind-gpus", "task", "--print", "--", *SPEC.words)
     assert "meshrun: One GPU to each task" in done.stderr
     assert "--gpus-per-node=8 --gpus-per-task=1" in done.stdout
 
 
 def test_a_container_has_an_mpi_of_its_own() -> None:
     done = invoke(
-        "-j", "2x8", "--container", "image.sqsh", "--print", "--", *PLAN.words, PATH=os.environ["PATH"]
+        "-j", "2x8", "--container", "image.sqsh", "--print", "--", *SPEC.words, PATH=os.environ["PATH"]
     )
     assert isinstance(done.exception, UserError)
 
@@ -70,7 +70,7 @@ def test_a_container_has_an_mpi_of_its_own() -> None:
     ("words", "reason"),
     [
         (("--", "bench", "all_reduce", "-n", "%a"), "'%a'"),
-        (("--srun-args", "'", "--", *PLAN.words), "No closing quotation"),
+        (("--srun-args", "'", "--", *SPEC.words), "No closing quotation"),
         (("--", "jobs"), "no ranks run jobs"),
         (("--", "run", "nothing"), "unknown job"),
     ],
@@ -88,7 +88,7 @@ def test_the_index_of_an_array_is_a_number() -> None:
 
 def test_options_of_a_new_job_inside_another() -> None:
     inside = {"SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "32"}
-    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *PLAN.words, **inside)
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
     assert done.stdout.startswith("srun --overlap --mpi=pmix --cpus-per-task=4 --nodes=2 --ntasks=16")
-    done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *PLAN.words, **inside)
+    done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
     assert "--array is of a new job, and this is inside job 17" in str(done.exception)

@@ -16,7 +16,7 @@ import pytest
 from launch.kubernetes import job as kubernetes_job
 from launch.kubernetes import kubectl
 from launch.kubernetes.pods import Pods
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from runner.errors import RunError, UserError
 
 # "get" is answered from the files pods, job and events: a list of answers, of which the last one stays.
@@ -66,7 +66,7 @@ if words[1] == "pods": tell(answer("pods", {"items": []}))
 elif words[1] == "events": tell(answer("events", {"items": []}))
 else: tell(answer("job", {"kind": "MPIJob", "metadata": {"name": "wires"}}))
 """
-PLAN = Plan(("bench", "all_reduce"), 2, 8)
+SPEC = LaunchSpec(("bench", "all_reduce"), 2, 8)
 PODS = Pods("registry.example/meshrun:1", name="wires", namespace="lab", start_timeout=30)
 ENDED = {"terminated": {"exitCode": 0, "reason": "Completed"}}
 RUNS: dict[str, Any] = {"running": {}}
@@ -144,7 +144,7 @@ def line(second: int, text: str) -> tuple[str, str, str]:
 def test_a_run_that_is_complete(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.play("pods", pods(), pods(pod("launcher", waiting("ContainerCreating"))), STARTED, DONE)
     cluster.log(0, line(1, "a table\n"), line(2, RECORD), line(3, "the end\n"))
-    assert kubernetes_job.start(PLAN, PODS) == 0
+    assert kubernetes_job.start(SPEC, PODS) == 0
     out, err = capfd.readouterr()
     assert out == "a table\nthe end\n"
     assert "mpijob/wires is submitted" in err
@@ -161,7 +161,7 @@ def test_a_job_that_succeeds_without_the_record_has_failed(
 ) -> None:
     cluster.play("pods", STARTED, DONE)
     cluster.log(0, line(1, "a table\n"))
-    assert kubernetes_job.start(PLAN, PODS) == 1
+    assert kubernetes_job.start(SPEC, PODS) == 1
     assert "exit status 0 of the launcher, no completion record" in capfd.readouterr().err
 
 
@@ -173,7 +173,7 @@ def test_a_rank_that_tells_a_failure(cluster: Cluster, capfd: pytest.CaptureFixt
         line(1, f"\x1emeshrun-run TOKEN failure {json.dumps(told)}\n"),
         line(2, "meshrun: [rank 3] no good\n"),
     )
-    assert kubernetes_job.start(PLAN, PODS) == 2
+    assert kubernetes_job.start(SPEC, PODS) == 2
     out, err = capfd.readouterr()
     assert out == "meshrun: [rank 3] no good\n"
     assert "no good" not in err
@@ -188,7 +188,7 @@ def test_a_log_that_breaks_is_passed_on_once_and_whole(
     cluster.log(2, line(2, "two\n"), line(3, "three\n"), ("sleep", 2))
     # The last lines came when the program had ended, and the stream was broken again.
     cluster.log(3, line(3, "three\n"), line(4, RECORD), line(5, "no newline"))
-    assert kubernetes_job.start(PLAN, PODS) == 0
+    assert kubernetes_job.start(SPEC, PODS) == 0
     assert capfd.readouterr().out == "one\ntwo\nthree\nno newline"
     since = [word for call in cluster.asked("logs") for word in call if word.startswith("--since-time")]
     assert since[0] == "--since-time=2026-01-01T00:00:01.000000000Z"
@@ -203,7 +203,7 @@ def test_what_mpiexec_says_of_itself_is_for_debug_only(
     )
     cluster.play("pods", STARTED, pods(pod("launcher", left(137)), *WORKERS))
     cluster.log(0, line(1, ruler), line(1, ruler), line(2, killed), line(3, ruler))
-    assert kubernetes_job.start(PLAN, PODS) == 1
+    assert kubernetes_job.start(SPEC, PODS) == 1
     out, err = capfd.readouterr()
     assert "[rank 1, host wires-worker-0] killed by signal 9" in err
     assert "prterun noticed" not in out + err
@@ -241,7 +241,7 @@ def test_a_pod_that_cannot_run_ends_the_job(
 ) -> None:
     cluster.play("pods", pods(), answer)
     cluster.log(0, ("sleep", 20))
-    assert kubernetes_job.start(PLAN, PODS) == 1
+    assert kubernetes_job.start(SPEC, PODS) == 1
     assert f"meshrun: {said}" in capfd.readouterr().err
     (delete,) = cluster.asked("delete")
     assert delete[1] == "mpijob/wires"
@@ -249,7 +249,7 @@ def test_a_pod_that_cannot_run_ends_the_job(
 
 def test_pods_that_no_node_takes(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.play("pods", pods(unschedulable("launcher")))
-    assert kubernetes_job.start(PLAN, Pods("image", name="wires", start_timeout=1)) == 1
+    assert kubernetes_job.start(SPEC, Pods("image", name="wires", start_timeout=1)) == 1
     err = capfd.readouterr().err
     assert err.count("pod wires-launcher waits: Unschedulable: 0/3 nodes are available: 3 Insufficient") == 1
     assert "mpijob/wires has not started in 1 s" in err
@@ -267,7 +267,7 @@ def test_a_worker_that_no_node_takes_is_why_a_host_did_not_answer(
         line(1, f"meshrun: {told['sentence']}\n"),
         line(2, f"\x1emeshrun-run TOKEN failure {json.dumps(told)}\n"),
     )
-    assert kubernetes_job.start(PLAN, PODS) == 1
+    assert kubernetes_job.start(SPEC, PODS) == 1
     out, err = capfd.readouterr()
     assert out == "meshrun: no answer by ssh from wires-worker-1\n"
     assert "pod wires-worker-1 waits: Unschedulable: 0/3 nodes" in err
@@ -279,7 +279,7 @@ def test_an_operator_that_is_not_there(cluster: Cluster, capfd: pytest.CaptureFi
     event = {"type": "Warning", "reason": "ValidationError", "message": "bad", "involvedObject": about}
     other = {**event, "message": "other", "involvedObject": {"kind": "MPIJob", "name": "wiresome"}}
     cluster.play("events", {"items": [other, event]})
-    assert kubernetes_job.start(PLAN, Pods("image", name="wires", start_timeout=1)) == 1
+    assert kubernetes_job.start(SPEC, Pods("image", name="wires", start_timeout=1)) == 1
     err = capfd.readouterr().err
     assert "mpijob/wires has not started in 1 s: mpijob wires: ValidationError: bad" in err
     assert "other" not in err
@@ -290,7 +290,7 @@ def test_a_queue_has_all_the_time(cluster: Cluster, capfd: pytest.CaptureFixture
     cluster.play("job", held)
     cluster.play("pods", *[pods()] * 10, STARTED, DONE)
     cluster.log(0, line(1, RECORD))
-    assert kubernetes_job.start(PLAN, Pods("image", name="wires", start_timeout=0)) == 0
+    assert kubernetes_job.start(SPEC, Pods("image", name="wires", start_timeout=0)) == 0
     assert capfd.readouterr().err.count("mpijob/wires is held back by its queue") == 1
 
 
@@ -301,7 +301,7 @@ def test_a_time_limit(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> No
     dying["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
     cluster.play("pods", STARTED, pods(dying), pods())
     cluster.play("job", failed)
-    assert kubernetes_job.start(PLAN, PODS) == 1
+    assert kubernetes_job.start(SPEC, PODS) == 1
     assert (
         "mpijob wires failed: DeadlineExceeded: too long. Try: a longer --time-limit"
         in capfd.readouterr().err
@@ -311,7 +311,7 @@ def test_a_time_limit(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> No
 def test_a_job_that_someone_deletes(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.play("pods", STARTED, pods())
     cluster.play("job", {})
-    assert kubernetes_job.start(PLAN, PODS) == 1
+    assert kubernetes_job.start(SPEC, PODS) == 1
     assert "mpijob/wires was deleted" in capfd.readouterr().err
 
 
@@ -321,7 +321,7 @@ def test_a_signal_deletes_the_job_and_waits(
 ) -> None:
     cluster.play("pods", STARTED)
     cluster.log(0, line(1, "a table\n"), ("signal", number), ("sleep", 20))
-    assert kubernetes_job.start(PLAN, PODS) == 128 + number
+    assert kubernetes_job.start(SPEC, PODS) == 128 + number
     (delete,) = cluster.asked("delete")
     assert delete[1:5] == ["mpijob/wires", "--ignore-not-found", "--cascade=foreground", "--timeout=120s"]
     assert f"interrupted by {number.name}: every rank has ended" in capfd.readouterr().err
@@ -331,7 +331,7 @@ def test_a_second_signal_does_not_wait(cluster: Cluster, capfd: pytest.CaptureFi
     cluster.play("pods", STARTED)
     cluster.play("delete", signal.SIGINT)
     cluster.log(0, ("signal", signal.SIGTERM), ("sleep", 20))
-    assert kubernetes_job.start(PLAN, PODS) == 128 + signal.SIGTERM
+    assert kubernetes_job.start(SPEC, PODS) == 128 + signal.SIGTERM
     assert cluster.asked("delete")
     err = capfd.readouterr().err
     assert "not waiting for the pods of mpijob/wires to end" in err
@@ -345,7 +345,7 @@ def test_a_job_that_may_still_be_there(cluster: Cluster) -> None:
     with pytest.raises(
         RunError, match=r"mpijob/wires may still be there: got Error from server \(Forbidden\)"
     ):
-        kubernetes_job.start(PLAN, PODS)
+        kubernetes_job.start(SPEC, PODS)
 
 
 def test_a_log_that_cannot_be_read(cluster: Cluster) -> None:
@@ -355,7 +355,7 @@ def test_a_log_that_cannot_be_read(cluster: Cluster) -> None:
     with pytest.raises(
         RunError, match=r"log of wires-launcher cannot be read.* got unexpected EOF"
     ) as refused:
-        kubernetes_job.start(PLAN, PODS)
+        kubernetes_job.start(SPEC, PODS)
     assert "kubectl delete mpijob/wires" in str(refused.value)
 
 
@@ -364,7 +364,7 @@ def test_a_cluster_that_does_not_answer(cluster: Cluster, monkeypatch: pytest.Mo
     cluster.play("pods", STARTED, "Unable to connect to the server")
     cluster.log(0, ("sleep", 20))
     with pytest.raises(RunError, match=r"has not answered .* got Unable to connect to the server"):
-        kubernetes_job.start(PLAN, PODS)
+        kubernetes_job.start(SPEC, PODS)
 
 
 @pytest.mark.parametrize(
@@ -377,14 +377,14 @@ def test_a_cluster_that_does_not_answer(cluster: Cluster, monkeypatch: pytest.Mo
 def test_a_job_that_the_cluster_does_not_take(cluster: Cluster, said: str, hint: str) -> None:
     cluster.play("create", said)
     with pytest.raises(UserError, match=re.escape(said)) as refused:
-        kubernetes_job.start(PLAN, PODS)
+        kubernetes_job.start(SPEC, PODS)
     assert hint in str(refused.value)
     assert refused.value.exit_code == 2
 
 
 def test_a_manifest_that_is_no_good_is_not_submitted(cluster: Cluster) -> None:
     with pytest.raises(UserError, match="would be refused: metadata"):
-        kubernetes_job.start(PLAN, Pods("image", name="Wires"))
+        kubernetes_job.start(SPEC, Pods("image", name="Wires"))
     assert cluster.calls == []
 
 
@@ -402,13 +402,13 @@ def test_a_file_named_by_ranks_is_not_one_here(
     ours.touch()
     cluster.play("pods", STARTED, pods(pod("launcher", left(1)), *WORKERS))
     cluster.log(0, line(1, f"\x1emeshrun-run TOKEN partial {json.dumps(str(ours))}\n"))
-    assert kubernetes_job.start(PLAN, PODS) == 1
+    assert kubernetes_job.start(SPEC, PODS) == 1
     assert ours.exists()
 
 
 def test_a_plain_job(cluster: Cluster) -> None:
     cluster.play("pods", pods(pod("launcher", RUNS)), pods(pod("launcher", ENDED)))
     cluster.log(0, line(1, RECORD))
-    assert kubernetes_job.start(Plan(("selftest",), 1, 2), PODS) == 0
+    assert kubernetes_job.start(LaunchSpec(("selftest",), 1, 2), PODS) == 0
     assert any(call[:2] == ["get", "pods"] for call in cluster.calls)
     assert json.loads(cluster.asked("create")[0][-1])["kind"] == "Job"

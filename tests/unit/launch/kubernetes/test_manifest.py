@@ -17,7 +17,7 @@ from launch.kubernetes import manifest, pods
 from launch.kubernetes.launcher_script import HOSTFILE, script
 from launch.kubernetes.pods import Pods, memory_bytes
 from launch.kubernetes.schema import problems
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from runner.errors import UserError
 
 ROOT = Path(__file__).parents[4]
@@ -25,7 +25,9 @@ GOLDEN = Path(__file__).with_name("golden")
 BENCH = ("bench", "all_reduce", "-b", "8", "-e", "8G", "-f", "2")
 
 MPI_JOB = (
-    Plan(BENCH, 2, 8, settings={"NCCL_DEBUG": "INFO", "PRICE": "$5"}, network="eth0", host_timeout=30.0),
+    LaunchSpec(
+        BENCH, 2, 8, settings={"NCCL_DEBUG": "INFO", "PRICE": "$5"}, network="eth0", host_timeout=30.0
+    ),
     Pods(
         "registry.example/meshrun:1",
         name="wires",
@@ -42,16 +44,18 @@ MPI_JOB = (
         clean_pods="All",
     ),
 )
-JOB = (Plan(BENCH, 1, 8), Pods("registry.example/meshrun:1", name="wires", memory="200Gi", cpu="96"))
+JOB = (LaunchSpec(BENCH, 1, 8), Pods("registry.example/meshrun:1", name="wires", memory="200Gi", cpu="96"))
 CPU_MPICH = (
-    Plan(("selftest",), 3, 4),
+    LaunchSpec(("selftest",), 3, 4),
     Pods("registry.example/meshrun:mpich", name="wires", gpu_resource=None, shm="1Gi", mpi="mpich"),
 )
 CASES = {"mpijob_2x8": MPI_JOB, "job_1x8": JOB, "mpijob_cpu_mpich": CPU_MPICH}
 
 
-def made(plan: Plan = MPI_JOB[0], chosen: Pods = MPI_JOB[1], token: str | None = None) -> dict[str, Any]:
-    return manifest.document(plan, chosen, token)
+def made(
+    spec: LaunchSpec = MPI_JOB[0], chosen: Pods = MPI_JOB[1], token: str | None = None
+) -> dict[str, Any]:
+    return manifest.document(spec, chosen, token)
 
 
 def pod(document: dict[str, Any], role: str = "Launcher") -> Any:
@@ -60,8 +64,8 @@ def pod(document: dict[str, Any], role: str = "Launcher") -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
-    plan, chosen = CASES[name]
-    assert manifest.text(made(plan, chosen)) == (GOLDEN / f"{name}.yaml").read_text()
+    spec, chosen = CASES[name]
+    assert manifest.text(made(spec, chosen)) == (GOLDEN / f"{name}.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -107,7 +111,7 @@ def test_only_a_followed_job_has_a_token() -> None:
 
 
 def test_what_the_user_says_is_not_kubernetes_syntax() -> None:
-    launcher = pod(made(Plan(("run", "elementwise", "$(HOME)", "a$$b"), 2, 1)))["containers"][0]
+    launcher = pod(made(LaunchSpec(("run", "elementwise", "$(HOME)", "a$$b"), 2, 1)))["containers"][0]
     assert launcher["args"][-2:] == ["$$(HOME)", "a$$$$b"]
     assert {"name": "PRICE", "value": "$$5"} in pod(made())["containers"][0]["env"]
 

@@ -13,7 +13,7 @@ from launch.mpi import local, mpirun, ssh_hosts
 from launch.mpi.launcher import Launcher, Vendor
 from launch.mpi.library import Library, check, loaded, told
 from launch.mpi.ssh_hosts import Answer
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from runner.errors import UserError
 
 OPEN_MPI, MPICH = Library("Open MPI", 5), Library("MPICH", 5)
@@ -83,7 +83,7 @@ def test_on_this_machine_a_launcher_from_elsewhere_is_checked(
 ) -> None:
     monkeypatch.setattr(mpi_launcher, "find", lambda: Launcher(Path("/opt/mpiexec"), "Open MPI", bundled))
     monkeypatch.setattr(mpi_library, "loaded", lambda: MPICH)
-    monkeypatch.setattr(local, "conduct", lambda *_, **__: 0)
+    monkeypatch.setattr(local, "supervise", lambda *_, **__: 0)
     if bundled:
         assert local.start(2, ["selftest"]) == 0
     else:
@@ -92,13 +92,13 @@ def test_on_this_machine_a_launcher_from_elsewhere_is_checked(
 
 
 def test_hosts_with_different_mpis_are_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(("selftest",), 3, 1, ("n1", "n2", "n3"))
+    spec = LaunchSpec(("selftest",), 3, 1, ("n1", "n2", "n3"))
     found = [Answer("n1", OPEN_MPI, None), Answer("n2", MPICH, "eth0"), Answer("n3", OPEN_MPI, "eth0")]
     monkeypatch.setattr(mpi_launcher, "find", launcher)
     monkeypatch.setattr(ssh_hosts, "answers", lambda *_: found)
-    monkeypatch.setattr(mpirun, "conduct", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr(mpirun, "supervise", lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(UserError) as failure:
-        mpirun.start(plan)
+        mpirun.start(spec)
     assert str(failure.value) == (
         "the hosts have different MPI libraries: got Open MPI 5 on n1, n3; MPICH 5 on n2. "
         "Try: the same Python environment on every host"

@@ -1,4 +1,4 @@
-"""A plan in each launcher's words, and what a run across hosts starts; the launcher is a script here."""
+"""A spec in each launcher's words, and what a run across hosts starts; the launcher is a script here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launch.mpi.environment import environment, forwarded, on_interface
 from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
 from launch.mpi.mpirun import words
 from launch.mpi.rank_command import PROGRAM
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from runner.errors import UserError
 from runner.verdict import LINE
@@ -29,8 +29,8 @@ OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
 MPICH = "HYDRA build details:"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 20260301 (id: 1234)"
 VENDORS: tuple[Vendor, ...] = ("Open MPI", "MPICH", "Intel MPI")
-PLAN = Plan(("bench", "all_reduce", "-b", "8"), 2, 8, ("n1", "n2"))
-ON_ETH1 = Plan(("selftest",), 2, 8, ("n1", "me@n2"), network="eth1", host_timeout=30.0)
+SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8"), 2, 8, ("n1", "n2"))
+ON_ETH1 = LaunchSpec(("selftest",), 2, 8, ("n1", "me@n2"), network="eth1", host_timeout=30.0)
 SSH = (
     "-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
@@ -91,27 +91,27 @@ def launcher(vendor: Vendor) -> Launcher:
 
 
 @pytest.mark.parametrize(
-    ("version", "plan", "variables", "expected"),
+    ("version", "spec", "variables", "expected"),
     [
-        (OPEN_MPI_5, PLAN, {}, "--host n1:8,n2:8 --map-by slot --bind-to none -n 16"),
-        (OPEN_MPI_4, PLAN, {}, "--host n1:8,n2:8 --map-by slot --bind-to none -n 16"),
+        (OPEN_MPI_5, SPEC, {}, "--host n1:8,n2:8 --map-by slot --bind-to none -n 16"),
+        (OPEN_MPI_4, SPEC, {}, "--host n1:8,n2:8 --map-by slot --bind-to none -n 16"),
         (
             OPEN_MPI_5,
             ON_ETH1,
             {"UCX_TLS": "tcp", "NCCL_DEBUG": "INFO"},
             "--host n1:8,me@n2:8 --map-by slot --bind-to none -x NCCL_DEBUG -x UCX_TLS -n 16",
         ),
-        (MPICH, PLAN, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
+        (MPICH, SPEC, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
         (MPICH, ON_ETH1, {}, "-hosts n1,me@n2 -ppn 8 -iface eth1 -n 16"),
-        (INTEL, PLAN, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
+        (INTEL, SPEC, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
         (INTEL, ON_ETH1, {}, "-hosts n1,me@n2 -ppn 8 -iface eth1 -n 16"),
     ],
 )
 def test_each_vendors_words(
-    machine: Machine, version: str, plan: Plan, variables: dict[str, str], expected: str
+    machine: Machine, version: str, spec: LaunchSpec, variables: dict[str, str], expected: str
 ) -> None:
     found = machine.install(version)
-    assert words(plan, found, variables) == [str(found.path), *expected.split()]
+    assert words(spec, found, variables) == [str(found.path), *expected.split()]
 
 
 NETWORK = {
@@ -146,27 +146,27 @@ INTEL_VARIABLES = {
 )
 def test_each_vendors_variables(machine: Machine, version: str, expected: dict[str, str]) -> None:
     found = machine.install(version)
-    assert environment(PLAN, found, {"HOME": "/home/me"}) == {"HOME": "/home/me", **expected}
+    assert environment(SPEC, found, {"HOME": "/home/me"}) == {"HOME": "/home/me", **expected}
     later = {name: value.replace("Interval=5", "Interval=10") for name, value in expected.items()}
     assert environment(ON_ETH1, found, {}) == {**later, **NETWORK}
 
 
 def test_ssh_notices_a_silent_host_in_about_the_time_that_it_may_be_silent() -> None:
     for seconds, interval in ((3.0, 1), (15.0, 5), (600.0, 200)):
-        told = environment(Plan(("selftest",), host_timeout=seconds), launcher("MPICH"), {})
+        told = environment(LaunchSpec(("selftest",), host_timeout=seconds), launcher("MPICH"), {})
         assert f"ServerAliveInterval={interval} " in told["HYDRA_LAUNCHER_EXTRA_ARGS"]
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_what_the_user_has_set_stays(vendor: Vendor) -> None:
-    defaults = environment(PLAN, launcher(vendor), {})
+    defaults = environment(SPEC, launcher(vendor), {})
     mine = dict.fromkeys(defaults, "mine")
-    assert environment(PLAN, launcher(vendor), mine) == mine
+    assert environment(SPEC, launcher(vendor), mine) == mine
 
 
 def test_a_variable_for_this_run_wins_over_an_inherited_one() -> None:
-    plan = Plan(("selftest",), settings={"OMPI_MCA_btl": "self,tcp", "NCCL_DEBUG": "INFO"})
-    told = environment(plan, launcher("Open MPI"), {"NCCL_DEBUG": "WARN"})
+    spec = LaunchSpec(("selftest",), settings={"OMPI_MCA_btl": "self,tcp", "NCCL_DEBUG": "INFO"})
+    told = environment(spec, launcher("Open MPI"), {"NCCL_DEBUG": "WARN"})
     assert (told["OMPI_MCA_btl"], told["NCCL_DEBUG"]) == ("self,tcp", "INFO")
 
 
@@ -175,7 +175,7 @@ def test_the_network_wins_over_an_inherited_one(vendor: Vendor) -> None:
     inherited = dict.fromkeys(on_interface("eth1"), "ib")
     told = environment(ON_ETH1, launcher(vendor), inherited)
     assert {name: told[name] for name in inherited} == NETWORK
-    untouched = environment(PLAN, launcher(vendor), inherited)
+    untouched = environment(SPEC, launcher(vendor), inherited)
     assert {name: untouched[name] for name in inherited} == inherited
 
 
@@ -183,13 +183,13 @@ def test_root_is_allowed_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch) 
     names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
     for euid, expected in ((1000, set[str]()), (0, names)):
         monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
-        assert names & environment(PLAN, launcher("Open MPI"), {}).keys() == expected
-        assert not names & environment(PLAN, launcher("MPICH"), {}).keys()
+        assert names & environment(SPEC, launcher("Open MPI"), {}).keys() == expected
+        assert not names & environment(SPEC, launcher("MPICH"), {}).keys()
 
 
 def test_a_provider_of_the_users_is_intel_mpis_too(machine: Machine) -> None:
     found = machine.install(INTEL)
-    assert "I_MPI_OFI_PROVIDER" not in environment(PLAN, found, {"FI_PROVIDER": "verbs"})
+    assert "I_MPI_OFI_PROVIDER" not in environment(SPEC, found, {"FI_PROVIDER": "verbs"})
 
 
 def test_what_ranks_on_other_hosts_must_have() -> None:
@@ -206,10 +206,10 @@ def test_what_ranks_on_other_hosts_must_have() -> None:
     assert forwarded({**theirs, **ours}) == theirs
 
 
-def here(**rest: Any) -> Plan:
+def here(**rest: Any) -> LaunchSpec:
     """Two hosts that both are this one, and are asked without ssh."""
     command = ("bench", "all_reduce", "--min-busbw", "1e-9; exit 3", "it's")
-    return Plan(command, 2, 3, (os.uname().nodename, "localhost"), **rest)
+    return LaunchSpec(command, 2, 3, (os.uname().nodename, "localhost"), **rest)
 
 
 SETTINGS = {"MY_SETTING": "two words; $HOME 'quoted'", "NCCL_DEBUG": "INFO"}
@@ -232,9 +232,9 @@ def test_what_is_shown_is_what_is_started(
         ("UCX_B", ""),
     ):
         monkeypatch.setenv(name, value)
-    plan = here(settings=SETTINGS, network=network, host_timeout=7.5)
-    shown = mpirun.shown(plan)
-    assert mpirun.start(plan) == 0
+    spec = here(settings=SETTINGS, network=network, host_timeout=7.5)
+    shown = mpirun.preview(spec)
+    assert mpirun.start(spec) == 0
     started, variables = machine.called()
     machine.note.unlink()
     subprocess.run(["sh", "-c", shown], check=True)
@@ -264,11 +264,11 @@ def test_what_is_shown_for_this_machine_is_what_is_started(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(mpi_launcher, "cores", lambda: 1)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    plan = Plan(("selftest",), 1, 2, settings=SETTINGS)
-    shown = local.shown(plan)
+    spec = LaunchSpec(("selftest",), 1, 2, settings=SETTINGS)
+    shown = local.preview(spec)
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
-    local.start(plan.ranks, plan.words)
+    local.start(spec.ranks, spec.words)
     started, variables = machine.called()
     for name in SETTINGS:
         monkeypatch.delenv(name)
@@ -320,7 +320,7 @@ def test_the_launchers_good_status_without_a_record_is_a_failure(
 def test_nothing_is_started_unless_every_host_answers(machine: Machine) -> None:
     machine.install(OPEN_MPI_5)
     with pytest.raises(UserError, match=r"no answer by ssh from n1 \(Permission denied"):
-        mpirun.start(Plan(("selftest",), 2, 1, (os.uname().nodename, "n1")), patience=1.0)
+        mpirun.start(LaunchSpec(("selftest",), 2, 1, (os.uname().nodename, "n1")), patience=1.0)
     assert not machine.note.exists()
 
 
@@ -328,15 +328,15 @@ def test_the_route_to_the_hosts_is_the_network_where_none_is_asked_for(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.install(MPICH)
-    plan = here()
-    found = [ssh_hosts.Answer(name, None, "eth7") for name in plan.names]
+    spec = here()
+    found = [ssh_hosts.Answer(name, None, "eth7") for name in spec.names]
     monkeypatch.setattr(ssh_hosts, "answers", lambda *_: found)
-    assert mpirun.start(plan) == 0
+    assert mpirun.start(spec) == 0
     called, variables = machine.called()
     assert called[called.index("-iface") :][:2] == ["-iface", "eth7"]
     assert called[called.index("--expect-network") :][:2] == ["--expect-network", "eth7"]
     assert variables["NCCL_SOCKET_IFNAME"] == "=eth7"
-    assert f"network: eth7, by which {', '.join(plan.names)} are reached" in capsys.readouterr().err
+    assert f"network: eth7, by which {', '.join(spec.names)} are reached" in capsys.readouterr().err
 
 
 def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_named(

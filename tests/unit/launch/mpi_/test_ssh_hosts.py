@@ -12,7 +12,7 @@ from launch.mpi import library as mpi_library
 from launch.mpi import ssh_hosts
 from launch.mpi.library import Library
 from launch.mpi.ssh_hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, sweep
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 from runner.errors import UserError
 
 # Of ssh's words the last two count, the host and what is to be done there; each host is a script.
@@ -68,7 +68,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
 
 
 def ask(*names: str, patience: float = 60.0, network: str | None = None) -> list[Answer]:
-    return answers(Plan(("selftest",), len(names), 1, names, network=network), PYTHON, patience)
+    return answers(LaunchSpec(("selftest",), len(names), 1, names, network=network), PYTHON, patience)
 
 
 def refused(*names: str, patience: float = 60.0, network: str | None = None) -> str:
@@ -168,10 +168,10 @@ def test_the_path_of_python_is_one_word_there(ssh: Ssh, tmp_path: Path) -> None:
     python = tmp_path / "a folder; exit 3" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    plan = Plan(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
-    assert [answer.host for answer in answers(plan, str(python))] == ["n1"]
+    spec = LaunchSpec(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
+    assert [answer.host for answer in answers(spec, str(python))] == ["n1"]
     with pytest.raises(UserError, match="is not there on n1"):
-        answers(plan, f"{python}3")
+        answers(spec, f"{python}3")
 
 
 def test_hosts_tell_the_mpi_that_ranks_there_will_load(
@@ -188,7 +188,7 @@ def test_hosts_tell_the_mpi_that_ranks_there_will_load(
     python.chmod(0o755)
     for name, mpi in (("n1", "5 Open MPI"), ("n2", ""), ("n3", "Traceback")):
         ssh.host(name, f"export MPI='{mpi}'\n{SOUND}")
-    found = answers(Plan(("selftest",), 3, 1, ("n1", "n2", "n3"), settings), str(python))
+    found = answers(LaunchSpec(("selftest",), 3, 1, ("n1", "n2", "n3"), settings), str(python))
     assert [answer.mpi for answer in found] == [Library("Open MPI", 5), None, None]
 
 
@@ -199,8 +199,8 @@ def test_a_python_that_does_not_tell_its_mpi_in_time(
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
-    plan = Plan(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
-    assert answers(plan, str(python)) == [Answer("n1", None, "eth1")]
+    spec = LaunchSpec(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
+    assert answers(spec, str(python)) == [Answer("n1", None, "eth1")]
 
 
 def test_a_host_without_iproute_cannot_tell_its_interface(ssh: Ssh) -> None:
@@ -222,7 +222,7 @@ def test_a_network_that_a_host_does_not_have_is_named(ssh: Ssh) -> None:
 def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
     here = os.uname().nodename
     ssh.host(here, "exit 255")
-    found = answers(Plan(("selftest",), 2, 1, (here, ssh.host("n2"))), sys.executable)
+    found = answers(LaunchSpec(("selftest",), 2, 1, (here, ssh.host("n2"))), sys.executable)
     assert found[0] == Answer(here, mpi_library.loaded(), None)
     assert found[1].interface == "eth1"
     assert ssh.asked(here) == 0

@@ -1,4 +1,4 @@
-"""A plan as a batch script, character by character."""
+"""A spec as a batch script, character by character."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from launch.mpi.rank_command import PROGRAM
 from launch.slurm.batch_script import Job, script, srun
-from launch.spec import Plan
+from launch.spec import LaunchSpec
 
 GOLDEN = Path(__file__).with_name("golden")
 SHIPPED = sorted((Path(__file__).parents[4] / "slurm").glob("*.sbatch"))
-PLAN = Plan(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
+SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
 JOB = Job("pmix", "/work")
 
-SCRIPTS: dict[str, tuple[Plan, Job, str | None]] = {
-    "plain": (PLAN, JOB, None),
-    "followed": (PLAN, JOB, "0123abcd"),
+SCRIPTS: dict[str, tuple[LaunchSpec, Job, str | None]] = {
+    "plain": (SPEC, JOB, None),
+    "followed": (SPEC, JOB, "0123abcd"),
     "everything": (
-        replace(PLAN, words=("run", "my file.py:f", "in-%a.npy"), settings={"B": "it's"}, network="ib0"),
+        replace(SPEC, words=("run", "my file.py:f", "in-%a.npy"), settings={"B": "it's"}, network="ib0"),
         Job(
             "pmi2", "/work", bind_gpus="task", cpus_per_task=6, partition="gpu", account="a b", time="60",
             constraint="h100&ib", array="0-9%2", dependency="afterok:17", requeue=True,
@@ -34,10 +34,10 @@ SCRIPTS: dict[str, tuple[Plan, Job, str | None]] = {
         ),
         "0123abcd",
     ),
-    "cpu": (replace(PLAN, per_host=2), Job("pmi2", "/work", gpus=False), None),
-    "exclusive": (PLAN, Job("pmix", "/work", exclusive=True, time="20"), None),
+    "cpu": (replace(SPEC, per_host=2), Job("pmi2", "/work", gpus=False), None),
+    "exclusive": (SPEC, Job("pmix", "/work", exclusive=True, time="20"), None),
     "container": (
-        replace(PLAN, network="ib0"),
+        replace(SPEC, network="ib0"),
         Job("pmix", "/my work", container="/images/meshrun.sqsh", container_mounts="/data:/data"),
         "0123abcd",
     ),
@@ -91,10 +91,10 @@ WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)
 def test_ranks_get_every_word_and_setting_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], value: str, array: bool
 ) -> None:
-    plan = Plan(tuple(words), 2, 2, settings={"ANYTHING": value})
+    spec = LaunchSpec(tuple(words), 2, 2, settings={"ANYTHING": value})
     job = Job("pmix", "/work", array="7" if array else None, srun_args=(words[0],))
     got, environment = started(
-        script(plan, job), tmp_path_factory.mktemp("stub"), SLURM_ARRAY_TASK_ID="7", LC_ALL="C.UTF-8"
+        script(spec, job), tmp_path_factory.mktemp("stub"), SLURM_ARRAY_TASK_ID="7", LC_ALL="C.UTF-8"
     )
     assert got[-len(words) :] == [word.replace("%a", "7") if array else word for word in words]
     assert words[0] in got[: -len(words)]
@@ -102,7 +102,7 @@ def test_ranks_get_every_word_and_setting_as_it_was(
 
 
 def test_what_is_set_stays_but_the_plan_wins(tmp_path: Path) -> None:
-    text = script(replace(PLAN, settings={"NCCL_DEBUG": "INFO"}), JOB)
+    text = script(replace(SPEC, settings={"NCCL_DEBUG": "INFO"}), JOB)
     _, environment = started(text, tmp_path, OMPI_MCA_pml="ucx", NCCL_DEBUG="WARN")
     assert environment["OMPI_MCA_pml"] == "ucx"
     assert environment["OMPI_MCA_btl"] == "^ofi,openib,uct"
@@ -110,8 +110,8 @@ def test_what_is_set_stays_but_the_plan_wins(tmp_path: Path) -> None:
 
 
 def test_a_step_has_the_options_of_the_script(tmp_path: Path) -> None:
-    got, _ = started(script(PLAN, JOB, "0123"), tmp_path)
-    assert srun(PLAN, JOB, "0123") == ["srun", "--overlap", *got]
+    got, _ = started(script(SPEC, JOB, "0123"), tmp_path)
+    assert srun(SPEC, JOB, "0123") == ["srun", "--overlap", *got]
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_a_step_has_the_options_of_the_script(tmp_path: Path) -> None:
 )
 def test_what_is_no_job(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        script(PLAN, replace(JOB, **options))
+        script(SPEC, replace(JOB, **options))
