@@ -24,7 +24,7 @@ from launch.cli.params import (
 )
 from launch.cli.plugins import conclude
 from launch.cli.slurm import slurm
-from launch.mpi.ssh_hosts import PATIENCE
+from launch.mpi import ssh_hosts
 
 
 @click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
@@ -87,7 +87,7 @@ def local(
 @SETTING
 @TIMEOUT
 @click.option(
-    "--ssh-timeout", type=Seconds(1.0), default=PATIENCE, show_default=True, metavar="SECONDS",
+    "--ssh-timeout", type=Seconds(1.0), default=ssh_hosts.TIMEOUT, show_default=True, metavar="SECONDS",
     help="How long a host may take to answer at first.",
 )  # fmt: skip
 @PRINT
@@ -122,5 +122,5 @@ def mpirun(
         click.echo(target.preview(spec))
         return 0
     return target.start(
-        spec, terminal_columns(), patience=ssh_timeout, debug=debug, conclude=partial(conclude, spec.words)
+        spec, terminal_columns(), timeout=ssh_timeout, debug=debug, conclude=partial(conclude, spec.words)
     )

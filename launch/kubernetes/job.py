@@ -21,8 +21,8 @@ from launch.kubernetes.pod_state import Object
 from launch.kubernetes.pods import Pods
 from launch.spec import LaunchSpec
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
-from launch.supervise.status_lines import Told
-from launch.supervise.supervisor import handlers
+from launch.supervise.status_lines import StatusLines
+from launch.supervise.supervisor import signal_handlers
 
 STEP = 0.2  # seconds after which a signal is noticed
 LOOK = 2.0  # seconds between two looks at pods that are starting,
@@ -50,9 +50,9 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
     document = _document(spec, pods, token)
     job = Job(kubectl.find(), document["kind"], pods.name, pods.namespace)
     run = RunDirectory.create()
-    followed = _Followed(job, Told(run, token), pods.start_timeout)
+    followed = _Followed(job, StatusLines(run, token), pods.start_timeout)
     try:
-        with handlers(followed.signalled):
+        with signal_handlers(followed.signalled):
             job.create(document)
             tell(f"{job} is submitted; to see its pods: kubectl get pods -l {manifest.JOB}={pods.name}")
             followed.to_its_end()
@@ -82,9 +82,9 @@ def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Documen
 class _Followed:
     """A job on its way. status: of mpiexec. fault: why the cluster has ended it, or cannot start it."""
 
-    def __init__(self, job: Job, told: Told, patience: float) -> None:
-        self.job, self.patience = job, patience
-        self.log = PodLog(lambda since: job.log(self._launcher, since), told)
+    def __init__(self, job: Job, status_lines: StatusLines, timeout: float) -> None:
+        self.job, self.timeout = job, timeout
+        self.log = PodLog(lambda since: job.log(self._launcher, since), status_lines)
         self.interrupted: signal.Signals | None = None
         self.status = 1
         self.fault: str | None = None
@@ -108,7 +108,7 @@ class _Followed:
             self._delete()
 
     def outcome(self) -> Outcome:
-        return Outcome(self.status, self.interrupted, self.log.noise, self.log.said)
+        return Outcome(self.status, self.interrupted, self.log.launcher_output, self.log.output_tail)
 
     def _relay(self, seconds: float) -> None:
         """Pass on the log for some time, which an end of the stream, or a signal, cuts short."""
@@ -176,9 +176,9 @@ class _Followed:
         with contextlib.suppress(NoAnswer):  # not everyone may read events
             for last in self.job.warnings():
                 self._tell(last)
-        self._doomed = time.monotonic() - self._begun > self.patience
+        self._doomed = time.monotonic() - self._begun > self.timeout
         if self._doomed:
-            self.fault = f"{self.job} has not started in {self.patience:g} s" + (last and f": {last}")
+            self.fault = f"{self.job} has not started in {self.timeout:g} s" + (last and f": {last}")
         return self._doomed
 
     def _delete(self) -> None:

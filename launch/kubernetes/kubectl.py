@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from launch.kubernetes import pod_state
 from launch.kubernetes.manifest import JOB, Document
 from launch.kubernetes.pod_state import Object
-from launch.supervise.query import answer
+from launch.supervise.query import query
 
-PATIENCE = 20  # seconds for an answer
+TIMEOUT = 20  # seconds for an answer
 ENDING = 120  # seconds for a deleted job's pods to end; they get 30 to do so in order
 UNKNOWN_KIND = "no matches for kind"
 
@@ -55,7 +55,7 @@ class Job:
         """Remove it and its pods, and wait until they are gone."""
         waiting = [f"--timeout={ENDING}s"] if wait else ["--wait=false"]
         words = ["delete", str(self), "--ignore-not-found", "--cascade=foreground", *waiting]
-        self._ask(words, seconds=ENDING + PATIENCE)
+        self._ask(words, seconds=ENDING + TIMEOUT)
 
     def get(self) -> Object | None:
         """What the API says of it; None when it is gone."""
@@ -88,8 +88,8 @@ class Job:
             raise NoAnswer(said) from reason
         return found
 
-    def _ask(self, words: Sequence[str], text: str = "", seconds: float = PATIENCE) -> str:
-        done = answer(self._words(words), text, seconds)
+    def _ask(self, words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> str:
+        done = query(self._words(words), text, seconds)
         if done.returncode:
             raise NoAnswer(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
         return done.stdout

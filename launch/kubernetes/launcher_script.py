@@ -34,7 +34,7 @@ exec "$mpiexec" $variables "$@"
 
 
 def script(mpi: Implementation) -> str:
-    """For a shell whose arguments are the hostfile, seconds of patience, mpiexec and its words."""
+    """For a shell whose arguments are the hostfile, seconds of timeout, mpiexec and its words."""
     return AWAIT.read_text() + (OPEN_MPI if mpi == "openmpi" else HYDRA)
 
 

@@ -26,7 +26,7 @@ KEY = "meshrun.dev/interconnect"  # of the label and the taint
 SENTENCE, WHEN = "meshrun.dev/verdict", "meshrun.dev/validated"
 STATUSES = ("ok", "warning", "critical", "unknown")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-PATIENCE = 20  # seconds for an answer
+TIMEOUT = 20  # seconds for an answer
 ATTEMPTS = 5  # when others change the node at the same time
 CONFLICT = 409
 
@@ -63,7 +63,7 @@ class Api:
             data=None if change is None else json.dumps(change).encode(),
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/merge-patch+json"},
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE, context=self.trust) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT, context=self.trust) as answer:
             found: Object = json.load(answer)
         return found
 

@@ -1,4 +1,4 @@
-"""A pod's log passed on once and whole, however often the connection to the cluster breaks."""
+"""A pod's log, passed on once and complete, however often the connection to the cluster breaks."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from launch.supervise.launcher_output import NoiseFilter
-from launch.supervise.status_lines import Told
+from launch.supervise.launcher_output import OutputFilter
+from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import TAIL, pass_on
 
-REST = 20.0  # seconds for what is left of the log when the pod's program has ended
-SHORT = 5.0  # seconds; a stream that has lasted longer was a good one, though it breaks
+REST = 20.0  # seconds for the rest of the log when the pod's program has ended
+SHORT = 5.0  # seconds; a stream that lasted longer was a good one, though it breaks
 
 
 class PodLog:
-    """What a pod prints, on standard output, without what is told in it and what mpiexec says of itself.
+    """What a pod prints, on standard output, without status lines and mpiexec's own messages.
 
     stream: opens the log at its beginning or at a time; each line begins with its time and a space. failures:
-    how many of the last streams broke at once and brought nothing; reason: the last one's.
+    how many of the last streams broke at once and brought nothing; reason: that of the last.
     """
 
-    def __init__(self, stream: Callable[[str | None], subprocess.Popen[bytes]], told: Told) -> None:
-        self._stream, self._told, self._noise = stream, told, NoiseFilter()
+    def __init__(
+        self, stream: Callable[[str | None], subprocess.Popen[bytes]], status_lines: StatusLines
+    ) -> None:
+        self._stream, self._status_lines, self._filter = stream, status_lines, OutputFilter()
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""  # an unfinished line
         self._last = b""  # the time of the last line; times are of one form, and in order
-        self._said = b""
+        self._tail = b""
         self._opened = 0.0
         self.failures = 0
         self.reason = ""
 
     @property
-    def noise(self) -> str:
-        return self._noise.withheld.decode(errors="replace")
+    def launcher_output(self) -> str:
+        return self._filter.withheld.decode(errors="replace")
 
     @property
-    def said(self) -> str:
-        return self._said.decode(errors="replace")
+    def output_tail(self) -> str:
+        return self._tail.decode(errors="replace")
 
     def relay(self, seconds: float) -> bool:
         """Pass on what comes in this time; False as soon as the stream has ended."""
         if self._process is None:
             self._process = self._stream(self._last.decode() or None)
             self._opened = time.monotonic()
-            self._pending = b""  # of a line that a break has cut: it comes again
+            self._pending = b""  # of a line cut by a break: it comes again
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -60,18 +62,18 @@ class PodLog:
         return True
 
     def rest(self) -> None:
-        """Pass on all that has not come yet of a pod whose program has ended."""
+        """Pass on the rest of the log of a pod whose program has ended."""
         if self._process is not None:
             self.relay(REST)
             self.close()
-        # That stream may have broken before the last lines, which are the ones that count.
+        # That stream may have broken before the last lines, which matter most.
         self.relay(REST)
         self._show(self._without_time(self._pending))
 
     def finish(self) -> None:
         """Pass on what was held back."""
         self.close()
-        self._pass_on(self._noise.feed(self._told.finish()) + self._noise.finish())
+        self._pass_on(self._filter.feed(self._status_lines.finish()) + self._filter.finish())
 
     def close(self) -> None:
         if self._process is not None:
@@ -95,7 +97,7 @@ class PodLog:
             self.failures = 0
 
     def _without_time(self, line: bytes) -> bytes:
-        """A line's text; nothing of one that was there already."""
+        """A line's text; nothing for a line that was passed on already."""
         when, _, text = line.partition(b" ")
         if when <= self._last:
             return b""
@@ -103,8 +105,8 @@ class PodLog:
         return text
 
     def _show(self, text: bytes) -> None:
-        self._pass_on(self._noise.feed(self._told.feed(text)))
+        self._pass_on(self._filter.feed(self._status_lines.feed(text)))
 
     def _pass_on(self, text: bytes) -> None:
-        self._said = (self._said + text)[-TAIL:]
+        self._tail = (self._tail + text)[-TAIL:]
         pass_on(1, text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.supervise.query import answer
+from launch.supervise.query import query
 
 if TYPE_CHECKING:
     from launch.mpi.launcher import Launcher
@@ -42,7 +42,7 @@ def told(said: str) -> Library | None:
 
 def loaded() -> Library | None:
     """The MPI that mpi4py loads here; None where there is none."""
-    done = answer([sys.executable, "-c", ASK])
+    done = query([sys.executable, "-c", ASK])
     return told(done.stdout) if done.returncode == 0 else None
 
 

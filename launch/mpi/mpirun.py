@@ -1,4 +1,4 @@
-"""A spec in the words of the MPI launcher that is installed: which hosts, which variables, which network."""
+"""Start ranks on several hosts, by the installed MPI launcher: its arguments, variables and network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import supervise
 
-SWEEP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
+CLEANUP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
 
 
-def words(spec: LaunchSpec, launcher: Launcher, variables: Mapping[str, str]) -> list[str]:
-    """The launcher's words before the program: ranks in blocks, host after host, bound to no single core.
+def launcher_command(spec: LaunchSpec, launcher: Launcher, variables: Mapping[str, str]) -> list[str]:
+    """The launcher and its options: ranks in blocks, host after host, not bound to single cores.
 
-    variables: what the ranks are to get of `environment`'s.
+    variables: of `environment`, those that ranks need.
     """
     counted = [f"{name}:{spec.per_host}" for name in spec.names]
     start = [str(launcher.path)]
@@ -44,46 +44,46 @@ def start(
     spec: LaunchSpec,
     columns: int | None = None,
     *,
-    patience: float = ssh_hosts.PATIENCE,
+    timeout: float = ssh_hosts.TIMEOUT,
     debug: bool = False,
     conclude: Conclude = no_answer,
 ) -> int:
-    """Run the spec on its hosts, once all of them answer, within `patience` seconds; the run's exit status.
+    """Run the spec on its hosts, which must answer within `timeout` seconds; the run's exit status.
 
     Raises UserError where there is no launcher, or where a host does not answer.
     """
     from runner.errors import tell
 
     launcher = mpi_launcher.find()
-    if launcher.whole_lines:  # told to pass on less, it might cut the lines by which ranks tell their verdict
+    if launcher.whole_lines:  # raw output might cut the ranks' status lines
         columns = None
-    found = ssh_hosts.answers(spec, sys.executable, patience)
+    found = ssh_hosts.answers(spec, sys.executable, timeout)
     mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
-    chosen = on_interface("").keys() & os.environ.keys()  # by the user, who knows better
+    chosen = on_interface("").keys() & os.environ.keys()  # the user's choice
     if spec.network is None and not chosen and (interface := ssh_hosts.common_interface(found)):
         spec = replace(spec, network=interface)
-        tell(f"network: {interface}, by which {', '.join(spec.names)} are reached (--network for another)")
+        tell(f"network: {interface}, which reaches {', '.join(spec.names)} (--network for another)")
     token = secrets.token_hex(8)
 
-    def started(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-        whole = launcher.elsewhere(os.environ, sockets)
-        variables = {**environment(spec, launcher, whole), RUN_MARK: str(run)}
+    def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
+        base = launcher.elsewhere(os.environ, sockets)
+        variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
         ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
-        start = words(spec, launcher, {**forwarded(variables), **spec.settings})
+        start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
         return [*start, *PROGRAM, *ours, *spec.words], variables
 
     def clean_up(run: Path, sockets: Path, seconds: float) -> list[str]:
-        return ssh_hosts.sweep(
-            spec.names, [sys.executable, "-I", SWEEP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
+        return ssh_hosts.run_on_others(
+            spec.names, [sys.executable, "-I", CLEANUP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
-    return supervise(started, columns, token=token, debug=debug, elsewhere=clean_up, conclude=conclude)
+    return supervise(prepare, columns, token=token, debug=debug, clean_up_hosts=clean_up, conclude=conclude)
 
 
 def preview(spec: LaunchSpec) -> str:
-    """What `start` runs, for a shell, without what only a run has; hosts are not asked."""
+    """The shell command for what `start` runs, without the options of a single run; contacts no host."""
     launcher = mpi_launcher.find()
     here = launcher.elsewhere(os.environ)
     variables = environment(spec, launcher, here)
-    start = words(spec, launcher, {**forwarded(variables), **spec.settings})
+    start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
     return shell_command(variables, start, [*PROGRAM, *spec_options(spec), *spec.words])

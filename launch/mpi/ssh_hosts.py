@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from launch.mpi.library import ASK, Library, told
 from launch.spec import LaunchSpec
 
-PATIENCE = 30.0  # seconds that a host may take to answer: its sshd may just be starting
+TIMEOUT = 30.0  # seconds that a host may take to answer: its sshd may just be starting
 ATTEMPT = 5  # seconds for one connection
 PAUSE = 0.5  # seconds between two
 IMPORT = 10  # seconds for Python to tell its MPI: it may be read from a slow file system for the first time
 CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables by which it is chosen
-SWEEP = 10.0  # seconds that a host has to be cleaned up
+CLEANUP_TIMEOUT = 10.0  # seconds that a host has to be cleaned up
 AT_ONCE = 128  # hosts asked at the same time
 # Where the answer begins, after what a login shell may print; whether the program is there; the MPI that it
 # loads; the interface with the address by which this host was reached; all of them.
@@ -44,7 +44,7 @@ class Answer:
     interface: str | None
 
 
-def answers(spec: LaunchSpec, python: str, patience: float = PATIENCE) -> list[Answer]:
+def answers(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[Answer]:
     """All hosts' answers, asked at the same time; UserError names those that gave none, or lack Python."""
     from runner.errors import UserError
 
@@ -62,12 +62,12 @@ def answers(spec: LaunchSpec, python: str, patience: float = PATIENCE) -> list[A
         ask=shlex.quote(ASK),
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda host: _ask(host, script, patience), spec.names))
+        found = list(pool.map(lambda host: _ask(host, script, timeout), spec.names))
     silent = {host: said for host, said in zip(spec.names, found, strict=True) if isinstance(said, str)}
     if silent:
         raise UserError(
             f"no answer by ssh from {', '.join(f'{host} ({said})' for host, said in silent.items())}",
-            expected=f"ssh {next(iter(silent))} true, without a password, within {patience:g} s",
+            expected=f"ssh {next(iter(silent))} true, without a password, within {timeout:g} s",
             hint="ssh-copy-id, or the host's name, power and firewall",
         )
     answered = {host: said for host, said in zip(spec.names, found, strict=True) if not isinstance(said, str)}
@@ -91,9 +91,9 @@ def answers(spec: LaunchSpec, python: str, patience: float = PATIENCE) -> list[A
     ]
 
 
-def _ask(host: str, script: str, patience: float) -> list[str] | str:
+def _ask(host: str, script: str, timeout: float) -> list[str] | str:
     """The lines that the script prints there, or the last reason why not."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         left = deadline - time.monotonic()
         try:
@@ -123,14 +123,14 @@ def _ssh(host: str, command: str) -> list[str]:
     return ["ssh", *options, host.strip("[]"), command]
 
 
-def sweep(names: Sequence[str], words: Sequence[str], patience: float = SWEEP) -> list[str]:
+def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = CLEANUP_TIMEOUT) -> list[str]:
     """Run a command on all other hosts at the same time; those that do not do it in time."""
 
     def run(host: str) -> bool:
         ssh = _ssh(host, shlex.join(words))
         try:
             done = subprocess.run(
-                ssh, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False
+                ssh, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
             )
         except subprocess.TimeoutExpired:
             return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launch.slurm import queries
 from launch.slurm.queries import GONE, State
 from launch.supervise.judge import MEMORY
-from launch.supervise.status_lines import Told
+from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end because 
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 
 
-class Attempts(Told):
-    """Told, by a job that Slurm may start again: what an attempt before has told is void."""
+class RestartableStatusLines(StatusLines):
+    """StatusLines of a job that Slurm may restart: a new attempt voids what the one before has reported."""
 
-    def _hear(self, line: bytes) -> None:
+    def _receive(self, line: bytes) -> None:
         if line.split(b" ")[2:3] == [b"attempt"]:
             self._run.remove_partial()
             for note in self._run.path.iterdir():
                 note.unlink()
         else:
-            super()._hear(line)
+            super()._receive(line)
 
 
 @dataclass
@@ -53,12 +53,12 @@ class Followed:
     """
 
     run: RunDirectory
-    told: Told
+    status_lines: StatusLines
     state: State
     shown: bool
     requeue: bool = False
     nodes: str = ""  # all that it had: Slurm forgets the failed ones
-    said: bytes = b""
+    output_tail: bytes = b""
     begun: float = float("inf")
     ended: float = float("inf")
     failed: float = float("inf")
@@ -85,12 +85,12 @@ class Followed:
             file.seek(self._read)
             while chunk := file.read(1 << 20):
                 self._read += len(chunk)
-                self._pass_on(self.told.feed(chunk))
+                self._pass_on(self.status_lines.feed(chunk))
         self._look_for_the_lost()
         if self.run.failure() is not None:
             self.failed = min(self.failed, time.monotonic())
         if self.done:
-            self._pass_on(self.told.finish())
+            self._pass_on(self.status_lines.finish())
             self.closed = True
 
     def _look_for_the_lost(self) -> None:
@@ -136,7 +136,7 @@ class Followed:
             return None
         got, expected, hint = None, None, HINTS.get(state.state)
         what = f"job {state.id} ended as {state.state} ({state.reason})"
-        text = self.said.decode(errors="replace")
+        text = self.output_tail.decode(errors="replace")
         if failed := sorted({*NODE_FAILURE.findall(text), *self._failed_nodes()}):
             what, hint = f"{what}: {', '.join(failed)} failed", HINTS["NODE_FAIL"]
         elif state.state in ("COMPLETED", "FAILED", GONE):
@@ -155,13 +155,13 @@ class Followed:
         return queries.failed(self.nodes)
 
     def _pass_on(self, text: bytes) -> None:
-        self.said = (self.said + text)[-TAIL:]
+        self.output_tail = (self.output_tail + text)[-TAIL:]
         if self.shown:
             pass_on(1, text)
 
 
 def task_end(text: str) -> tuple[str, str] | None:
-    """The first task that did not end because another had, by srun's account, and what to try."""
+    """The first task that did not end because another had, by srun's messages, and what to try."""
     if match := NOT_STARTED.search(text):
         return f"rank {match[1]} could not be started: {match[2]}", "the log of slurmd on its host"
     for host, task, end in TASK_ENDS.findall(text):

@@ -13,19 +13,19 @@ from pathlib import Path
 from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import Job
-from launch.slurm.followed_job import Attempts, Followed, task_end
+from launch.slurm.followed_job import Followed, RestartableStatusLines, task_end
 from launch.slurm.queries import GONE, State, last_line, program
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
-from launch.supervise.query import answer
-from launch.supervise.status_lines import Told
-from launch.supervise.supervisor import handlers, supervise
+from launch.supervise.query import query
+from launch.supervise.status_lines import StatusLines
+from launch.supervise.supervisor import signal_handlers, supervise
 
 LOOK = 0.2  # seconds between two looks into the output
 # Seconds between two questions to Slurm: a tenth of what has passed without news, within these.
 ASK, ASK_AT_MOST = 0.3, 10.0
-PATIENCE = 60.0  # seconds for a cancelled job to be gone
+TIMEOUT = 60.0  # seconds for a cancelled job to be gone
 
 
 @dataclass
@@ -56,11 +56,11 @@ class Follower:
         self._news = time.monotonic()
         while not self._over():
             now = time.monotonic()
-            if self.interrupted == signal.SIGHUP or self._again or now > self._cancelled + PATIENCE:
+            if self.interrupted == signal.SIGHUP or self._again or now > self._cancelled + TIMEOUT:
                 return False
             if self.interrupted and self._cancelled == float("inf"):
                 self._cancelled = self._news = now
-                answer([program("scancel"), self.id])
+                query([program("scancel"), self.id])
             if any(run.heard for run in self.runs.values() if not run.state.over):
                 self._news = max(self._news, now - ASK)
             if now > self._asked + min(max(ASK, (now - self._news) / 10), ASK_AT_MOST):
@@ -77,7 +77,7 @@ class Follower:
         for run in going_on:
             run.look()
             if run.hangs and not (run.cancelled or self.requeue):
-                answer([program("scancel"), run.state.id])
+                query([program("scancel"), run.state.id])
                 run.cancelled = True
         missing = next((run.state.output for run in going_on if run.missing), None)
         if missing and not self._missed:
@@ -127,7 +127,7 @@ class Follower:
 
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
-        told = (Attempts if self.requeue else Told)(run, self.token)
+        told = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
         before = State(state.id, "", output=state.output)
         return Followed(run, told, before, shown=not self.array, requeue=self.requeue)
 
@@ -152,7 +152,7 @@ class Follower:
                 elif one.run.failure() is not None and one.state.state not in ("FAILED", "COMPLETED"):
                     tell(failure)  # beside what a rank has told: a host that failed, a limit
                 one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
-            said = one.said.decode(errors="replace") if one.shown else ""
+            said = one.output_tail.decode(errors="replace") if one.shown else ""
             outcome = Outcome(0 if failure is None else 1, None, "", said)
             statuses.append(judge(one.run, outcome, debug, conclude=conclude))
             if self.array:
@@ -179,7 +179,7 @@ def start(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: Conclude
     folder = RunDirectory.create().path
     follower = Follower("", token, job.requeue, job.array is not None, folder)
     try:
-        with handlers(follower.signalled):
+        with signal_handlers(follower.signalled):
             follower.id = _submit(text)
             output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
             tell(f"job {follower.id} submitted, its output goes to {output}")
@@ -208,7 +208,7 @@ def start_inside(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: C
         return [program("srun"), *words[1:]], here
 
     try:
-        return supervise(started, token=token, debug=debug, account=task_end, conclude=conclude)
+        return supervise(started, token=token, debug=debug, explain=task_end, conclude=conclude)
     finally:
         _remove_notes(slurm_job() or "")
 
@@ -227,7 +227,7 @@ def _submit(text: str) -> str:
     """Hand a script to sbatch; the job's number."""
     from runner.errors import UserError
 
-    done = answer([program("sbatch"), "--parsable"], text)
+    done = query([program("sbatch"), "--parsable"], text)
     if done.returncode:
         raise UserError(
             "Slurm does not take the job", got=last_line(done), hint="sinfo; --print for the script"

@@ -6,7 +6,7 @@ import re
 
 from launch.mpi.library import Library
 from launch.slurm.queries import HINT, last_line, program
-from launch.supervise.query import answer
+from launch.supervise.query import query
 
 # What each MPI takes, the best first. Open MPI speaks PMIx alone since version 5.
 TAKES = {
@@ -85,7 +85,7 @@ def offered() -> frozenset[str]:
     """What this machine's srun knows for --mpi; UserError where there is no Slurm."""
     from runner.errors import UserError
 
-    done = answer([program("srun"), "--mpi=list"])
+    done = query([program("srun"), "--mpi=list"])
     found = frozenset(WAY.findall(done.stdout + done.stderr))
     if done.returncode or not found:
         raise UserError("srun --mpi=list does not tell what this Slurm has", got=last_line(done), hint=HINT)

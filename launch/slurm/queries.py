@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from launch.supervise.query import answer
+from launch.supervise.query import query
 
 HINT = "on a login node of the cluster; meshrun launch mpirun for hosts that ssh reaches"
 GONE = "GONE"  # ours: Slurm has forgotten the job
@@ -60,7 +60,7 @@ def _state(record: str) -> State:
 
 def jobs(number: str) -> list[State] | str:
     """What Slurm says of a job, one for each task of an array; none when it has forgotten it. Or why not."""
-    done = answer([program("scontrol"), "show", "job", number])
+    done = query([program("scontrol"), "show", "job", number])
     if done.returncode and "Invalid job id" in done.stdout + done.stderr:
         return []
     return last_line(done) if done.returncode else states(done.stdout)
@@ -69,7 +69,7 @@ def jobs(number: str) -> list[State] | str:
 def failed(nodes: str) -> list[str]:
     """Those of some nodes, in Slurm's way of writing them, that do not answer."""
     words = ["--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
-    return answer([program("sinfo"), *words]).stdout.split()
+    return query([program("sinfo"), *words]).stdout.split()
 
 
 def program(name: str) -> str:

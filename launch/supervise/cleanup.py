@@ -1,9 +1,9 @@
-"""Remove what a run has left on this host: its processes, its shared memory, its launcher's folder.
+"""Remove what a run left on this host: its processes, its shared memory, its launcher's folder.
 
     python -I cleanup.py MARK FOLDER SECONDS TOKEN
 
-For hosts that ssh reaches, after a run with that mark and token, which began so many seconds ago. A
-launcher that was killed leaves its ranks, one that ended in order still a folder.
+Run by ssh on other hosts, after a run with that mark and token, which began SECONDS ago. A killed launcher
+leaves its ranks behind; one that ended in order still leaves a folder.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-RUN_MARK = "MESHRUN_RUN"  # in the environment of every process of a run: how strays are found
+RUN_MARK = "MESHRUN_RUN"  # the variable by which processes of a run are found
 
 
-def sweep(mark: str, folder: str, seconds: float, token: str) -> None:
+def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
     from launch.supervise.shared_memory import remove_orphans, segments
     from runner.verdict import RunLines
 
@@ -27,7 +27,7 @@ def sweep(mark: str, folder: str, seconds: float, token: str) -> None:
     begun = time.time() - seconds
     older = set()
     for path in segments():
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # removed meanwhile
             if path.stat().st_mtime < begun:
                 older.add(path)
     remove_orphans(older)
@@ -36,9 +36,9 @@ def sweep(mark: str, folder: str, seconds: float, token: str) -> None:
 
 
 def strays(mark: str, processes: Path = Path("/proc")) -> list[int]:
-    """The processes with `mark` as the run's mark in their environment.
+    """Process ids of the run `mark`, by the variable RUN_MARK in their environment.
 
-    Process groups and sessions do not do: launchers give their ranks new ones.
+    Process groups and sessions do not help: launchers give their ranks new ones.
     """
     wanted = f"{RUN_MARK}={mark}".encode()
     found = []
@@ -51,7 +51,7 @@ def strays(mark: str, processes: Path = Path("/proc")) -> list[int]:
 
 
 def end_strays(mark: str) -> None:
-    """Kill what is left of a run; the launcher first, so that it starts no more."""
+    """Kill the processes that are left of a run."""
     for _ in range(50):
         left = strays(mark)
         if not left:
@@ -60,9 +60,9 @@ def end_strays(mark: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    print(f"meshrun: processes {left} of this run do not end, even when killed", file=sys.stderr)
+    print(f"meshrun: processes {left} of this run did not end when killed", file=sys.stderr)
 
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    sweep(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])
+    clean_up(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])

@@ -89,7 +89,7 @@ def _process_end(told: dict[str, str | None]) -> ProcessEnd:
     )
 
 
-class NoiseFilter:
+class OutputFilter:
     """One stream of a launcher, in chunks of any size. `withheld` is what the launcher said of itself.
 
     Whatever cannot be noise passes at once, an unfinished line too: a progress bar has no newline.

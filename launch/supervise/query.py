@@ -1,19 +1,17 @@
-"""A question to another program, and its answer: sbatch, kubectl, a Python."""
+"""Run another program for its answer: sbatch, kubectl, a Python."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
 
-PATIENCE = 60.0  # seconds for an answer
+TIMEOUT = 60.0  # seconds
 
 
-def answer(
-    words: Sequence[str], text: str = "", seconds: float = PATIENCE
-) -> subprocess.CompletedProcess[str]:
-    """A command run to its end, which gets `text`; after `seconds` one that failed and says so.
+def query(words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end with `text` as input; after `seconds` it counts as failed, as stderr says.
 
-    In a session of its own: a Ctrl-C is for this process, which may still have to ask.
+    It gets a session of its own, so that Ctrl-C reaches only this process, which may have more to ask.
     """
     try:
         return subprocess.run(

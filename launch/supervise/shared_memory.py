@@ -1,6 +1,7 @@
-"""Shared memory that outlives a run that was ended: MPICH's always, Open MPI's when its launcher is killed.
+"""Remove shared memory left by a run that was ended.
 
-Left alone, it fills /dev/shm, which in a container is small, and a full one ends later runs with SIGBUS.
+MPICH always leaves some, Open MPI when its launcher is killed. It would fill /dev/shm, which is small in a
+container, and a full one ends later runs with SIGBUS.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-LAST_BREATHS = 20  # looks at what is mapped still, a second in all
+ATTEMPTS = 20  # while a process still maps a segment; one second in all
 NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 
 
 def segments(folder: Path = FOLDER) -> set[Path]:
-    """This user's segments of any MPI."""
+    """The segments of this user, of any MPI."""
     found = set()
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # removed meanwhile
                 if path.name.startswith(NAMES) and path.stat().st_uid == os.geteuid():
                     found.add(path)
     return found
 
 
 def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
-    """Remove the segments that are new since `before`, save those that another run has mapped."""
-    for _ in range(LAST_BREATHS):
+    """Remove the segments created since `before`, except those mapped by another run."""
+    for _ in range(ATTEMPTS):
         new = segments(folder) - before
         mapped = _mapped(new) if new else set()
         for path in new - mapped:
             path.unlink(missing_ok=True)
         if not mapped:
             return
-        time.sleep(0.05)  # by a rank that was killed and is not quite gone, most likely
+        time.sleep(0.05)  # most likely by a killed rank that is still exiting
 
 
 def _mapped(paths: set[Path]) -> set[Path]:

@@ -1,4 +1,4 @@
-"""Lines that ranks tell whoever started them, taken out of what they print."""
+"""Status lines: what ranks report to the process that started them, among the lines that they print."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ if TYPE_CHECKING:
     from runner.verdict import RunDirectory
 
 
-class Told:
-    """One stream, in chunks of any size; what its lines tell goes to `run`."""
+class StatusLines:
+    """Filter of one stream, in chunks of any size: status lines go to `run`, the rest is passed on."""
 
     def __init__(self, run: RunDirectory, token: str) -> None:
         from runner.verdict import LINE
 
         self._run = run
         self._mark = f"{LINE} {token} ".encode()
-        self._pending = b""  # an unfinished line of ours, or what may become one
+        self._pending = b""  # an unfinished status line, or the beginning of one
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of `chunk`, and of what was held back before it, is for people."""
+        """The part of `chunk`, and of what was held back before it, that is no status line."""
         text, self._pending = self._pending + chunk, b""
         passed = b""
         while (start := text.find(self._mark)) >= 0:
@@ -28,23 +28,24 @@ class Told:
             if not newline:
                 self._pending = line
                 return passed
-            self._hear(line)
+            self._receive(line)
             text = rest
         kept = self._beginning(text)
         self._pending = text[len(text) - kept :]
         return passed + text[: len(text) - kept]
 
     def finish(self) -> bytes:
+        """What was held back at the end of the stream."""
         rest, self._pending = self._pending, b""
         return rest
 
-    def _hear(self, line: bytes) -> None:
+    def _receive(self, line: bytes) -> None:
         try:
             self._run.hear(line.decode())
-        except ValueError:  # cut in two by a launcher that was ending: without it the run counts as failed
+        except ValueError:  # truncated by a launcher that was ending; without it the run counts as failed
             return
 
     def _beginning(self, text: bytes) -> int:
-        """How many of the last bytes may begin a line of ours."""
+        """How many of the last bytes may begin a status line."""
         longest = min(len(text), len(self._mark) - 1)
         return next((n for n in range(longest, 0, -1) if self._mark.startswith(text[-n:])), 0)

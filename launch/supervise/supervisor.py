@@ -1,4 +1,4 @@
-"""Watching over the launcher's process: its output passed on, signals handed down, nothing left running."""
+"""Run a launcher: pass on its output, hand down signals, judge the run, leave nothing running."""
 
 from __future__ import annotations
 
@@ -18,58 +18,59 @@ from typing import TYPE_CHECKING
 
 from launch.supervise import shared_memory
 from launch.supervise.cleanup import RUN_MARK, end_strays
-from launch.supervise.judge import Account, Conclude, Outcome, judge, no_answer
-from launch.supervise.launcher_output import NoiseFilter
-from launch.supervise.status_lines import Told
+from launch.supervise.judge import Conclude, Explain, Outcome, judge, no_answer
+from launch.supervise.launcher_output import OutputFilter
+from launch.supervise.status_lines import StatusLines
 
 if TYPE_CHECKING:
     from runner.verdict import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 5.0  # seconds that the launcher has to end its ranks in order
-CLAIMED = 2.0  # seconds that the launcher has to end once a rank has told a failure; MPICH's may never
-STRAY_OUTPUT = 1.0  # seconds of reading on after the launcher's end, when a process still holds its pipes
-TAIL = 1 << 16  # bytes of the ranks' last words kept
-# Clear the line, show the cursor: a rank that was ended could not.
+GRACE = 5.0  # seconds for the launcher to end its ranks in order
+CLAIMED = 2.0  # seconds for the launcher to end once a rank has reported a failure; MPICH's may never do so
+STRAY_OUTPUT = 1.0  # seconds to read on after the launcher's end, when a process still holds its pipes
+TAIL = 1 << 16  # bytes kept of the ranks' last output
+# Clear the line and show the cursor, as a rank that was ended could not.
 AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
-SHORT = 24  # characters; launchers add up to 70 of their own
-LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
+SHORT = 24  # characters of a path, to which launchers add up to 70
+EXEC_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
 
 
 def supervise(
-    started: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
+    prepare: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
     columns: int | None = None,
     *,
     token: str | None = None,
     debug: bool = False,
-    elsewhere: Callable[[Path, Path, float], list[str]] | None = None,
-    account: Account | None = None,
+    clean_up_hosts: Callable[[Path, Path, float], list[str]] | None = None,
+    explain: Explain | None = None,
     conclude: Conclude = no_answer,
 ) -> int:
-    """Run a launcher, watch it, judge the run and clean up after it; the run's exit status.
+    """Run a launcher to its end, judge the run and clean up after it; the run's exit status.
 
-    started: its words and environment, given the run's directory and a private folder with a short path.
-    token: of the lines by which ranks tell what belongs into the directory, where they cannot write there.
-    elsewhere: cleans up on other hosts, given the same two and the seconds since the start; those that do
-    not answer. account, conclude: as `judge` takes them.
+    prepare: returns the launcher's command and environment, given the run's directory and a private folder
+    with a short path. columns: the width of a progress bar that ranks may draw. token: of the status lines of
+    ranks that cannot write to the run's directory. clean_up_hosts: cleans up on other hosts, given the same
+    two and the seconds since the start, and returns those that do not answer. explain, conclude: as `judge`
+    takes them.
     """
     from runner.launcher import working_directory
     from runner.verdict import RunDirectory, RunLines
 
-    working_directory()  # where it is gone, launchers have no words for it
+    working_directory()  # launchers do not say so where it is gone
     run = RunDirectory.create()
     sockets = socket_folder()
     segments = shared_memory.segments()
     begun = time.monotonic()
-    sys.stdout.flush()  # what the ranks say goes straight to the file descriptor
+    sys.stdout.flush()  # the ranks' output goes straight to the file descriptor
     in_order = False
     try:
-        words, environment = started(run.path, sockets)
-        outcome = watch(words, environment, token)
+        command, environment = prepare(run.path, sockets)
+        outcome = watch_launcher(command, environment, token)
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
-        lost = elsewhere(run.path, sockets, time.monotonic() - begun) if elsewhere else []
-        status = judge(run, outcome, debug, lost, account, conclude)
+        lost = clean_up_hosts(run.path, sockets, time.monotonic() - begun) if clean_up_hosts else []
+        status = judge(run, outcome, debug, lost, explain, conclude)
         in_order = status == outcome.status == 0
         return status
     finally:
@@ -81,19 +82,20 @@ def supervise(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def watch(command: Sequence[str], environment: Mapping[str, str], token: str | None = None) -> Outcome:
+def watch_launcher(
+    command: Sequence[str], environment: Mapping[str, str], token: str | None = None
+) -> Outcome:
     """Run the launcher to its end; whatever happens, no process of the run is left on this machine.
 
-    token: of the lines on stderr that are meant for the run's directory.
+    token: of the status lines on stderr, which go to the run's directory.
 
-    The ranks run in a session of their own, so that a Ctrl-C reaches them once and through the
-    launcher, which is the one that knows them all. The first signal ends the run in order, the
-    second, or `GRACE` seconds, at once.
+    The ranks run in a session of their own, so that Ctrl-C reaches them once, and through the launcher, which
+    knows them all. The first signal ends the run in order; the second, or `GRACE` seconds, at once.
     """
     from runner.verdict import RunDirectory
 
-    watched = _Watched(RunDirectory(Path(environment[RUN_MARK])), token)
-    with handlers(watched.signalled):
+    watched = _WatchedLauncher(RunDirectory(Path(environment[RUN_MARK])), token)
+    with signal_handlers(watched.signalled):
         try:
             watched.start(command, environment)
             watched.relay()
@@ -104,20 +106,20 @@ def watch(command: Sequence[str], environment: Mapping[str, str], token: str | N
     return watched.outcome()
 
 
-class _Watched:
+class _WatchedLauncher:
     def __init__(self, run: RunDirectory, token: str | None) -> None:
         self.run = run
-        self.told = Told(run, token) if token else None
+        self.status_lines = StatusLines(run, token) if token else None
         self.process: subprocess.Popen[bytes] | None = None
         self.interrupted: signal.Signals | None = None
         self.abandoned = False
         self.deadline = float("inf")
-        self.filters = {1: NoiseFilter(), 2: NoiseFilter()}
-        self.said = b""
+        self.filters = {1: OutputFilter(), 2: OutputFilter()}
+        self.output_tail = b""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
-            [*LEASH, str(os.getpid()), *command],
+            [*EXEC_WITH_PARENT, str(os.getpid()), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -140,7 +142,7 @@ class _Watched:
             self.process.terminate()
 
     def relay(self) -> None:
-        """Pass on both streams until both have ended, or nobody is left who should write to them."""
+        """Pass on both streams until both have ended, or no process is left that should write to them."""
         assert self.process is not None
         with selectors.DefaultSelector() as selector:
             for stream, target in ((self.process.stdout, 1), (self.process.stderr, 2)):
@@ -149,52 +151,52 @@ class _Watched:
             while selector.get_map() and time.monotonic() < self.deadline:
                 for key, _ in selector.select(timeout=0.1):
                     chunk = os.read(key.fd, 1 << 16)
-                    said = self.told.feed(chunk) if self.told and key.data == 2 else chunk
-                    self._pass_on(key.data, self.filters[key.data].feed(said))
+                    text = self.status_lines.feed(chunk) if self.status_lines and key.data == 2 else chunk
+                    self._pass_on(key.data, self.filters[key.data].feed(text))
                     if not chunk:
                         selector.unregister(key.fileobj)
                 if self.deadline == float("inf") and self.run.failure() is not None:
                     self.deadline = time.monotonic() + CLAIMED
                 if self.process.poll() is not None:
                     self.deadline = min(self.deadline, time.monotonic() + STRAY_OUTPUT)
-        if self.told:
-            self._pass_on(2, self.filters[2].feed(self.told.finish()))
-        for target, noise_filter in self.filters.items():
-            self._pass_on(target, noise_filter.finish())
+        if self.status_lines:
+            self._pass_on(2, self.filters[2].feed(self.status_lines.finish()))
+        for target, output_filter in self.filters.items():
+            self._pass_on(target, output_filter.finish())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, min(self.deadline - time.monotonic(), GRACE)))
 
     def _pass_on(self, target: int, text: bytes) -> None:
         if target == 2:
-            self.said = (self.said + text)[-TAIL:]
+            self.output_tail = (self.output_tail + text)[-TAIL:]
         pass_on(target, text)
 
     def outcome(self) -> Outcome:
         assert self.process is not None
-        noise = b"".join(each.withheld for each in self.filters.values())
+        own = b"".join(each.withheld for each in self.filters.values())
         return Outcome(
             self.process.wait(),
             self.interrupted,
-            noise.decode(errors="replace"),
-            self.said.decode(errors="replace"),
+            own.decode(errors="replace"),
+            self.output_tail.decode(errors="replace"),
         )
 
 
 def pass_on(target: int, text: bytes) -> None:
     """Write all of `text` to a file descriptor."""
-    # Nobody reads any more (`| head -1`): the run goes on, for the sake of its output file.
+    # When the reader has gone (`| head -1`), the run goes on for the sake of its output file.
     with contextlib.suppress(BrokenPipeError):
         while text:
             text = text[os.write(target, text) :]
 
 
 @contextlib.contextmanager
-def handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """`handler` for the signals that would end this process; a signal that is ignored (nohup) stays so."""
+def signal_handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Install `handler` for the signals that would end this process; an ignored one (nohup) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    listener = signal.set_wakeup_fd(-1)  # a rank's own, where this process has been one
+    listener = signal.set_wakeup_fd(-1)  # a rank's, where this process has been one
     before = {number: signal.getsignal(number) for number in SIGNALS}
     changed = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     for number in changed:
@@ -208,7 +210,7 @@ def handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 def socket_folder() -> Path:
-    """A new private folder with a short path: with the temporary files, or in /tmp if that path is long."""
+    """A new private folder with a short path: among the temporary files, else in /tmp."""
     home = tempfile.gettempdir()
     if len(home) > SHORT and os.access("/tmp", os.W_OK | os.X_OK):
         home = "/tmp"

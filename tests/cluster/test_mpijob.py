@@ -19,7 +19,7 @@ from launch.kubernetes.pods import Implementation, Pods
 from launch.mpi.launcher import find
 from launch.spec import LaunchSpec, make_spec
 from launch.supervise.judge import Outcome, judge
-from launch.supervise.status_lines import Told
+from launch.supervise.status_lines import StatusLines
 from runner.verdict import RunDirectory
 
 TOKEN = "f00d"
@@ -80,7 +80,7 @@ def end(process: subprocess.Popen[bytes], folder: Path, said: bytes = b"") -> En
         process.kill()
     (folder / "run").mkdir()
     run = RunDirectory(folder / "run")
-    told = Told(run, TOKEN)
+    told = StatusLines(run, TOKEN)
     text = told.feed(said + log) + told.finish()
     return Ended(process.returncode, text.decode(errors="replace"), run)
 

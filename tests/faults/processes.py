@@ -16,7 +16,7 @@ from launch.mpi import launcher as mpi_launcher
 from runner.errors import MeshrunError
 
 DEADLOCK = 100  # seconds; nothing that is waited for takes a tenth of it on an idle machine
-FEW_CORES = re.compile(r"meshrun: warning: [\d,]+ ranks take turns on \d+ cores")
+FEW_CORES = re.compile(r"meshrun: warning: [\d,]+ ranks share \d+ cores")
 MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
 
 

@@ -107,9 +107,7 @@ def test_a_launcher_that_starts_no_rank_is_unknown(
         conclude=partial(conclude, ("validate", "--nagios")),
     )
     assert status == 3
-    assert capsys.readouterr().out.startswith(
-        "MESHRUN UNKNOWN - the run did not end well, and no rank said why"
-    )
+    assert capsys.readouterr().out.startswith("MESHRUN UNKNOWN - the run failed, and no rank reported why")
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -94,14 +94,14 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
     assert main(["launch", "mpirun", *words, *more, "--", *BENCH]) == VERDICT
     settings = {"A": "1", "INHERITED": "here", "B": ""}
     spec = LaunchSpec(BENCH, 2, 4, ("a", "b"), settings, "eth1", 7.5)
-    assert started == [(spec, None, {"patience": 90.0, "debug": True, "answers": (BENCH,)})]
+    assert started == [(spec, None, {"timeout": 90.0, "debug": True, "answers": (BENCH,)})]
 
 
 def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=8\nb:8\n")
     assert main(["launch", "mpirun", "--hostfile", str(file), "--", "selftest"]) == VERDICT
-    more = {"patience": 30.0, "debug": False, "answers": (("selftest",),)}
+    more = {"timeout": 30.0, "debug": False, "answers": (("selftest",),)}
     assert started == [(LaunchSpec(("selftest",), 2, 8, ("a", "b")), None, more)]
 
 
@@ -328,8 +328,8 @@ def test_more_ranks_than_cores_are_told_in_one_line(
 ) -> None:
     assert main(["-n", "40", "selftest"]) == 0
     assert capsys.readouterr().err == (
-        "meshrun: warning: 40 ranks take turns on 2 cores: to start and to run takes longer, "
-        "and timings say little\n"
+        "meshrun: warning: 40 ranks share 2 cores: starting and running takes longer, "
+        "and timings mean little\n"
     )
     assert conducted
 

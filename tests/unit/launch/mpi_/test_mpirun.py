@@ -17,7 +17,7 @@ from launch.mpi import library as mpi_library
 from launch.mpi import local, mpirun, ssh_hosts
 from launch.mpi.environment import environment, forwarded, on_interface
 from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
-from launch.mpi.mpirun import words
+from launch.mpi.mpirun import launcher_command
 from launch.mpi.rank_command import PROGRAM
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
@@ -111,7 +111,7 @@ def test_each_vendors_words(
     machine: Machine, version: str, spec: LaunchSpec, variables: dict[str, str], expected: str
 ) -> None:
     found = machine.install(version)
-    assert words(spec, found, variables) == [str(found.path), *expected.split()]
+    assert launcher_command(spec, found, variables) == [str(found.path), *expected.split()]
 
 
 NETWORK = {
@@ -320,7 +320,7 @@ def test_the_launchers_good_status_without_a_record_is_a_failure(
 def test_nothing_is_started_unless_every_host_answers(machine: Machine) -> None:
     machine.install(OPEN_MPI_5)
     with pytest.raises(UserError, match=r"no answer by ssh from n1 \(Permission denied"):
-        mpirun.start(LaunchSpec(("selftest",), 2, 1, (os.uname().nodename, "n1")), patience=1.0)
+        mpirun.start(LaunchSpec(("selftest",), 2, 1, (os.uname().nodename, "n1")), timeout=1.0)
     assert not machine.note.exists()
 
 
@@ -336,7 +336,7 @@ def test_the_route_to_the_hosts_is_the_network_where_none_is_asked_for(
     assert called[called.index("-iface") :][:2] == ["-iface", "eth7"]
     assert called[called.index("--expect-network") :][:2] == ["--expect-network", "eth7"]
     assert variables["NCCL_SOCKET_IFNAME"] == "=eth7"
-    assert f"network: eth7, by which {', '.join(spec.names)} are reached" in capsys.readouterr().err
+    assert f"network: eth7, which reaches {', '.join(spec.names)}" in capsys.readouterr().err
 
 
 def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_named(
@@ -346,12 +346,12 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
     found.path.write_text(found.path.read_text().replace(" record ", " nothing "))
     swept: list[list[str]] = []
 
-    def sweep(names: tuple[str, ...], command: list[str]) -> list[str]:
+    def run_on_others(names: tuple[str, ...], command: list[str]) -> list[str]:
         assert names == here().names
         swept.append(command)
         return ["localhost"]
 
-    monkeypatch.setattr(ssh_hosts, "sweep", sweep)
+    monkeypatch.setattr(ssh_hosts, "run_on_others", run_on_others)
     assert mpirun.start(here()) == 1
     called, variables = machine.called()
     ((python, isolated, script, mark, folder, seconds, token),) = swept
@@ -359,4 +359,4 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
     assert (mark, folder) == (variables[RUN_MARK], variables["PRTE_MCA_prte_tmpdir_base"])
     assert float(seconds) >= 1
     assert f"@{token}" in called
-    assert "no answer any more from host localhost" in capsys.readouterr().err
+    assert "host localhost does not answer any more" in capsys.readouterr().err

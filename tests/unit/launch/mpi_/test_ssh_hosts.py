@@ -11,7 +11,7 @@ import pytest
 from launch.mpi import library as mpi_library
 from launch.mpi import ssh_hosts
 from launch.mpi.library import Library
-from launch.mpi.ssh_hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, sweep
+from launch.mpi.ssh_hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, run_on_others
 from launch.spec import LaunchSpec
 from runner.errors import UserError
 
@@ -67,13 +67,13 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     return Ssh(folder)
 
 
-def ask(*names: str, patience: float = 60.0, network: str | None = None) -> list[Answer]:
-    return answers(LaunchSpec(("selftest",), len(names), 1, names, network=network), PYTHON, patience)
+def ask(*names: str, timeout: float = 60.0, network: str | None = None) -> list[Answer]:
+    return answers(LaunchSpec(("selftest",), len(names), 1, names, network=network), PYTHON, timeout)
 
 
-def refused(*names: str, patience: float = 60.0, network: str | None = None) -> str:
+def refused(*names: str, timeout: float = 60.0, network: str | None = None) -> str:
     with pytest.raises(UserError) as failure:
-        ask(*names, patience=patience, network=network)
+        ask(*names, timeout=timeout, network=network)
     return str(failure.value)
 
 
@@ -110,7 +110,7 @@ def test_an_sshd_that_is_just_starting_is_waited_for(ssh: Ssh) -> None:
 
 def test_one_that_never_starts_is_named_with_the_reason(ssh: Ssh) -> None:
     ssh.host("n2", REFUSED)
-    assert refused(ssh.host("n1"), "n2", patience=1.0) == (
+    assert refused(ssh.host("n1"), "n2", timeout=1.0) == (
         "no answer by ssh from n2 (ssh: connect to host n port 22: Connection refused): expected ssh n2 "
         "true, without a password, within 1 s. Try: ssh-copy-id, or the host's name, power and firewall"
     )
@@ -140,14 +140,14 @@ def test_every_silent_host_is_named_each_with_its_reason(ssh: Ssh) -> None:
     ssh.host("n4", "exit 255\n")
     assert (
         "from n1 (Permission denied (publickey).), n3 (Host key verification failed.), n4 (no reason given):"
-    ) in refused("n1", "n2", "n3", "n4", patience=0.1)
+    ) in refused("n1", "n2", "n3", "n4", timeout=0.1)
 
 
 def test_a_host_that_connects_and_hangs_is_named(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh_hosts, "ATTEMPT", 0.3)
     monkeypatch.setattr(ssh_hosts, "IMPORT", 0)
     ssh.host("n1", "exec sleep 600\n")
-    assert "no answer by ssh from n1 (connected, and said nothing)" in refused("n1", patience=0.1)
+    assert "no answer by ssh from n1 (connected, and said nothing)" in refused("n1", timeout=0.1)
 
 
 def test_a_host_whose_python_is_missing_is_named(ssh: Ssh) -> None:
@@ -278,7 +278,7 @@ def test_hopeless_reasons_are_few() -> None:
 def test_a_command_on_all_other_hosts(ssh: Ssh, tmp_path: Path) -> None:
     names = [ssh.host(f"n{number}", 'eval "$1"\n') for number in range(40)]
     words = ["sh", "-c", 'echo "$1" >>"$2"', "sh", "two words; exit 1", str(tmp_path / "a log")]
-    assert sweep([os.uname().nodename, *names], words) == []
+    assert run_on_others([os.uname().nodename, *names], words) == []
     assert (tmp_path / "a log").read_text() == "two words; exit 1\n" * 40
 
 
@@ -287,4 +287,4 @@ def test_hosts_that_fail_or_hang_are_the_ones_returned(ssh: Ssh) -> None:
     ssh.host("n2", "exit 0\n")
     ssh.host("n3", REFUSED)
     ssh.host("n4", "exit 1\n")
-    assert sweep(["n1", "n2", "n3", "n4"], ["true"], patience=3.0) == ["n1", "n3", "n4"]
+    assert run_on_others(["n1", "n2", "n3", "n4"], ["true"], timeout=3.0) == ["n1", "n3", "n4"]

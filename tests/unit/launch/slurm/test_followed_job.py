@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from launch.slurm import queries
-from launch.slurm.followed_job import Attempts, Followed
+from launch.slurm.followed_job import Followed, RestartableStatusLines
 from launch.slurm.queries import State
-from launch.supervise.status_lines import Told
+from launch.supervise.status_lines import StatusLines
 from runner.verdict import LINE, RunDirectory
 
 
@@ -20,8 +20,8 @@ def followed(folder: Path, *states: State, restarts: bool = False) -> Followed:
     run = RunDirectory(folder / "run")
     run.path.mkdir()
     output = folder / "out"
-    told = (Attempts if restarts else Told)(run, "77")
-    one = Followed(run, told, State("17", ""), shown=False, requeue=restarts)
+    lines = (RestartableStatusLines if restarts else StatusLines)(run, "77")
+    one = Followed(run, lines, State("17", ""), shown=False, requeue=restarts)
     for state in states:
         one.now(replace(state, output=str(output)))
         one.look()
@@ -42,7 +42,7 @@ def test_a_record_and_a_good_end(tmp_path: Path) -> None:
     (tmp_path / "out").write_text(f"before\n{RECORD}after\n")
     one = followed(tmp_path, RUNNING, COMPLETED)
     assert one.failure() is None
-    assert one.said == b"before\nafter\n"
+    assert one.output_tail == b"before\nafter\n"
     assert one.done
 
 

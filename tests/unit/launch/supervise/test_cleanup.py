@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpi.mpirun import SWEEP
+from launch.mpi.mpirun import CLEANUP
 from launch.supervise import shared_memory
 from launch.supervise.cleanup import RUN_MARK, strays
 from runner.verdict import RunLines
@@ -36,7 +36,7 @@ def token() -> str:
 
 def sweep(mark: str, folder: Path, seconds: float, token: str) -> None:
     """As ssh does it: from anywhere, with what a login shell has."""
-    words = [sys.executable, "-I", SWEEP, mark, str(folder), f"{seconds:.0f}", token]
+    words = [sys.executable, "-I", CLEANUP, mark, str(folder), f"{seconds:.0f}", token]
     environment = {"PATH": os.environ["PATH"], "TMPDIR": tempfile.gettempdir()}
     done = subprocess.run(
         words, cwd="/", env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False

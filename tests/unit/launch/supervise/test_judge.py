@@ -26,9 +26,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def outcome(
-    status: int = 0, noise: str = "", said: str = "", interrupted: signal.Signals | None = None
+    status: int = 0, launcher_output: str = "", tail: str = "", interrupted: signal.Signals | None = None
 ) -> Outcome:
-    return Outcome(status, interrupted, noise, said)
+    return Outcome(status, interrupted, launcher_output, tail)
 
 
 def fail(run: RunDirectory, status: int = 1, rank: int = 0) -> None:
@@ -72,7 +72,7 @@ def test_a_claimed_failure_outweighs_everything(
 ) -> None:
     run.complete({})
     fail(run, status)
-    assert judge(run, outcome(0, said="meshrun: [rank 0] no good\n")) == status
+    assert judge(run, outcome(0, tail="meshrun: [rank 0] no good\n")) == status
     assert capsys.readouterr().err == ""
 
 
@@ -89,7 +89,7 @@ def test_a_killed_rank_is_named_beside_the_failure_that_it_caused(
     run: RunDirectory, rank: int, told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail(run, rank=rank)
-    assert judge(run, outcome(137, KILLED, said=f"meshrun: [rank {rank}] no good\n")) == 1
+    assert judge(run, outcome(137, KILLED, tail=f"meshrun: [rank {rank}] no good\n")) == 1
     assert ("[rank 1, host n1] killed by signal 9 (SIGKILL)" in capsys.readouterr().err) is told
 
 
@@ -97,14 +97,16 @@ def test_a_rank_that_mpichs_launcher_may_have_killed_is_not(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail(run)
-    judge(run, outcome(9, MPICH_KILLED, said="meshrun: [rank 0] no good\n"))
+    judge(run, outcome(9, MPICH_KILLED, tail="meshrun: [rank 0] no good\n"))
     assert capsys.readouterr().err == ""
 
 
 def test_a_process_gets_its_rank(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     run.register(5, "gpu-host", 4711)
     judge(run, outcome(9, MPICH_KILLED))
-    assert "[rank 5, host gpu-host] killed by signal 9 (SIGKILL), by MPICH's" in capsys.readouterr().err
+    assert (
+        "[rank 5, host gpu-host] killed by signal 9 (SIGKILL), perhaps by MPICH's" in capsys.readouterr().err
+    )
 
 
 def test_an_unknown_process_keeps_its_number(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,16 +130,16 @@ def test_the_launchers_words_are_shown_once_when_nothing_better_is_known(
 def test_a_launcher_whose_words_are_shown_is_asked_for_its_account(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = outcome(137, said="srun: error: c2: task 3: Killed\n")
-    assert judge(run, said, account=task_end) == 1
+    said = outcome(137, tail="srun: error: c2: task 3: Killed\n")
+    assert judge(run, said, explain=task_end) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("meshrun: [rank 3, host c2] ended before its time: Killed: got exit status 137")
     assert line.endswith("Try: " + MEMORY)
 
 
 def test_an_account_of_nothing(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert judge(run, outcome(137, said="srun: job 7 queued\n"), account=task_end) == 1
-    assert "the run did not end well, and no rank said why" in capsys.readouterr().err
+    assert judge(run, outcome(137, tail="srun: job 7 queued\n"), explain=task_end) == 1
+    assert "the run failed, and no rank reported why" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.launcher_output import NoiseFilter, ProcessEnd, process_ends
+from launch.supervise.launcher_output import OutputFilter, ProcessEnd, process_ends
 
 RULER = "-" * 74 + "\n"
 BOX = "=" * 83 + "\n"
@@ -118,7 +118,7 @@ ORDINARY = (
 
 def passed(text: str, *, pieces: int = 1) -> tuple[str, str]:
     """What a filter lets through and what it withholds of `text`, fed in pieces of so many bytes."""
-    noise_filter, data = NoiseFilter(), text.encode()
+    noise_filter, data = OutputFilter(), text.encode()
     through = b"".join(noise_filter.feed(data[at : at + pieces]) for at in range(0, len(data), pieces))
     return (through + noise_filter.finish()).decode(), noise_filter.withheld.decode()
 
@@ -142,7 +142,7 @@ def test_noise_is_found_between_ordinary_output(name: str) -> None:
 
 
 def test_a_progress_bar_is_not_held_back() -> None:
-    noise_filter = NoiseFilter()
+    noise_filter = OutputFilter()
     assert noise_filter.feed("\r 45% ████".encode()) == "\r 45% ████".encode()
 
 
@@ -195,14 +195,14 @@ def test_a_signal_comes_before_a_status() -> None:
 @pytest.mark.parametrize("pieces", [1, 3, 1000])
 def test_the_empty_line_before_a_banner_is_part_of_it(pieces: int) -> None:
     """MPICH's begins with one, on standard output, where a monitor reads the first line."""
-    noise_filter = NoiseFilter()
+    noise_filter = OutputFilter()
     text = f"first\n\n{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n{BOX}".encode()
     passed = b"".join(noise_filter.feed(text[at : at + pieces]) for at in range(0, len(text), pieces))
     assert passed + noise_filter.finish() == b"first\n"
 
 
 def test_other_empty_lines_pass() -> None:
-    noise_filter = NoiseFilter()
+    noise_filter = OutputFilter()
     assert noise_filter.feed(b"a\n\n\nb") == b"a\n\n\nb"
     assert (
         noise_filter.feed(b"\n\n" + RULER.encode() + b"a table\n") == b"\n\n" + RULER.encode() + b"a table\n"

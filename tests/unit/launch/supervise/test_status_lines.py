@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.status_lines import Told
+from launch.supervise.status_lines import StatusLines
 from runner.verdict import LINE, RunDirectory
 
 OURS = f'{LINE} tok record {{"complete": true}}\n'
@@ -26,7 +26,7 @@ def test_chunks_of_any_size(parts: list[str], sizes: list[int]) -> None:
         def hear(self, line: str) -> None:
             lines.append(line)
 
-    told, passed, text = Told(Heard(Path()), "tok"), b"", "".join(parts).encode()
+    told, passed, text = StatusLines(Heard(Path()), "tok"), b"", "".join(parts).encode()
     turn = 0
     while text:
         size = sizes[turn % len(sizes)]
@@ -38,7 +38,7 @@ def test_chunks_of_any_size(parts: list[str], sizes: list[int]) -> None:
 
 
 def test_what_is_for_people_passes_at_once(tmp_path: Path) -> None:
-    told = Told(RunDirectory(tmp_path), "tok")
+    told = StatusLines(RunDirectory(tmp_path), "tok")
     assert told.feed(b"45 %\r") == b"45 %\r"
     assert told.feed(b"no newline yet") == b"no newline yet"
     assert told.feed(OURS.encode() + b"after") == b"after"
@@ -47,13 +47,13 @@ def test_what_is_for_people_passes_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [10, 30, len(OURS) - 1])
 def test_half_a_line_is_no_success(tmp_path: Path, end: int) -> None:
-    told = Told(RunDirectory(tmp_path), "tok")
+    told = StatusLines(RunDirectory(tmp_path), "tok")
     told.feed(OURS.encode()[:end])
     told.finish()
     assert RunDirectory(tmp_path).record() is None
 
 
 def test_a_line_that_was_cut_in_two(tmp_path: Path) -> None:
-    told = Told(RunDirectory(tmp_path), "tok")
+    told = StatusLines(RunDirectory(tmp_path), "tok")
     assert told.feed(OURS.encode()[:30] + b"lost\nmore\n") == b"more\n"
     assert RunDirectory(tmp_path).record() is None
