@@ -1,4 +1,4 @@
-"""The words of a command line: which command they name, and whether ranks run it."""
+"""Which command the arguments of a `meshrun` name, and whether ranks run it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-ALONE = (
+WITHOUT_RANKS = (
     ("jobs",),
     ("launch",),
     ("plan",),
@@ -17,14 +17,14 @@ VALUES = {"--colour": 0, "--expect": 2}  # of options before the command; one of
 
 
 def without_ranks(words: Sequence[str]) -> str | None:
-    """The command that these words begin with, if no ranks run it."""
-    return next((" ".join(name) for name in ALONE if tuple(words[: len(name)]) == name), None)
+    """The command that `words` begin with, if no ranks run it."""
+    return next((" ".join(name) for name in WITHOUT_RANKS if tuple(words[: len(name)]) == name), None)
 
 
 def check_words(root: click.Command, words: Sequence[str]) -> None:
-    """UsageError unless every rank would understand these words. root: the command `meshrun`."""
+    """UsageError unless every rank would accept these arguments. root: the command `meshrun`."""
     if alone := without_ranks(words):
-        raise click.UsageError(f"no ranks run {alone}")
+        raise click.UsageError(f"`meshrun {alone}` starts no ranks")
     group: click.Command | None = root
     name, rest = "meshrun", list(words)
     ctx: click.Context | None = None

@@ -18,7 +18,7 @@ RANKS = re.compile(
 )  # as it is typed, and the number that may follow
 LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
 # What a function of someone else can raise.
-BROKEN = (
+JOB_ERRORS = (
     ArithmeticError,
     AttributeError,
     ImportError,
@@ -32,13 +32,13 @@ BROKEN = (
 )
 
 
-class Shadowed(click.ClickException):
+class ShadowedPackage(click.ClickException):
     """A folder of the user's is found where one of our packages should be."""
 
     exit_code = 2
 
 
-def refuse_shadows() -> None:
+def check_shadowing() -> None:
     """Stop when `import runner` or `import jobs` would not import ours (PYTHONPATH=. can do that)."""
     home = Path(__file__).resolve().parents[2]
     for room in ROOMS:
@@ -49,13 +49,13 @@ def refuse_shadows() -> None:
         if found.name == "__init__.py":
             found = found.parent
         if found.resolve() != home / room:
-            raise Shadowed(
+            raise ShadowedPackage(
                 f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
                 f"Try: another name for that folder, or a PYTHONPATH without {found.parent}"
             )
 
 
-def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
+def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
     """Tell `sentence` once for all ranks; returns `exit_status`.
 
     With a run directory it is the first rank to claim the failure that tells, else rank 0. Where another
@@ -87,7 +87,7 @@ def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -
     return exit_status
 
 
-def refuse_empty(command: click.Command, words: Sequence[str], ctx: click.Context) -> None:
+def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: click.Context) -> None:
     """UsageError for an empty word, which would count as not given; an option whose default it is takes it.
 
     words: what follows the command's name, up to a command of its own after `--`.
@@ -106,12 +106,12 @@ def refuse_empty(command: click.Command, words: Sequence[str], ctx: click.Contex
             raise kind(f"an empty word{after}: a variable that is not set?", ctx)
 
 
-def one_line(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
+def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
     """words: those of the command line, without its program; none where no ranks run the command."""
     ctx = _context(mistake)
-    if typed := _ranks_first(mistake, ctx, words):
+    if typed := _misplaced_ranks(mistake, ctx, words):
         return typed
-    said = brief(mistake.format_message()).rstrip(".")
+    said = single_line(mistake.format_message()).rstrip(".")
     return f"{said}{'' if said.endswith('?') else '.'} Try: {ctx.command_path if ctx else 'meshrun'} --help"
 
 
@@ -132,7 +132,7 @@ def _first(mistake: BaseException) -> BaseException:
     return mistake if mistake.__cause__ is None else _first(mistake.__cause__)
 
 
-def _ranks_first(mistake: BaseException, ctx: click.Context | None, words: Sequence[str]) -> str | None:
+def _misplaced_ranks(mistake: BaseException, ctx: click.Context | None, words: Sequence[str]) -> str | None:
     """The sentence for a -n that follows the command whose ranks it counts; None for other mistakes."""
     first = _first(mistake)
     if not (isinstance(first, click.NoSuchOption) and first.option_name in ("-n", "--ranks")):
@@ -151,5 +151,5 @@ def _ranks_first(mistake: BaseException, ctx: click.Context | None, words: Seque
     return f"{first.option_name}, the number of ranks, goes before the command. Try: {typed}"
 
 
-def brief(text: object) -> str:
+def single_line(text: object) -> str:
     return " ".join(str(text).split())

@@ -76,7 +76,7 @@ def job_command(name: str) -> click.Command:
             *own,
             *runner_options({parameter.name for parameter in job.parameters}),
         ],
-        help=_as_written(job),
+        help=_help_text(job),
         short_help=job.summary,
         own=len(own),
     )
@@ -205,7 +205,7 @@ def depth_option(help: str) -> click.Option:
     )
 
 
-def _as_written(job: Job) -> str:
+def _help_text(job: Job) -> str:
     """The job's docstring without what the options show, and with click kept from refilling its lines."""
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:

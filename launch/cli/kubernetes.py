@@ -1,4 +1,4 @@
-"""`meshrun launch kubernetes`: the run described once, as a job in the cluster that kubectl is set up for."""
+"""`meshrun launch kubernetes`: a run as a job in the cluster that kubectl is set up for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, Form, made
+from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, ParsedText, build_spec
 from launch.cli.plugins import conclude
 from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
 
@@ -69,90 +69,103 @@ def size(text: str) -> str:
 
 @click.command()
 @SHAPE
-@click.option("--image", required=True, help="With meshrun in it; the Containerfile builds one.")
-@click.option("--name", help="Of the job.  [default: meshrun- and some digits]")
-@click.option("-N", "--namespace", help="Where.  [default: the one that kubectl is set to]")
-@click.option("--queue", metavar="NAME", help="Kueue's local queue.")
 @click.option(
-    "--gpu-resource", default=Pods.gpu_resource, show_default=True, help="Of which each rank gets one."
+    "--image", required=True, help="Container image with meshrun in it; the Containerfile builds one."
 )
-@click.option("--no-gpus", is_flag=True, help="Ranks on CPUs.")
+@click.option("--name", help="Name of the job.  [default: meshrun- and random digits]")
+@click.option("-N", "--namespace", help="Namespace of the job.  [default: kubectl's current one]")
+@click.option("--queue", metavar="NAME", help="Local queue of Kueue.")
+@click.option(
+    "--gpu-resource",
+    default=Pods.gpu_resource,
+    show_default=True,
+    help="Resource of which each rank gets one.",
+)
+@click.option("--no-gpus", is_flag=True, help="Run ranks on CPUs.")
 @click.option(
     "--rdma",
-    type=Form("RESOURCE=N", counted),
+    type=ParsedText("RESOURCE=N", counted),
     multiple=True,
     metavar="RESOURCE=N",
-    help="Network adapters for each pod with ranks, and IPC_LOCK to pin memory for them.",
+    help="Network adapters for each pod with ranks; adds IPC_LOCK, to pin memory for them.",
 )
 @click.option(
     "--shm",
-    type=Form("SIZE", size),
+    type=ParsedText("SIZE", size),
     default=Pods.shm,
     show_default=True,
     metavar="SIZE",
-    help="Of /dev/shm, in memory.",
+    help="Size of /dev/shm, which is in memory.",
 )
 @click.option(
-    "--memory", type=Form("SIZE", size), metavar="SIZE", help="For each pod with ranks, with --shm in it."
+    "--memory",
+    type=ParsedText("SIZE", size),
+    metavar="SIZE",
+    help="Memory of each pod with ranks, including --shm.",
 )
-@click.option("--cpu", metavar="N", help="For each pod with ranks.")
+@click.option("--cpu", metavar="N", help="CPUs of each pod with ranks.")
 @click.option(
     "--volume",
     "volumes",
-    type=Form("CLAIM:PATH", mounted),
+    type=ParsedText("CLAIM:PATH", mounted),
     multiple=True,
     metavar="CLAIM:PATH",
-    help="A persistent volume claim, and where ranks find it.",
+    help="Persistent volume claim, and where to mount it for ranks.",
 )
 @click.option(
     "--node-selector",
-    type=Form("K=V", pair),
+    type=ParsedText("K=V", pair),
     multiple=True,
     metavar="K=V",
-    help="A label that nodes must have.",
+    help="Label that nodes must have.",
 )
 @click.option(
     "--toleration",
     "tolerations",
-    type=Form("K[=V]:EFFECT", toleration),
+    type=ParsedText("K[=V]:EFFECT", toleration),
     multiple=True,
     metavar="K[=V]:EFFECT",
-    help="A taint that nodes may have.",
+    help="Taint to tolerate.",
 )
-@click.option("--service-account", metavar="NAME", help="Of the pods.  [default: the namespace's]")
 @click.option(
-    "--time-limit", type=Form("TIME", seconds), metavar="TIME", help="For the whole job: 90s, 30m, 2h, 1d."
+    "--service-account", metavar="NAME", help="Service account of the pods.  [default: the namespace's]"
+)
+@click.option(
+    "--time-limit",
+    type=ParsedText("TIME", seconds),
+    metavar="TIME",
+    help="Time limit of the whole job: 90s, 30m, 2h, 1d.",
 )
 @click.option(
     "--start-timeout",
-    type=Form("TIME", seconds),
+    type=ParsedText("TIME", seconds),
     default=Pods.start_timeout,
     show_default=True,
     metavar="TIME",
-    help="For pods to start, and for hosts to answer by ssh.",
+    help="Time for pods to start and hosts to answer by ssh.",
 )
 @click.option(
     "--clean-pods",
     type=click.Choice(get_args(CleanPods)),
     default=Pods.clean_pods,
     show_default=True,
-    help="Which workers are deleted at the end.",
+    help="Worker pods to delete at the end.",
 )
 @click.option(
     "--mpi",
     type=click.Choice(get_args(Implementation)),
     default=Pods.mpi,
     show_default=True,
-    help="The image's.",
+    help="MPI in the image.",
 )
 @click.option(
     "--python",
     default=Pods.python,
     show_default=True,
     metavar="PATH",
-    help="The image's, with meshrun and mpiexec beside it.",
+    help="Python in the image, with meshrun and mpiexec beside it.",
 )
-@click.option("--root", is_flag=True, help="The image's user is root.")
+@click.option("--root", is_flag=True, help="Run as root, the user of the image.")
 @NETWORK
 @SETTING
 @TIMEOUT
@@ -175,7 +188,7 @@ def kubernetes(
     words: tuple[str, ...],
     **more: Any,
 ) -> int:
-    """Ranks in pods: an MPIJob (kubeflow.org/v2beta1), or a plain Job on one node.
+    """Start ranks in pods: an MPIJob (kubeflow.org/v2beta1), or a plain Job on one node.
 
     \b
     meshrun launch kubernetes -j 2x8 --image registry/meshrun:1 -- bench all_reduce -b 8 -e 8G -f 2
@@ -185,9 +198,9 @@ def kubernetes(
 
     if more["memory"] and memory_bytes(more["memory"]) <= memory_bytes(more["shm"]):
         raise click.UsageError(
-            f"--shm {more['shm']} leaves nothing of --memory {more['memory']}: /dev/shm counts as memory"
+            f"--shm {more['shm']} uses up --memory {more['memory']}: /dev/shm counts as memory"
         )
-    spec = made(
+    spec = build_spec(
         words, wanted, [], settings=settings, files_here=False, network=network, host_timeout=host_timeout
     )
     pods = Pods(

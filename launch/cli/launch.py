@@ -1,4 +1,4 @@
-"""`meshrun launch TARGET`: the run described once, and started by whatever starts ranks here."""
+"""`meshrun launch TARGET`: a run described once, for any launcher."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launch.cli.params import (
     TIMEOUT,
     WORDS,
     Seconds,
+    build_spec,
     known_hosts,
-    made,
 )
 from launch.cli.plugins import conclude
 from launch.cli.slurm import slurm
@@ -57,12 +57,14 @@ def local(
     debug: bool,
     words: tuple[str, ...],
 ) -> int:
-    """Ranks on this machine, as `meshrun -n`."""
+    """Start ranks on this machine, as `meshrun -n` does."""
     from launch.mpi import local as here
 
-    spec = made(words, wanted or (1, 1), [], settings=settings)
+    spec = build_spec(words, wanted or (1, 1), [], settings=settings)
     if spec.hosts > 1:
-        raise click.UsageError(f"{spec.hosts} hosts are asked for, and this is one: launch mpirun, say")
+        raise click.UsageError(
+            f"{spec.hosts} hosts requested, and this is one; use launch mpirun, for example"
+        )
     if show:
         click.echo(here.preview(spec))
         return 0
@@ -74,11 +76,11 @@ def local(
 
 @launch.command()
 @SHAPE
-@click.option("--hosts", metavar="A:8,B:8", help="The hosts, in the order of ranks.")
+@click.option("--hosts", metavar="A:8,B:8", help="Hosts, in the order of ranks.")
 @click.option(
     "--hostfile",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The same as a file: HOST slots=N or HOST:N.",
+    help="File of hosts, a line each: HOST slots=N or HOST:N.",
 )
 @click.option(
     "--network", metavar="IFACE",
@@ -88,7 +90,7 @@ def local(
 @TIMEOUT
 @click.option(
     "--ssh-timeout", type=Seconds(1.0), default=ssh_hosts.TIMEOUT, show_default=True, metavar="SECONDS",
-    help="How long a host may take to answer at first.",
+    help="Time for a host to answer before the run.",
 )  # fmt: skip
 @PRINT
 @DEBUG
@@ -105,10 +107,10 @@ def mpirun(
     debug: bool,
     words: tuple[str, ...],
 ) -> int:
-    """Ranks on hosts that ssh reaches, by the MPI launcher that is installed here."""
+    """Start ranks on hosts reached by ssh, by the MPI launcher installed here."""
     from launch.mpi import mpirun as target
 
-    spec = made(
+    spec = build_spec(
         words,
         wanted,
         known_hosts(hosts, hostfile),
@@ -117,7 +119,9 @@ def mpirun(
         host_timeout=host_timeout,
     )
     if not spec.names:
-        raise click.UsageError("which hosts? --hosts a,b or --hostfile FILE; for this machine: launch local")
+        raise click.UsageError(
+            "no hosts given; use --hosts a,b or --hostfile FILE, or launch local for this machine"
+        )
     if show:
         click.echo(target.preview(spec))
         return 0

@@ -1,4 +1,4 @@
-"""The `meshrun` command: reads the words, and either starts ranks or becomes one.
+"""The `meshrun` command: starts ranks or becomes one.
 
 Nothing outside the standard library and click is imported before a command runs. A process
 becomes a rank when a launcher started it or when it is alone; `-n` starts ranks on this machine,
@@ -19,9 +19,9 @@ import click
 
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.command_line import command_in, without_ranks
-from launch.cli.errors import Shadowed, brief, one_line, refuse, refuse_shadows
+from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
-from launch.cli.plugins import WORDS, Commands, conclude
+from launch.cli.plugins import ARGUMENTS, Commands, conclude
 from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
 
@@ -80,10 +80,10 @@ def command(
     """
     from runner.launcher import announced, check_expected
 
-    told, words = announced(), ctx.meta[WORDS]
+    told, words = announced(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
         if ranks > 1 and (alone := without_ranks(words)):
-            raise click.UsageError(f"{alone} has nothing for -n to start")
+            raise click.UsageError(f"`meshrun {alone}` starts no ranks; remove -n")
         if ranks > 1 and run_dir is None and not _is_rank(told):
             from launch.mpi.local import start
 
@@ -119,7 +119,7 @@ def run() -> None:
     """Run a job on a file.
 
     JOB is the name of an installed job (meshrun jobs lists them) or a function in a file of
-    yours, FILE.py:NAME. meshrun run JOB --help tells what it does and its options.
+    yours, FILE.py:NAME. meshrun run JOB --help describes it and its options.
     """
 
 
@@ -134,7 +134,7 @@ def jobs() -> None:
         try:
             rows.append((name, find(name).summary))
         except MeshrunError as reason:
-            rows.append((name, f"does not work: {brief(reason)}"))
+            rows.append((name, f"does not work: {single_line(reason)}"))
     width = max((len(name) for name, _ in rows), default=0)
     for name, summary in rows:
         click.echo(f"{name:{width}}  {summary}".rstrip())
@@ -144,23 +144,23 @@ command.add_command(selftest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status: 0, 1 a run that failed, 2 a mistake in the words, 130 Ctrl-C."""
+    """Run the command; the exit status: 0, 1 for a failed run, 2 for a usage error, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in words
     try:
-        refuse_shadows()
+        check_shadowing()
         with command.make_context("meshrun", words.copy()) as ctx:
             status: Any = command.invoke(ctx)
             sys.stdout.flush()
             return status if isinstance(status, int) else 0
     except click.exceptions.Exit as ending:
         return ending.exit_code
-    except Shadowed as reason:
+    except ShadowedPackage as reason:
         print(f"meshrun: {reason.message}", file=sys.stderr)
         return reason.exit_code
     except click.ClickException as mistake:
         return _ended(
-            words, mistake.exit_code, one_line(mistake, () if without_ranks(words) else words), debug
+            words, mistake.exit_code, usage_message(mistake, () if without_ranks(words) else words), debug
         )
     except (KeyboardInterrupt, click.Abort):
         print("meshrun: interrupted", file=sys.stderr)
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _full(failure: OSError) -> str:
-    """An error of a file that nobody has put in words, most often a full disk that is written to."""
+    """The message for a file error that no one else has handled, most often a full disk."""
     from runner.errors import RunError, describe
 
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
@@ -186,12 +186,12 @@ def _full(failure: OSError) -> str:
 
 
 def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:
-    """Tell a mistake or a failure, and give the answer of a command that has one; the exit status."""
+    """Report an error, and give the answer of a command that has one; the exit status."""
     from runner.launcher import announced
 
-    status, told = refuse(sentence, status, words, debug), announced()
+    status, told = report_error(sentence, status, words, debug), announced()
     if words[0] == "--run-dir" or (told is not None and told.rank):
-        return status  # whoever started the ranks answers, or rank 0 does
+        return status  # the process that started the ranks answers, or rank 0
     return conclude(command_in(words), status, sentence)
 
 

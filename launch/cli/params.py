@@ -1,4 +1,4 @@
-"""What every target of `meshrun launch` is told alike, and the spec that it makes."""
+"""Options that several commands share, their types, and the launch specification made of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from launch.spec import HOST_TIMEOUT, Host, LaunchSpec, make_spec, parse_hosts, 
 Value = TypeVar("Value")
 
 
-class Form(click.ParamType[Value]):
-    """What a function makes of a text, or refuses by ValueError."""
+class ParsedText(click.ParamType[Value]):
+    """A text as `function` parses it; a ValueError of it is a usage error."""
 
     def __init__(self, name: str, function: Callable[[str], Value]) -> None:
         self.name, self._function = name, function
@@ -33,7 +33,7 @@ class Form(click.ParamType[Value]):
 
 
 class Seconds(click.FloatRange):
-    """From `least` to a day; not "nan", which is in every range."""
+    """Seconds, from `least` to a day; rejects "nan", which would pass every range."""
 
     name = "number of seconds"
 
@@ -71,22 +71,27 @@ DEVICES = ("auto", "cpu", "cuda")
 SHAPE = click.option(
     "-j",
     "wanted",
-    type=Form("HOSTSxGPUS", parse_shape),
+    type=ParsedText("HOSTSxGPUS", parse_shape),
     metavar="HOSTSxGPUS",
-    help="Hosts, and ranks on each: 2x8.",
+    help="Number of hosts, and of ranks on each: 2x8.",
 )
-PRINT = click.option("--print", "show", is_flag=True, help="Show what would be started, and stop.")
+PRINT = click.option("--print", "show", is_flag=True, help="Print what would be started, and stop.")
 SETTING = click.option(
-    "-x", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A variable for every rank."
+    "-x",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable for every rank.",
 )
 NETWORK = click.option(
-    "--network", metavar="IFACE", help="Interface for NCCL, MPI and UCX.  [default: each one's own choice]"
+    "--network", metavar="IFACE", help="Interface for NCCL, MPI and UCX.  [default: the choice of each]"
 )
 TIMEOUT = click.option(
     "--host-timeout", type=Seconds(3.0), default=HOST_TIMEOUT, show_default=True,
-    metavar="SECONDS", help="How long a host may be silent.",
+    metavar="SECONDS", help="Time that a host may be silent.",
 )  # fmt: skip
-DEBUG = click.option("--debug", is_flag=True, help="Show the launcher's own words too.")
+DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own messages.")
 WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 
 
@@ -115,7 +120,7 @@ def known_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
         raise click.UsageError(str(reason)) from reason
 
 
-def made(
+def build_spec(
     words: tuple[str, ...],
     wanted: tuple[int | None, int] | None,
     known: Sequence[Host],
@@ -124,23 +129,23 @@ def made(
     files_here: bool = True,
     **more: Any,
 ) -> LaunchSpec:
-    """The spec, once its words are known to be a command that ranks run.
+    """The specification; UsageError where `words` is not a command that ranks run.
 
-    files_here: a job's file is on this machine; else only an image may have it.
+    files_here: a job's file is on this machine; otherwise it may be in the image only.
     """
     if files_here or words[0] != "run":
         check_words(click.get_current_context().find_root().command, words)
     try:
-        return make_spec(words, wanted, known, settings=dict(map(setting, settings)), **more)
+        return make_spec(words, wanted, known, settings=dict(map(parse_setting, settings)), **more)
     except ValueError as reason:
         raise click.UsageError(str(reason)) from reason
 
 
-def setting(text: str) -> tuple[str, str]:
-    """NAME=VALUE, or NAME for the value that it has here."""
+def parse_setting(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE, or NAME for its value in this environment."""
     name, equals, value = text.partition("=")
     if not name.isidentifier():
         raise ValueError(f"-x {text}: expected NAME=VALUE")
     if not equals and name not in os.environ:
-        raise ValueError(f"-x {name}: it is not set here, and no value is given")
+        raise ValueError(f"-x {name}: not set here, and no value given")
     return name, value if equals else os.environ[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.errors import BROKEN
+from launch.cli.errors import JOB_ERRORS
 from launch.cli.job_command import JobCommand, Jobs, depth_option, input_option, job_option
 from launch.cli.params import SIZE, debug_option
 
@@ -67,7 +67,7 @@ def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int |
         raise click.UsageError("Missing JOB, or --calibrate.")
     from runner.storage.paths import named
 
-    return measure(named("--at", folder))
+    return calibrate_machine(named("--at", folder))
 
 
 def plan_command(name: str) -> click.Command:
@@ -174,10 +174,10 @@ def forecast(
         raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
     if json is not None:
         check_place(named("--json", json), "plan")
-    array, notes = described(input, input_shape, input_dtype)
-    machine = chosen(gpu)
+    array, notes = describe_input(input, input_shape, input_dtype)
+    machine = choose_machine(gpu)
     work = decide(job, job.complete(parameters), *array, ranks, grid=grid, boundary=boundary, cval=cval)
-    work = settled(work)
+    work = settle_work(work)
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
     if hosts is not None and hosts > ranks:
         raise UserError("--hosts is more than --ranks", got=f"{hosts} hosts", expected=f"at most {ranks}")
@@ -218,7 +218,7 @@ def check_memory(machine: Machine, options: StreamOptions) -> None:
             )
 
 
-def described(
+def describe_input(
     input: str | None, shape: str | None, dtype: str | None
 ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], list[str]]:
     """Shape and dtype of the array, and what is to be said of its file."""
@@ -244,7 +244,7 @@ def described(
         raise UserError("unknown --input-dtype", got=dtype, expected="uint8, float32, ...") from reason
 
 
-def chosen(gpu: str | None) -> Machine:
+def choose_machine(gpu: str | None) -> Machine:
     from runner.backend.host import host_memory
     from runner.rates import choose, load, nominal_cpu, rates_file
 
@@ -252,13 +252,13 @@ def chosen(gpu: str | None) -> Machine:
     return choose(gpu, load(rates_file()), here)
 
 
-def settled(work: Work) -> Work:
+def settle_work(work: Work) -> Work:
     from runner.errors import UserError, describe
     from runner.forecast import settle
 
     try:
         return settle(work)
-    except BROKEN as reason:  # in the job's own function
+    except JOB_ERRORS as reason:  # in the job's own function
         raise UserError(
             f"job {work.job.name} fails when called on zeros to see its result",
             got=describe(reason).partition(". Try: ")[0],
@@ -266,7 +266,7 @@ def settled(work: Work) -> Work:
         ) from reason
 
 
-def measure(folder: Path) -> int:
+def calibrate_machine(folder: Path) -> int:
     """Measure this machine, print and keep what was found."""
     from runner.backend import Backend
     from runner.calibrate import calibrate

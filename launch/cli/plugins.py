@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launch.cli.errors import refuse_empty
+from launch.cli.errors import check_empty_arguments
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -21,14 +21,14 @@ SUMMARIES = {
     "launch.cli.plan:plan": "Tell what a run will take, without a GPU or MPI.",
     "jobs.validate.command:validate": "Say whether the GPUs and wires are healthy.",
 }
-WORDS = "meshrun.words"  # in click's meta: the command and all that follows
+ARGUMENTS = "meshrun.words"  # in click's meta: the command and all that follows
 
 
 class Commands(click.Group):
     """The commands here, and those of other packages, which are imported only when asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_further_commands()})
+        return sorted({*super().list_commands(ctx), *_entry_points()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name) or _load(cmd_name)
@@ -36,15 +36,15 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        ctx.meta[WORDS] = tuple(args)
+        ctx.meta[ARGUMENTS] = tuple(args)
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not getattr(command, "texts", False):
-            refuse_empty(command, rest, click.Context(command, info_name=name, parent=ctx))
+            check_empty_arguments(command, rest, click.Context(command, info_name=name, parent=ctx))
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
-        further = _further_commands()
+        further = _entry_points()
         rows += [
             (name, SUMMARIES.get(entry.value, f"from {entry.value}"))
             for name, entry in further.items()
@@ -77,14 +77,14 @@ def conclude(
     return status if give is None else int(give(ran[1:], status, why, rank_status, answer, files))
 
 
-def _further_commands() -> dict[str, EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
 
 
 def _load(name: str) -> click.Command | None:
-    entry = _further_commands().get(name)
+    entry = _entry_points().get(name)
     if entry is None:
         return None
     from runner.errors import Importing

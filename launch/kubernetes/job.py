@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from launch.kubernetes import kubectl, manifest, pod_state, schema
-from launch.kubernetes.kubectl import Job, NoAnswer
+from launch.kubernetes.kubectl import ClusterJob, NoAnswer
 from launch.kubernetes.manifest import Document
 from launch.kubernetes.pod_log import PodLog
 from launch.kubernetes.pod_state import Object
@@ -48,7 +48,7 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
 
     token = secrets.token_hex(8)
     document = _document(spec, pods, token)
-    job = Job(kubectl.find(), document["kind"], pods.name, pods.namespace)
+    job = ClusterJob(kubectl.find(), document["kind"], pods.name, pods.namespace)
     run = RunDirectory.create()
     followed = _Followed(job, StatusLines(run, token), pods.start_timeout)
     try:
@@ -82,7 +82,7 @@ def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Documen
 class _Followed:
     """A job on its way. status: of mpiexec. fault: why the cluster has ended it, or cannot start it."""
 
-    def __init__(self, job: Job, status_lines: StatusLines, timeout: float) -> None:
+    def __init__(self, job: ClusterJob, status_lines: StatusLines, timeout: float) -> None:
         self.job, self.timeout = job, timeout
         self.log = PodLog(lambda since: job.log(self._launcher, since), status_lines)
         self.interrupted: signal.Signals | None = None

@@ -23,7 +23,7 @@ class NoAnswer(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """A job by its kind and name. program: kubectl. namespace: None for the one that kubectl is set to."""
 
     program: str

@@ -66,7 +66,7 @@ def _mpi_job(spec: LaunchSpec, pods: Pods, token: str | None) -> Document:
         pods,
         command=["/bin/sh", "-c", script(pods.mpi), "await_hosts", HOSTFILE, str(pods.start_timeout)],
         args=_literal([*words_between_hosts(spec, pods), *program(spec, pods, token)]),
-        variables=variables_between_hosts(spec, pods) | _told(token),
+        variables=variables_between_hosts(spec, pods) | _token_variable(token),
         limits=LAUNCHER_LIMITS,
     )
     settings = [] if pods.root else ["-f", f"{HOME}/.sshd_config"]
@@ -102,7 +102,7 @@ def _job(spec: LaunchSpec, pods: Pods, token: str | None) -> Document:
     container = _container(
         pods,
         command=_literal([*launcher.command(spec.ranks), *program(spec, pods, token)]),
-        variables={**launcher.settings(pods.root), **spec.settings} | _told(token),
+        variables={**launcher.settings(pods.root), **spec.settings} | _token_variable(token),
         limits=_limits(spec, pods),
         ranks=True,
     )
@@ -181,7 +181,7 @@ def _limits(spec: LaunchSpec, pods: Pods) -> dict[str, str]:
     return {**gpus, **{name: str(count) for name, count in pods.rdma.items()}, **sizes}
 
 
-def _told(token: str | None) -> dict[str, str]:
+def _token_variable(token: str | None) -> dict[str, str]:
     return {TOKEN: token} if token else {}
 
 

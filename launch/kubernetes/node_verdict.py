@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Judged:
+class NodeVerdict:
     """What is known of a node: one of STATUSES, and a sentence."""
 
     status: str
@@ -68,7 +68,7 @@ class Api:
         return found
 
 
-def judged(report: Path, host: str, node: str) -> Judged:
+def read_verdict(report: Path, host: str, node: str) -> NodeVerdict:
     """What the JSON document of `meshrun validate` says; unknown where there is none, or no verdict in it.
 
     host: what the report calls the node, the pod's name.
@@ -77,13 +77,13 @@ def judged(report: Path, host: str, node: str) -> Judged:
         document = json.loads(report.read_text())
         status, line = document["status"], document["line"]
     except (OSError, ValueError, KeyError, TypeError) as reason:
-        return Judged("unknown", f"no report: {reason}")
+        return NodeVerdict("unknown", f"no report: {reason}")
     if status not in STATUSES or not isinstance(line, str):
-        return Judged("unknown", f"a report without a verdict: {status!r}")
-    return Judged(status, line.replace(f"host {host}", f"host {node}"))
+        return NodeVerdict("unknown", f"a report without a verdict: {status!r}")
+    return NodeVerdict(status, line.replace(f"host {host}", f"host {node}"))
 
 
-def change(node: Object, found: Judged, now: str) -> Object:
+def merge_patch(node: Object, found: NodeVerdict, now: str) -> Object:
     """The merge patch that tells it on the node, as it is. Refused (409) once the node is another."""
     told: Object = {
         "metadata": {
@@ -99,18 +99,18 @@ def change(node: Object, found: Judged, now: str) -> Object:
     return told
 
 
-def tell(api: Api, name: str, found: Judged, now: str) -> None:
+def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
     """OSError where the cluster does not take it."""
     for attempt in range(ATTEMPTS):
         try:
-            api.patch(name, change(api.node(name), found, now))
+            api.patch(name, merge_patch(api.node(name), found, now))
             return
         except urllib.error.HTTPError as refusal:
             if refusal.code != CONFLICT or attempt == ATTEMPTS - 1:
                 raise
 
 
-def within(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
+def cluster_api(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
     """The API of the cluster that this pod is in. KeyError or OSError outside of one."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     address = f"[{host}]" if ":" in host else host
@@ -120,11 +120,11 @@ def within(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
 
 def main(report: str, node: str, account: Path = ACCOUNT) -> int:
     """0 when the node tells the verdict, whatever it is; 1 when it does not."""
-    found = judged(Path(report), socket.gethostname(), node)
+    found = read_verdict(Path(report), socket.gethostname(), node)
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     print(f"node {node}: {found.status}: {found.sentence}", flush=True)
     try:
-        tell(within(os.environ, account), node, found, now)
+        publish(cluster_api(os.environ, account), node, found, now)
     except (KeyError, OSError) as reason:
         said = reason.read().decode(errors="replace") if isinstance(reason, urllib.error.HTTPError) else ""
         print(f"meshrun: node {node} does not tell it: {reason!r} {said}".rstrip(), file=sys.stderr)

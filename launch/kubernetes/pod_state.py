@@ -59,12 +59,12 @@ def fault(pod: Object) -> str | None:
     """Why a pod cannot start, or was ended by the cluster; None where neither is so."""
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeShutdown ...
-        return _told(pod, "was ended", status)
+        return _describe_pod(pod, "was ended", status)
     for state in _states(pod):
         if state.get("waiting", {}).get("reason") in STUCK:
-            return _told(pod, "cannot start", state["waiting"])
+            return _describe_pod(pod, "cannot start", state["waiting"])
         if state.get("terminated", {}).get("reason") in ENDED:
-            return _told(pod, "was ended", state["terminated"])
+            return _describe_pod(pod, "was ended", state["terminated"])
     return None
 
 
@@ -84,14 +84,14 @@ def waits_for(pod: Object) -> str | None:
     unplaced = [each for each in conditions if each["type"] == "PodScheduled" and each["status"] == "False"]
     waiting = [state["waiting"] for state in _states(pod)]
     reasons = [*unplaced, *waiting, {"reason": "Pending"}]
-    return _told(pod, "waits", reasons[0])
+    return _describe_pod(pod, "waits", reasons[0])
 
 
 def failure(job: Object) -> str | None:
     """Why the cluster has ended a job."""
     for condition in job.get("status", {}).get("conditions", ()):
         if condition["type"] == "Failed" and condition["status"] == "True":
-            return told(f"{job['kind'].lower()} {name(job)} failed", condition)
+            return describe(f"{job['kind'].lower()} {name(job)} failed", condition)
     return None
 
 
@@ -107,18 +107,18 @@ def warnings(events: Sequence[Object], job: str) -> list[str]:
     for event in events:
         about = event.get("involvedObject", {})
         if event.get("type") == "Warning" and f"{about.get('name')}-".startswith(f"{job}-"):
-            found.append(told(f"{about.get('kind', '').lower()} {about['name']}", event))
+            found.append(describe(f"{about.get('kind', '').lower()} {about['name']}", event))
     return found
 
 
-def told(what: str, said: Object) -> str:
+def describe(what: str, said: Object) -> str:
     reason, message = said.get("reason", ""), " ".join(said.get("message", "").split())
     sentence = ": ".join(part for part in (what, reason, message) if part)
     return sentence + (f". Try: {HINTS[reason]}" if reason in HINTS else "")
 
 
-def _told(pod: Object, what: str, said: Object) -> str:
-    return told(f"pod {name(pod)} {what}", said)
+def _describe_pod(pod: Object, what: str, said: Object) -> str:
+    return describe(f"pod {name(pod)} {what}", said)
 
 
 def _states(pod: Object) -> Iterator[Object]:

@@ -77,9 +77,9 @@ class Launcher:
         defaults = self.settings(root=os.geteuid() == 0)
         if self.vendor == "Open MPI" and ranks > cores():
             defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        return {**defaults, **self.elsewhere(base, sockets)}
+        return {**defaults, **self.clean_environment(base, sockets)}
 
-    def elsewhere(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
+    def clean_environment(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
         """`base` without what names other hosts than the run's; the launcher's own sockets in `sockets`."""
         environment = {
             name: value

@@ -34,7 +34,7 @@ class Library:
         return f"{self.vendor} {self.major}"
 
 
-def told(said: str) -> Library | None:
+def parse_library(said: str) -> Library | None:
     """What a Python has answered to ASK; None for anything else, which is what one without MPI says."""
     major, _, vendor = said.strip().partition(" ")
     return Library(vendor, int(major)) if major.isdecimal() and vendor else None
@@ -43,7 +43,7 @@ def told(said: str) -> Library | None:
 def loaded() -> Library | None:
     """The MPI that mpi4py loads here; None where there is none."""
     done = query([sys.executable, "-c", ASK])
-    return told(done.stdout) if done.returncode == 0 else None
+    return parse_library(done.stdout) if done.returncode == 0 else None
 
 
 def check(launcher: Launcher, libraries: Mapping[str, Library | None]) -> None:

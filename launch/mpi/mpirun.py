@@ -57,7 +57,7 @@ def start(
     launcher = mpi_launcher.find()
     if launcher.whole_lines:  # raw output might cut the ranks' status lines
         columns = None
-    found = ssh_hosts.answers(spec, sys.executable, timeout)
+    found = ssh_hosts.probe_hosts(spec, sys.executable, timeout)
     mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
     chosen = on_interface("").keys() & os.environ.keys()  # the user's choice
     if spec.network is None and not chosen and (interface := ssh_hosts.common_interface(found)):
@@ -66,7 +66,7 @@ def start(
     token = secrets.token_hex(8)
 
     def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-        base = launcher.elsewhere(os.environ, sockets)
+        base = launcher.clean_environment(os.environ, sockets)
         variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
         ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
         start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
@@ -83,7 +83,7 @@ def start(
 def preview(spec: LaunchSpec) -> str:
     """The shell command for what `start` runs, without the options of a single run; contacts no host."""
     launcher = mpi_launcher.find()
-    here = launcher.elsewhere(os.environ)
+    here = launcher.clean_environment(os.environ)
     variables = environment(spec, launcher, here)
     start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
     return shell_command(variables, start, [*PROGRAM, *spec_options(spec), *spec.words])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launch.mpi.library import ASK, Library, told
+from launch.mpi.library import ASK, Library, parse_library
 from launch.spec import LaunchSpec
 
 TIMEOUT = 30.0  # seconds that a host may take to answer: its sshd may just be starting
@@ -36,7 +36,7 @@ NO_ROUTE = 255  # ssh's own exit status
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostProbe:
     """What a host said. interface: None on this machine, "" where it could not tell."""
 
     host: str
@@ -44,7 +44,7 @@ class Answer:
     interface: str | None
 
 
-def answers(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[Answer]:
+def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[HostProbe]:
     """All hosts' answers, asked at the same time; UserError names those that gave none, or lack Python."""
     from runner.errors import UserError
 
@@ -62,7 +62,7 @@ def answers(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[Ans
         ask=shlex.quote(ASK),
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda host: _ask(host, script, timeout), spec.names))
+        found = list(pool.map(lambda host: _probe(host, script, timeout), spec.names))
     silent = {host: said for host, said in zip(spec.names, found, strict=True) if isinstance(said, str)}
     if silent:
         raise UserError(
@@ -87,18 +87,19 @@ def answers(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[Ans
                 hint="--network, or none for the route to the hosts",
             )
     return [
-        Answer(host, told(lines[1]), None if is_here(host) else lines[2]) for host, lines in answered.items()
+        HostProbe(host, parse_library(lines[1]), None if is_local(host) else lines[2])
+        for host, lines in answered.items()
     ]
 
 
-def _ask(host: str, script: str, timeout: float) -> list[str] | str:
+def _probe(host: str, script: str, timeout: float) -> list[str] | str:
     """The lines that the script prints there, or the last reason why not."""
     deadline = time.monotonic() + timeout
     while True:
         left = deadline - time.monotonic()
         try:
             done = subprocess.run(
-                ["sh", "-s"] if is_here(host) else _ssh(host, "sh -s"),  # whatever the login shell is
+                ["sh", "-s"] if is_local(host) else _ssh(host, "sh -s"),  # whatever the login shell is
                 input=script,
                 capture_output=True,
                 text=True,
@@ -112,7 +113,7 @@ def _ask(host: str, script: str, timeout: float) -> list[str] | str:
             return [*lines[lines.index(BEGIN) + 1 :], "", "", "", ""]
         said = done.stderr.strip() or done.stdout.strip() or "no reason given"
         reason = said.splitlines()[-1].strip()
-        if done.returncode != NO_ROUTE or hopeless(reason) or time.monotonic() + PAUSE > deadline:
+        if done.returncode != NO_ROUTE or is_permanent(reason) or time.monotonic() + PAUSE > deadline:
             return reason
         time.sleep(PAUSE)
 
@@ -136,13 +137,13 @@ def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = C
             return False
         return done.returncode == 0
 
-    others = [host for host in names if not is_here(host)]
+    others = [host for host in names if not is_local(host)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         swept = list(pool.map(run, others))
     return [host for host, done in zip(others, swept, strict=True) if not done]
 
 
-def hopeless(reason: str) -> bool:
+def is_permanent(reason: str) -> bool:
     """Whether waiting would not help: the name or the key is wrong, not the host late."""
     return any(
         words in reason
@@ -150,14 +151,14 @@ def hopeless(reason: str) -> bool:
     )
 
 
-def common_interface(found: Sequence[Answer]) -> str | None:
+def common_interface(found: Sequence[HostProbe]) -> str | None:
     """The interface that all other hosts are reached by; None where they differ, cannot tell, or it is lo."""
     names = {answer.interface for answer in found if answer.interface is not None}
     name = names.pop() if len(names) == 1 else None
     return None if name in ("", "lo") else name
 
 
-def is_here(host: str) -> bool:
+def is_local(host: str) -> bool:
     """Whether `host` is this machine by name."""
     return host.rpartition("@")[2] in (
         "localhost",

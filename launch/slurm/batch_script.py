@@ -28,7 +28,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
-class Job:
+class JobRequest:
     """What Slurm must know beside the spec; texts as sbatch's options of the same names take them.
 
     mpi: how srun joins the ranks (`srun --mpi`). folder: the working directory, at the same path in a
@@ -67,7 +67,7 @@ class Job:
         return self.output or ("meshrun-%A_%a.out" if self.array else "meshrun-%j.out")
 
 
-def script(spec: LaunchSpec, job: Job, token: str | None = None) -> str:
+def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
     """The batch script. ValueError where a value does not fit on a line of it.
 
     token: of the lines by which ranks tell their verdict in the output; None where nobody reads them.
@@ -87,13 +87,13 @@ def script(spec: LaunchSpec, job: Job, token: str | None = None) -> str:
     return "\n\n".join(filter(None, sections)) + "\n"
 
 
-def srun(spec: LaunchSpec, job: Job, token: str | None = None) -> list[str]:
+def srun(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> list[str]:
     """The words that start the ranks in the allocation around this process, beside other steps of it."""
     options = shlex.split(" ".join(_grouped(spec, job)))
     return ["srun", "--overlap", *options, *program(spec, job, token), *spec.words]
 
 
-def defaults(job: Job) -> dict[str, str]:
+def defaults(job: JobRequest) -> dict[str, str]:
     """What ranks get where the environment says nothing.
 
     Nothing for MPICH: its one variable for that, FI_PROVIDER, would move NCCL's OFI plugin too.
@@ -101,13 +101,13 @@ def defaults(job: Job) -> dict[str, str]:
     return OVER_TCP if job.mpi.startswith("pmix") else {}
 
 
-def program(spec: LaunchSpec, job: Job, token: str | None) -> list[str]:
+def program(spec: LaunchSpec, job: JobRequest, token: str | None) -> list[str]:
     """What each rank is, before the words of the command; in a container, the image's own."""
     start = ["meshrun"] if job.container else list(PROGRAM)
     return [*start, *spec_options(spec, token)]
 
 
-def _requests(spec: LaunchSpec, job: Job) -> list[str]:
+def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
     """What is asked for. No --signal: at the time limit Slurm sends SIGTERM by itself and then waits, 30 s by
     default; an earlier one, rounded by up to a minute, ends a short job before it has begun."""
     values = {
@@ -143,7 +143,7 @@ def _line(name: str, value: str) -> str:
     return shlex.quote(value)
 
 
-def _exports(spec: LaunchSpec, job: Job) -> list[tuple[str, str]]:
+def _exports(spec: LaunchSpec, job: JobRequest) -> list[tuple[str, str]]:
     firm = required_variables(spec)
     yielding = [
         (name, f'"${{{name}:-{value}}}"') for name, value in defaults(job).items() if name not in firm
@@ -163,7 +163,7 @@ def _attempt(token: str | None) -> str:
     return "\n".join(lines)
 
 
-def _grouped(spec: LaunchSpec, job: Job) -> list[str]:
+def _grouped(spec: LaunchSpec, job: JobRequest) -> list[str]:
     """srun's options, those of one purpose on a line. All are said again: not every one is inherited."""
     per_host = str(spec.per_host)
     place = [f"--nodes={spec.hosts}", f"--ntasks={spec.ranks}", f"--ntasks-per-node={per_host}"]
@@ -180,7 +180,7 @@ def _grouped(spec: LaunchSpec, job: Job) -> list[str]:
     return [first, *(shlex.join(line) for line in lines if line)]
 
 
-def _container(spec: LaunchSpec, job: Job) -> list[str]:
+def _container(spec: LaunchSpec, job: JobRequest) -> list[str]:
     if job.container is None:
         return []
     mounts = [f"{job.folder}:{job.folder}", *([job.container_mounts] if job.container_mounts else [])]
@@ -191,7 +191,7 @@ def _container(spec: LaunchSpec, job: Job) -> list[str]:
     return [*words, f"--container-env={names}"] if names else words
 
 
-def _program(spec: LaunchSpec, job: Job, token: str | None) -> str:
+def _program(spec: LaunchSpec, job: JobRequest, token: str | None) -> str:
     words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in spec.words)
     return f"{shlex.join(program(spec, job, token))} \\\n    {words}"
 

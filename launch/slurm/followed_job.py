@@ -46,7 +46,7 @@ class RestartableStatusLines(StatusLines):
 
 
 @dataclass
-class Followed:
+class FollowedJob:
     """A job, or one task of an array, and what is known of it.
 
     shown: its output is passed on. requeue: Slurm may start it again.
@@ -115,7 +115,7 @@ class Followed:
         return not self._found and time.monotonic() > self.begun + LATE
 
     @property
-    def heard(self) -> bool:
+    def reported(self) -> bool:
         """Whether the ranks have told how it ends."""
         return self.run.failure() is not None or self.run.record() is not None
 
@@ -124,15 +124,15 @@ class Followed:
         """Whether nothing more is to come: it is over, and the output is here."""
         if self.cancelled and time.monotonic() > self.failed + 2 * CLAIMED:
             return True
-        late = LATE if self.nodes and (self.state.well or not self._found) else AT_ONCE
-        return self.state.over and (self.heard or time.monotonic() > self.ended + late)
+        late = LATE if self.nodes and (self.state.succeeded or not self._found) else AT_ONCE
+        return self.state.over and (self.reported or time.monotonic() > self.ended + late)
 
     def failure(self) -> str | None:
         """What Slurm and srun tell of a bad end; None of a good one."""
         from runner.errors import RunError
 
         state, recorded = self.state, self.run.record() is not None
-        if recorded and (state.well or state.state == GONE):
+        if recorded and (state.succeeded or state.state == GONE):
             return None
         got, expected, hint = None, None, HINTS.get(state.state)
         what = f"job {state.id} ended as {state.state} ({state.reason})"
@@ -152,7 +152,7 @@ class Followed:
     def _failed_nodes(self) -> list[str]:
         if self.state.state != "NODE_FAIL" and self.state.reason != "NodeDown":
             return []
-        return queries.failed(self.nodes)
+        return queries.failed_nodes(self.nodes)
 
     def _pass_on(self, text: bytes) -> None:
         self.output_tail = (self.output_tail + text)[-TAIL:]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
-from launch.slurm.batch_script import Job
-from launch.slurm.followed_job import Followed, RestartableStatusLines, task_end
+from launch.slurm.batch_script import JobRequest
+from launch.slurm.followed_job import FollowedJob, RestartableStatusLines, task_end
 from launch.slurm.queries import GONE, State, last_line, program
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
@@ -29,7 +29,7 @@ TIMEOUT = 60.0  # seconds for a cancelled job to be gone
 
 
 @dataclass
-class Follower:
+class SubmittedJob:
     """One submitted job. runs: of the job, or of each task of an array by its name."""
 
     id: str
@@ -38,7 +38,7 @@ class Follower:
     array: bool
     folder: Path
     interrupted: signal.Signals | None = None
-    runs: dict[str, Followed] = field(default_factory=dict)
+    runs: dict[str, FollowedJob] = field(default_factory=dict)
     waiting: State | None = None  # what of an array has not begun
     _cancelled: float = float("inf")
     _again: bool = False
@@ -61,7 +61,7 @@ class Follower:
             if self.interrupted and self._cancelled == float("inf"):
                 self._cancelled = self._news = now
                 query([program("scancel"), self.id])
-            if any(run.heard for run in self.runs.values() if not run.state.over):
+            if any(run.reported for run in self.runs.values() if not run.state.over):
                 self._news = max(self._news, now - ASK)
             if now > self._asked + min(max(ASK, (now - self._news) / 10), ASK_AT_MOST):
                 self._ask()
@@ -91,7 +91,7 @@ class Follower:
     def _ask(self) -> None:
         from runner.errors import tell
 
-        found = queries.jobs(self.id)
+        found = queries.query_job(self.id)
         if isinstance(found, str):
             if not self._silent:
                 tell(f"warning: Slurm does not answer, and is asked again: {found}")
@@ -122,14 +122,14 @@ class Follower:
         if (first or news) and (state.state == "RUNNING" or (state.state == "PENDING" and because)):
             tell(f"job {state.id}: {state.state}{on}{because}")
 
-    def _followed(self, state: State) -> Followed:
+    def _followed(self, state: State) -> FollowedJob:
         from runner.verdict import RunDirectory
 
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
         told = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
         before = State(state.id, "", output=state.output)
-        return Followed(run, told, before, shown=not self.array, requeue=self.requeue)
+        return FollowedJob(run, told, before, shown=not self.array, requeue=self.requeue)
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
         """The exit status of the whole, told: the first task's that is not 0. conclude: as of `judge`."""
@@ -164,7 +164,7 @@ class Follower:
         return next(filter(None, statuses), 0)
 
 
-def start(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
+def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
     """Submit the spec, follow the job to its end, judge it; the run's exit status.
 
     UserError where Slurm does not take it. A first Ctrl-C or SIGTERM cancels the job and waits until it is
@@ -177,7 +177,7 @@ def start(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: Conclude
     token = secrets.token_hex(8)
     text = batch_script.script(spec, job, token)
     folder = RunDirectory.create().path
-    follower = Follower("", token, job.requeue, job.array is not None, folder)
+    follower = SubmittedJob("", token, job.requeue, job.array is not None, folder)
     try:
         with signal_handlers(follower.signalled):
             follower.id = _submit(text)
@@ -196,7 +196,9 @@ def start(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: Conclude
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start_inside(spec: LaunchSpec, job: Job, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
+def start_inside(
+    spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer
+) -> int:
     """Run the spec in the allocation around this process; the run's exit status."""
     from runner.launcher import slurm_job
 

@@ -9,7 +9,7 @@ from launch.slurm.queries import HINT, last_line, program
 from launch.supervise.query import query
 
 # What each MPI takes, the best first. Open MPI speaks PMIx alone since version 5.
-TAKES = {
+ACCEPTED = {
     "Open MPI": ("pmix",),
     "MPICH": ("pmi2",),
     "Intel MPI": ("pmi2",),
@@ -20,7 +20,7 @@ OPEN_MPI_WITHOUT_PMI2 = 5
 WAY = re.compile(r"\b(cray_shasta|none|openmpi|pmi2|pmix(?:_v\d+)?)\b")
 
 
-def chosen(
+def choose_mpi(
     asked: str, ranks: int, library: Library | None, offered: frozenset[str] | None
 ) -> tuple[str, str]:
     """srun's --mpi for `ranks` ranks, and why in a few words; UserError where they would not find each other.
@@ -36,21 +36,23 @@ def chosen(
             raise UserError(
                 f"this Slurm has no --mpi {asked}", expected=f"one of {listed}", hint="--mpi auto"
             )
-        if ranks > 1 and (reason := parts(asked, library)):
+        if ranks > 1 and (reason := incompatible(asked, library)):
             fitting = (
-                f"--mpi {TAKES[library.vendor][0]}" if library and library.vendor in TAKES else "--mpi auto"
+                f"--mpi {ACCEPTED[library.vendor][0]}"
+                if library and library.vendor in ACCEPTED
+                else "--mpi auto"
             )
             raise UserError(f"--mpi {asked}: {reason}, so {ranks} ranks would be {ranks} runs", hint=fitting)
         return asked, "as asked"
     if ranks == 1:
         return "none", "one rank has nobody to find"
-    if library is None or library.vendor not in TAKES:
+    if library is None or library.vendor not in ACCEPTED:
         raise UserError(
             "which MPI the ranks will load cannot be seen from here",
             got=library or "no mpi4py that loads, or a container",
             hint=suggestion(None),
         )
-    takes = TAKES[library.vendor]
+    takes = ACCEPTED[library.vendor]
     for way in takes:
         if offered is None or way in offered:
             return way, f"for {library}"
@@ -63,12 +65,12 @@ def chosen(
 
 def suggestion(library: Library | None) -> str:
     """What to say where no Slurm can be asked. library: None where it cannot be seen."""
-    if library is None or library.vendor not in TAKES:
+    if library is None or library.vendor not in ACCEPTED:
         return "--mpi pmix for Open MPI, --mpi pmi2 for MPICH and Intel MPI"
-    return f"--mpi {TAKES[library.vendor][0]}, which {library} here takes"
+    return f"--mpi {ACCEPTED[library.vendor][0]}, which {library} here takes"
 
 
-def parts(way: str, library: Library | None) -> str | None:
+def incompatible(way: str, library: Library | None) -> str | None:
     """Why ranks that srun starts by `way` would not find each other; None when nothing says so."""
     if way == "none":
         return "srun tells no rank of the others"

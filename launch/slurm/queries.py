@@ -35,7 +35,7 @@ class State:
         return self.state in OVER
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         return self.state == "COMPLETED" and self.exit_code == "0:0"
 
 
@@ -58,7 +58,7 @@ def _state(record: str) -> State:
     return State(name, values["JobState"], reason, code, nodes, output[1] if output else "")
 
 
-def jobs(number: str) -> list[State] | str:
+def query_job(number: str) -> list[State] | str:
     """What Slurm says of a job, one for each task of an array; none when it has forgotten it. Or why not."""
     done = query([program("scontrol"), "show", "job", number])
     if done.returncode and "Invalid job id" in done.stdout + done.stderr:
@@ -66,7 +66,7 @@ def jobs(number: str) -> list[State] | str:
     return last_line(done) if done.returncode else states(done.stdout)
 
 
-def failed(nodes: str) -> list[str]:
+def failed_nodes(nodes: str) -> list[str]:
     """Those of some nodes, in Slurm's way of writing them, that do not answer."""
     words = ["--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
     return query([program("sinfo"), *words]).stdout.split()

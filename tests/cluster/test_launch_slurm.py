@@ -52,7 +52,7 @@ def way(refuse: Callable[[str | None], None]) -> str:
     if library is None:
         refuse("no MPI that mpi4py loads")
         raise AssertionError
-    return pmi.TAKES[library.vendor][0]
+    return pmi.ACCEPTED[library.vendor][0]
 
 
 @pytest.fixture

@@ -406,7 +406,7 @@ def test_measuring_gpus_where_there_are_none(run_apart: Run) -> None:
 def test_ranks_for_what_no_rank_does(run: Run, words: str) -> None:
     ended = run(["-n", "2", *words.split()])
     assert (ended.returncode, ended.stdout) == (2, "")
-    one_sentence(ended.stderr, "has nothing for -n to start", "Try: ")
+    one_sentence(ended.stderr, "starts no ranks; remove -n", "Try: ")
 
 
 def one_sentence(errors: str, *says: str) -> None:

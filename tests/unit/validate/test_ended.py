@@ -16,7 +16,7 @@ from jobs.validate.told import json as told_json
 from launch.cli.main import main
 from launch.cli.plugins import conclude
 from launch.mpi import launcher as mpi_launcher
-from launch.slurm.job import Follower
+from launch.slurm.job import SubmittedJob
 from launch.slurm.queries import State
 from launch.supervise.judge import Outcome, judge
 from runner.errors import UserError
@@ -165,6 +165,6 @@ def test_a_batch_job_that_never_began_is_unknown(
     interrupted: signal.Signals | None, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waiting = State("17", "CANCELLED")
-    job = Follower("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
+    job = SubmittedJob("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
     assert job.verdict(debug=False, conclude=VALIDATE) == status
     assert capsys.readouterr().out.startswith("UNKNOWN: ")

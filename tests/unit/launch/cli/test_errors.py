@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli import errors as module
-from launch.cli.errors import refuse
+from launch.cli.errors import report_error
 from runner import launcher
 from runner.verdict import LINE, RunDirectory, RunLines
 
@@ -66,7 +66,7 @@ def test_rank_0_speaks_at_once_to_people_and_to_the_one_who_reads(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rank(0)
-    assert refuse(SENTENCE, 2, ["--run-dir", f"@{token}", "-n", "4"], debug=False) == 2
+    assert report_error(SENTENCE, 2, ["--run-dir", f"@{token}", "-n", "4"], debug=False) == 2
     people, (line,) = apart(capsys.readouterr().err)
     assert people == [f"meshrun: {SENTENCE}"]
     run = RunDirectory(tmp_path)
@@ -87,7 +87,7 @@ def test_another_rank_lets_rank_0_speak_first_and_then_speaks(
 ) -> None:
     """It is still there, so that rank 0 has not met the same."""
     rank(3)
-    assert refuse(SENTENCE, 2, ["--run-dir", f"@{token}"], debug=False) == 2
+    assert report_error(SENTENCE, 2, ["--run-dir", f"@{token}"], debug=False) == 2
     assert slept[0] == module.LINGER
     people, (line,) = apart(capsys.readouterr().err)
     assert people == [f"meshrun: {SENTENCE}"]
@@ -104,7 +104,7 @@ def test_of_the_ranks_of_one_host_one_speaks(
 ) -> None:
     assert RunLines(token, heard=False).claim_failure({"rank": 0})  # and has not gone yet
     rank(1)
-    assert refuse(SENTENCE, 6, ["--run-dir", f"@{token}"], debug=True) == 6
+    assert report_error(SENTENCE, 6, ["--run-dir", f"@{token}"], debug=True) == 6
     assert capsys.readouterr().err == ""
     assert slept == [module.LINGER] * 2, "before it looks, and for the words of who has claimed"
     assert len(notes(tmp_path)) == 1, "another's claim stays"
@@ -114,11 +114,11 @@ def test_with_a_directory_there_is_nothing_to_wait_for(
     rank: Callable[[int], None], tmp_path: Path, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rank(3)
-    assert refuse(SENTENCE, 2, ["--run-dir", str(tmp_path)], debug=False) == 2
+    assert report_error(SENTENCE, 2, ["--run-dir", str(tmp_path)], debug=False) == 2
     assert slept == []
     assert capsys.readouterr().err == f"meshrun: {SENTENCE}\n"
     rank(0)
-    refuse(SENTENCE, 2, ["--run-dir", str(tmp_path)], debug=False)
+    report_error(SENTENCE, 2, ["--run-dir", str(tmp_path)], debug=False)
     assert slept == [module.LINGER]
     assert capsys.readouterr().err == ""
     assert notes(tmp_path) == ["failure.json"]
@@ -129,10 +129,10 @@ def test_where_nobody_reads_rank_0_speaks(
     rank: Callable[[int], None], slept: list[float], capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     rank(0)
-    refuse(SENTENCE, 2, words, debug=False)
+    report_error(SENTENCE, 2, words, debug=False)
     assert (capsys.readouterr().err, slept) == (f"meshrun: {SENTENCE}\n", [])
     rank(1)
-    assert refuse(SENTENCE, 2, words, debug=False) == 2
+    assert report_error(SENTENCE, 2, words, debug=False) == 2
     assert (capsys.readouterr().err, slept) == ("", [module.LINGER])
 
 
@@ -146,6 +146,6 @@ def test_a_host_without_room_for_notes_tells_rather_twice_than_not(
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     for number in (0, 1):
         rank(number)
-        assert refuse(SENTENCE, 2, ["--run-dir", f"@{token}"], debug=False) == 2
+        assert report_error(SENTENCE, 2, ["--run-dir", f"@{token}"], debug=False) == 2
         assert apart(capsys.readouterr().err)[0] == [f"meshrun: {SENTENCE}"]
     assert slept

@@ -127,7 +127,7 @@ def test_print_shows_it_and_starts_nothing(
     words: list[str],
     parts: list[str],
 ) -> None:
-    monkeypatch.setattr(ssh_hosts, "answers", lambda *_: pytest.fail("hosts were asked"))
+    monkeypatch.setattr(ssh_hosts, "probe_hosts", lambda *_: pytest.fail("hosts were asked"))
     assert main(["launch", *words, "--print", "--", *BENCH]) == 0
     text = capsys.readouterr().out
     assert all(part in text for part in [*parts, *PROGRAM])
@@ -157,11 +157,11 @@ COMMANDS = [
     (["doctor", "--device", "gpu"], "'gpu' is not one of"),
     (["selftest", "--nosuch"], "--nosuch"),
     (["selfest"], "No such command 'selfest'. Did you mean 'selftest'? Try: meshrun"),
-    (["jobs"], "no ranks run jobs"),
-    (["launch", "local", "--", "selftest"], "no ranks run launch"),
+    (["jobs"], "`meshrun jobs` starts no ranks"),
+    (["launch", "local", "--", "selftest"], "`meshrun launch` starts no ranks"),
     (["bench", "nosuch"], "No such command 'nosuch'"),
-    (["bench", "compare", "a", "b"], "no ranks run bench compare"),
-    (["bench", "plot", "a", "--to", "b.svg"], "no ranks run bench plot"),
+    (["bench", "compare", "a", "b"], "`meshrun bench compare` starts no ranks"),
+    (["bench", "plot", "a", "--to", "b.svg"], "`meshrun bench plot` starts no ranks"),
 ]
 # Mistakes in the words of bench end with nccl-tests' exit status, whoever starts it.
 OF_BENCH = [
@@ -192,14 +192,14 @@ def test_a_mistake_in_the_words_of_bench(refused: Callable[..., str], words: lis
         (["--bogus"], "--bogus"),
         (["local", "-j", "2x", "--", "selftest"], "expected HOSTSxGPUS such as 2x8, or GPUS, not '2x'"),
         (["local", "-j", "0", "--", "selftest"], "not '0'"),
-        (["local", "-j", "2x4", "--", "selftest"], "2 hosts are asked for, and this is one"),
+        (["local", "-j", "2x4", "--", "selftest"], "2 hosts requested, and this is one"),
         (["local", "--hosts", "a", "--", "selftest"], "--hosts"),
         (["local", "-x", "1A=2", "--", "selftest"], "-x 1A=2: expected NAME=VALUE"),
         (["local", "-x", "=2", "--", "selftest"], "-x =2: expected NAME=VALUE"),
         (["local", "-x", "A B=2", "--", "selftest"], "-x A B=2: expected NAME=VALUE"),
-        (["local", "-x", "NO_SUCH_VARIABLE", "--", "selftest"], "-x NO_SUCH_VARIABLE: it is not set here"),
+        (["local", "-x", "NO_SUCH_VARIABLE", "--", "selftest"], "-x NO_SUCH_VARIABLE: not set here"),
         (["local", "selftest", "--device", "cpu"], "No such option '--device'"),
-        (["mpirun", "-j", "2x8", "--", "selftest"], "which hosts? --hosts a,b or --hostfile FILE"),
+        (["mpirun", "-j", "2x8", "--", "selftest"], "no hosts given; use --hosts a,b or --hostfile FILE"),
         (["mpirun", "--", "selftest"], "say how many ranks: -j HOSTSxGPUS"),
         (["mpirun", "--hosts", "a,b", "--", "selftest"], "say how many ranks"),
         (["mpirun", "--hosts", "a:8,b:4", "--", "selftest"], "say how many ranks"),
@@ -276,7 +276,7 @@ def test_a_machine_without_a_launcher(
 
 def test_n_before_it_starts_nothing(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-n", "2", "launch", "local", "--", "selftest"]) == 2
-    assert "launch has nothing for -n to start" in capsys.readouterr().err
+    assert "`meshrun launch` starts no ranks; remove -n" in capsys.readouterr().err
     assert started == []
 
 

@@ -163,7 +163,7 @@ def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.Cap
 
 def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-n", "2", "plan", "laplacian", "in.npy", "--ranks", "2"]) == 2
-    assert "plan has nothing for -n to start" in capsys.readouterr().err
+    assert "`meshrun plan` starts no ranks; remove -n" in capsys.readouterr().err
 
 
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

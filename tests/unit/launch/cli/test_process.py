@@ -101,7 +101,7 @@ def test_no_file_of_the_working_directory_is_run_to_see_which_mpi_is_there(
     before = mpi_library.loaded()
     monkeypatch.chdir(folder)
     assert mpi_library.loaded() == before
-    (answer,) = ssh_hosts.answers(LaunchSpec(("selftest",), 1, 1, ("localhost",)), sys.executable)
+    (answer,) = ssh_hosts.probe_hosts(LaunchSpec(("selftest",), 1, 1, ("localhost",)), sys.executable)
     assert answer.mpi == before
     assert not list(marks.iterdir())
 

@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 from launch.cli.main import command
 from launch.cli.slurm import cores
 from launch.mpi.library import Library
-from launch.slurm.batch_script import Job, script
+from launch.slurm.batch_script import JobRequest, script
 from launch.spec import LaunchSpec
 from runner.errors import UserError
 
 SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
-JOB = Job("pmix", "/work")
+JOB = JobRequest("pmix", "/work")
 OPEN_MPI = Library("Open MPI", 5)
 
 
@@ -71,7 +71,7 @@ def test_a_container_has_an_mpi_of_its_own() -> None:
     [
         (("--", "bench", "all_reduce", "-n", "%a"), "'%a'"),
         (("--srun-args", "'", "--", *SPEC.words), "No closing quotation"),
-        (("--", "jobs"), "no ranks run jobs"),
+        (("--", "jobs"), "`meshrun jobs` starts no ranks"),
         (("--", "run", "nothing"), "unknown job"),
     ],
 )
@@ -91,4 +91,4 @@ def test_options_of_a_new_job_inside_another() -> None:
     done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
     assert done.stdout.startswith("srun --overlap --mpi=pmix --cpus-per-task=4 --nodes=2 --ntasks=16")
     done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
-    assert "--array is of a new job, and this is inside job 17" in str(done.exception)
+    assert "--array needs a new job, and this is inside job 17" in str(done.exception)

@@ -30,8 +30,8 @@ REFUSED: list[tuple[int, list[str], str]] = [
     (3, ["validate", "--simulate", "hosts=2", "-J", "a.json", "--save-baseline", "./a.json"], "one file for"),
     (3, ["validate", "--simulate", "hosts=2", "-J", "a.json", "--html", "../work/a.json"], "one file for"),
     (2, [*SLURM, "--srun-args", "it's", "--", "selftest"], "--srun-args it's: No closing quotation"),
-    (2, [*SLURM, "--time", "never", "--", "selftest"], "'never' is no time limit"),
-    (2, [*SLURM, "--array", "x", "--output", "%a", "--", "selftest"], "'x' is no list of indices"),
+    (2, [*SLURM, "--time", "never", "--", "selftest"], "'never' is not a time limit"),
+    (2, [*SLURM, "--array", "x", "--output", "%a", "--", "selftest"], "'x' is not a list of indices"),
     (2, ["launch", "kubernetes", "-j", "2", "--image", "i", "--time-limit", "99999999d", "--", "selftest"],
      "at most 2147483647 s"),
 ]  # fmt: skip

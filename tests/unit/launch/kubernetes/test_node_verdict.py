@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from launch.kubernetes import node_verdict, pods
-from launch.kubernetes.node_verdict import KEY, SENTENCE, WHEN, Api, Judged, judged, tell
+from launch.kubernetes.node_verdict import KEY, SENTENCE, WHEN, Api, NodeVerdict, publish, read_verdict
 
 ROOT = Path(__file__).parents[4]
 MANIFEST = ROOT / "kubernetes" / "validate.yaml"
 NOW = "2026-01-01T03:00:00Z"
 TAINT = {"key": KEY, "value": "critical", "effect": "NoSchedule"}
 OTHER = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-CRITICAL = Judged("critical", "CRITICAL: host n7, GPU 3: its NVLink at 61 % of its siblings")
+CRITICAL = NodeVerdict("critical", "CRITICAL: host n7, GPU 3: its NVLink at 61 % of its siblings")
 
 
 def merged(old: Any, patch: Any) -> Any:
@@ -115,7 +115,7 @@ def api(server: ThreadingHTTPServer) -> Api:
 
 @pytest.mark.parametrize("status", node_verdict.STATUSES)
 def test_the_node_tells_the_verdict(cluster: Cluster, api: Api, status: str) -> None:
-    tell(api, "n7", Judged(status, "a sentence"), NOW)
+    publish(api, "n7", NodeVerdict(status, "a sentence"), NOW)
     metadata = cluster.node["metadata"]
     assert metadata["labels"] == {"zone": "a", KEY: status}
     assert metadata["annotations"] == {SENTENCE: "a sentence", WHEN: NOW}
@@ -125,15 +125,15 @@ def test_the_node_tells_the_verdict(cluster: Cluster, api: Api, status: str) -> 
 
 def test_a_node_without_taints(cluster: Cluster, api: Api) -> None:
     del cluster.node["spec"]["taints"]
-    tell(api, "n7", CRITICAL, NOW)
+    publish(api, "n7", CRITICAL, NOW)
     assert cluster.node["spec"] == {"taints": [TAINT]}
 
 
-@pytest.mark.parametrize("found", [CRITICAL, Judged("ok", "OK: fine")])
-def test_a_taint_that_is_there_stays_as_it_is(cluster: Cluster, api: Api, found: Judged) -> None:
+@pytest.mark.parametrize("found", [CRITICAL, NodeVerdict("ok", "OK: fine")])
+def test_a_taint_that_is_there_stays_as_it_is(cluster: Cluster, api: Api, found: NodeVerdict) -> None:
     stricter = {**TAINT, "effect": "NoExecute"}
     cluster.node["spec"]["taints"] = [stricter, OTHER]
-    tell(api, "n7", found, NOW)
+    publish(api, "n7", found, NOW)
     assert cluster.node["spec"]["taints"] == [stricter, OTHER]
     assert cluster.node["metadata"]["labels"][KEY] == found.status
 
@@ -141,7 +141,7 @@ def test_a_taint_that_is_there_stays_as_it_is(cluster: Cluster, api: Api, found:
 def test_what_others_change_meanwhile_is_kept(cluster: Cluster, api: Api) -> None:
     cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     cluster.meanwhile = [{"spec": {"taints": [OTHER, cordoned]}}, {"metadata": {"labels": {"zone": "b"}}}]
-    tell(api, "n7", CRITICAL, NOW)
+    publish(api, "n7", CRITICAL, NOW)
     assert cluster.node["spec"]["taints"] == [OTHER, cordoned, TAINT]
     assert cluster.node["metadata"]["labels"]["zone"] == "b"
     assert len(cluster.asked) == 6
@@ -150,7 +150,7 @@ def test_what_others_change_meanwhile_is_kept(cluster: Cluster, api: Api) -> Non
 def test_a_node_that_never_rests_is_given_up(cluster: Cluster, api: Api) -> None:
     cluster.meanwhile = [{"metadata": {"labels": {"beat": str(i)}}} for i in range(100)]
     with pytest.raises(OSError, match="409"):
-        tell(api, "n7", CRITICAL, NOW)
+        publish(api, "n7", CRITICAL, NOW)
     assert len(cluster.asked) == 2 * node_verdict.ATTEMPTS
 
 
@@ -165,7 +165,7 @@ def test_a_report_of_the_real_command(tmp_path: Path) -> None:
     ):
         words = ["validate", "--simulate", f"hosts=1,gpus=8{fault}", "-J", str(report)]
         subprocess.run([meshrun, *words], check=False, capture_output=True, timeout=60)
-        found = judged(report, "h0", "n7")
+        found = read_verdict(report, "h0", "n7")
         assert found.status == status
         assert found.sentence.startswith(sentence)
 
@@ -185,7 +185,7 @@ def test_a_report_of_the_real_command(tmp_path: Path) -> None:
 def test_what_is_no_report_is_unknown(tmp_path: Path, text: str | None, sentence: str) -> None:
     if text is not None:
         (tmp_path / "report.json").write_text(text)
-    found = judged(tmp_path / "report.json", "pod", "n7")
+    found = read_verdict(tmp_path / "report.json", "pod", "n7")
     assert found.status == "unknown"
     assert found.sentence.startswith(sentence)
 

@@ -11,8 +11,8 @@ from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
 from launch.mpi import local, mpirun, ssh_hosts
 from launch.mpi.launcher import Launcher, Vendor
-from launch.mpi.library import Library, check, loaded, told
-from launch.mpi.ssh_hosts import Answer
+from launch.mpi.library import Library, check, loaded, parse_library
+from launch.mpi.ssh_hosts import HostProbe
 from launch.spec import LaunchSpec
 from runner.errors import UserError
 
@@ -33,7 +33,7 @@ def launcher(vendor: Vendor = "Open MPI") -> Launcher:
     ],
 )
 def test_the_answer_of_a_python(said: str, library: Library | None) -> None:
-    assert told(said) == library
+    assert parse_library(said) == library
 
 
 def test_a_python_without_mpi4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +93,13 @@ def test_on_this_machine_a_launcher_from_elsewhere_is_checked(
 
 def test_hosts_with_different_mpis_are_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = LaunchSpec(("selftest",), 3, 1, ("n1", "n2", "n3"))
-    found = [Answer("n1", OPEN_MPI, None), Answer("n2", MPICH, "eth0"), Answer("n3", OPEN_MPI, "eth0")]
+    found = [
+        HostProbe("n1", OPEN_MPI, None),
+        HostProbe("n2", MPICH, "eth0"),
+        HostProbe("n3", OPEN_MPI, "eth0"),
+    ]
     monkeypatch.setattr(mpi_launcher, "find", launcher)
-    monkeypatch.setattr(ssh_hosts, "answers", lambda *_: found)
+    monkeypatch.setattr(ssh_hosts, "probe_hosts", lambda *_: found)
     monkeypatch.setattr(mpirun, "supervise", lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(UserError) as failure:
         mpirun.start(spec)

@@ -329,8 +329,8 @@ def test_the_route_to_the_hosts_is_the_network_where_none_is_asked_for(
 ) -> None:
     machine.install(MPICH)
     spec = here()
-    found = [ssh_hosts.Answer(name, None, "eth7") for name in spec.names]
-    monkeypatch.setattr(ssh_hosts, "answers", lambda *_: found)
+    found = [ssh_hosts.HostProbe(name, None, "eth7") for name in spec.names]
+    monkeypatch.setattr(ssh_hosts, "probe_hosts", lambda *_: found)
     assert mpirun.start(spec) == 0
     called, variables = machine.called()
     assert called[called.index("-iface") :][:2] == ["-iface", "eth7"]

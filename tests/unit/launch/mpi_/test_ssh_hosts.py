@@ -11,7 +11,15 @@ import pytest
 from launch.mpi import library as mpi_library
 from launch.mpi import ssh_hosts
 from launch.mpi.library import Library
-from launch.mpi.ssh_hosts import BEGIN, Answer, answers, common_interface, hopeless, is_here, run_on_others
+from launch.mpi.ssh_hosts import (
+    BEGIN,
+    HostProbe,
+    common_interface,
+    is_local,
+    is_permanent,
+    probe_hosts,
+    run_on_others,
+)
 from launch.spec import LaunchSpec
 from runner.errors import UserError
 
@@ -67,8 +75,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     return Ssh(folder)
 
 
-def ask(*names: str, timeout: float = 60.0, network: str | None = None) -> list[Answer]:
-    return answers(LaunchSpec(("selftest",), len(names), 1, names, network=network), PYTHON, timeout)
+def ask(*names: str, timeout: float = 60.0, network: str | None = None) -> list[HostProbe]:
+    return probe_hosts(LaunchSpec(("selftest",), len(names), 1, names, network=network), PYTHON, timeout)
 
 
 def refused(*names: str, timeout: float = 60.0, network: str | None = None) -> str:
@@ -79,8 +87,8 @@ def refused(*names: str, timeout: float = 60.0, network: str | None = None) -> s
 
 def test_hosts_tell_the_interface_they_were_reached_by(ssh: Ssh) -> None:
     assert ask(ssh.host("n1"), ssh.host("n2")) == [
-        Answer("n1", None, "eth1"),
-        Answer("n2", None, "eth1"),
+        HostProbe("n1", None, "eth1"),
+        HostProbe("n2", None, "eth1"),
     ]
 
 
@@ -98,13 +106,13 @@ def test_hosts_are_asked_at_the_same_time(ssh: Ssh, tmp_path: Path) -> None:
 
 def test_what_a_login_shell_prints_is_no_answer(ssh: Ssh) -> None:
     ssh.host("n1", f"echo 'Welcome to the cluster'; echo 'no python today'\n{THERE}{SOUND}")
-    assert ask("n1") == [Answer("n1", None, "eth1")]
+    assert ask("n1") == [HostProbe("n1", None, "eth1")]
 
 
 def test_an_sshd_that_is_just_starting_is_waited_for(ssh: Ssh) -> None:
     thrice = f"[ $(grep -c {BEGIN} {ssh.folder}/asked-of-n1) -gt 2 ] || {{ {REFUSED.strip()}; }}\n"
     ssh.host("n1", thrice + THERE + SOUND)
-    assert ask("n1") == [Answer("n1", None, "eth1")]
+    assert ask("n1") == [HostProbe("n1", None, "eth1")]
     assert ssh.asked("n1") == 3
 
 
@@ -169,9 +177,9 @@ def test_the_path_of_python_is_one_word_there(ssh: Ssh, tmp_path: Path) -> None:
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     spec = LaunchSpec(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
-    assert [answer.host for answer in answers(spec, str(python))] == ["n1"]
+    assert [answer.host for answer in probe_hosts(spec, str(python))] == ["n1"]
     with pytest.raises(UserError, match="is not there on n1"):
-        answers(spec, f"{python}3")
+        probe_hosts(spec, f"{python}3")
 
 
 def test_hosts_tell_the_mpi_that_ranks_there_will_load(
@@ -188,7 +196,7 @@ def test_hosts_tell_the_mpi_that_ranks_there_will_load(
     python.chmod(0o755)
     for name, mpi in (("n1", "5 Open MPI"), ("n2", ""), ("n3", "Traceback")):
         ssh.host(name, f"export MPI='{mpi}'\n{SOUND}")
-    found = answers(LaunchSpec(("selftest",), 3, 1, ("n1", "n2", "n3"), settings), str(python))
+    found = probe_hosts(LaunchSpec(("selftest",), 3, 1, ("n1", "n2", "n3"), settings), str(python))
     assert [answer.mpi for answer in found] == [Library("Open MPI", 5), None, None]
 
 
@@ -200,12 +208,12 @@ def test_a_python_that_does_not_tell_its_mpi_in_time(
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
     spec = LaunchSpec(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
-    assert answers(spec, str(python)) == [Answer("n1", None, "eth1")]
+    assert probe_hosts(spec, str(python)) == [HostProbe("n1", None, "eth1")]
 
 
 def test_a_host_without_iproute_cannot_tell_its_interface(ssh: Ssh) -> None:
     lacking = SOUND.replace("eval", "ip() { echo 'ip: not found' >&2; return 127; }\neval")
-    assert ask(ssh.host("n1", THERE + lacking)) == [Answer("n1", None, "")]
+    assert ask(ssh.host("n1", THERE + lacking)) == [HostProbe("n1", None, "")]
 
 
 def test_a_network_that_a_host_does_not_have_is_named(ssh: Ssh) -> None:
@@ -222,8 +230,8 @@ def test_a_network_that_a_host_does_not_have_is_named(ssh: Ssh) -> None:
 def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
     here = os.uname().nodename
     ssh.host(here, "exit 255")
-    found = answers(LaunchSpec(("selftest",), 2, 1, (here, ssh.host("n2"))), sys.executable)
-    assert found[0] == Answer(here, mpi_library.loaded(), None)
+    found = probe_hosts(LaunchSpec(("selftest",), 2, 1, (here, ssh.host("n2"))), sys.executable)
+    assert found[0] == HostProbe(here, mpi_library.loaded(), None)
     assert found[1].interface == "eth1"
     assert ssh.asked(here) == 0
 
@@ -250,15 +258,15 @@ def test_without_ssh_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_the_common_interface(interfaces: list[str | None], common: str | None) -> None:
-    found = [Answer(f"n{number}", None, name) for number, name in enumerate(interfaces)]
+    found = [HostProbe(f"n{number}", None, name) for number, name in enumerate(interfaces)]
     assert common_interface(found) == common
 
 
 def test_this_machine_has_its_name_with_a_domain_or_without(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = os.uname_result(("Linux", "n1.cluster", "6.1", "#1", "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: machine)
-    assert all(map(is_here, ["n1", "n1.cluster", "localhost", "me@n1"]))
-    assert not any(map(is_here, ["n2", "n1.other", "n", "n11", "n1@n2", ""]))
+    assert all(map(is_local, ["n1", "n1.cluster", "localhost", "me@n1"]))
+    assert not any(map(is_local, ["n2", "n1.other", "n", "n11", "n1@n2", ""]))
 
 
 def test_ssh_takes_an_address_without_brackets(ssh: Ssh) -> None:
@@ -267,9 +275,9 @@ def test_ssh_takes_an_address_without_brackets(ssh: Ssh) -> None:
 
 
 def test_hopeless_reasons_are_few() -> None:
-    assert not hopeless("ssh: connect to host n1 port 22: Connection refused")
-    assert not hopeless("ssh: connect to host n1 port 22: No route to host")
-    assert not hopeless("kex_exchange_identification: Connection closed by remote host")
+    assert not is_permanent("ssh: connect to host n1 port 22: Connection refused")
+    assert not is_permanent("ssh: connect to host n1 port 22: No route to host")
+    assert not is_permanent("kex_exchange_identification: Connection closed by remote host")
 
 
 # Cleaning up.

@@ -14,31 +14,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.mpi.rank_command import PROGRAM
-from launch.slurm.batch_script import Job, script, srun
+from launch.slurm.batch_script import JobRequest, script, srun
 from launch.spec import LaunchSpec
 
 GOLDEN = Path(__file__).with_name("golden")
 SHIPPED = sorted((Path(__file__).parents[4] / "slurm").glob("*.sbatch"))
 SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
-JOB = Job("pmix", "/work")
+JOB = JobRequest("pmix", "/work")
 
-SCRIPTS: dict[str, tuple[LaunchSpec, Job, str | None]] = {
+SCRIPTS: dict[str, tuple[LaunchSpec, JobRequest, str | None]] = {
     "plain": (SPEC, JOB, None),
     "followed": (SPEC, JOB, "0123abcd"),
     "everything": (
         replace(SPEC, words=("run", "my file.py:f", "in-%a.npy"), settings={"B": "it's"}, network="ib0"),
-        Job(
+        JobRequest(
             "pmi2", "/work", bind_gpus="task", cpus_per_task=6, partition="gpu", account="a b", time="60",
             constraint="h100&ib", array="0-9%2", dependency="afterok:17", requeue=True,
             srun_args=("--mem=0", "--comment=x y"),
         ),
         "0123abcd",
     ),
-    "cpu": (replace(SPEC, per_host=2), Job("pmi2", "/work", gpus=False), None),
-    "exclusive": (SPEC, Job("pmix", "/work", exclusive=True, time="20"), None),
+    "cpu": (replace(SPEC, per_host=2), JobRequest("pmi2", "/work", gpus=False), None),
+    "exclusive": (SPEC, JobRequest("pmix", "/work", exclusive=True, time="20"), None),
     "container": (
         replace(SPEC, network="ib0"),
-        Job("pmix", "/my work", container="/images/meshrun.sqsh", container_mounts="/data:/data"),
+        JobRequest("pmix", "/my work", container="/images/meshrun.sqsh", container_mounts="/data:/data"),
         "0123abcd",
     ),
 }  # fmt: skip
@@ -92,7 +92,7 @@ def test_ranks_get_every_word_and_setting_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], value: str, array: bool
 ) -> None:
     spec = LaunchSpec(tuple(words), 2, 2, settings={"ANYTHING": value})
-    job = Job("pmix", "/work", array="7" if array else None, srun_args=(words[0],))
+    job = JobRequest("pmix", "/work", array="7" if array else None, srun_args=(words[0],))
     got, environment = started(
         script(spec, job), tmp_path_factory.mktemp("stub"), SLURM_ARRAY_TASK_ID="7", LC_ALL="C.UTF-8"
     )

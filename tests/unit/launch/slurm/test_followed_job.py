@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from launch.slurm import queries
-from launch.slurm.followed_job import Followed, RestartableStatusLines
+from launch.slurm.followed_job import FollowedJob, RestartableStatusLines
 from launch.slurm.queries import State
 from launch.supervise.status_lines import StatusLines
 from runner.verdict import LINE, RunDirectory
 
 
-def followed(folder: Path, *states: State, restarts: bool = False) -> Followed:
+def followed(folder: Path, *states: State, restarts: bool = False) -> FollowedJob:
     """A job that has gone through these states."""
     run = RunDirectory(folder / "run")
     run.path.mkdir()
     output = folder / "out"
     lines = (RestartableStatusLines if restarts else StatusLines)(run, "77")
-    one = Followed(run, lines, State("17", ""), shown=False, requeue=restarts)
+    one = FollowedJob(run, lines, State("17", ""), shown=False, requeue=restarts)
     for state in states:
         one.now(replace(state, output=str(output)))
         one.look()
@@ -110,7 +110,7 @@ def test_a_loss_after_which_slurm_starts_the_job_again(
 
 def test_nodes_that_slurm_has_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(queries, "failed", lambda nodes: asked.append(nodes) or ["c1"])
+    monkeypatch.setattr(queries, "failed_nodes", lambda nodes: asked.append(nodes) or ["c1"])
     (tmp_path / "out").write_text("")
     end = State("17", "NODE_FAIL", "NodeDown", nodes="c2")
     told = followed(tmp_path, RUNNING, end).failure()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.mpi.library import Library
-from launch.slurm.pmi import chosen
+from launch.slurm.pmi import choose_mpi
 from runner.errors import UserError
 
 OPEN_MPI, MPICH = Library("Open MPI", 5), Library("MPICH", 5)
@@ -26,7 +26,7 @@ OFFERED = frozenset(("none", "pmi2", "pmix", "pmix_v4"))
     ],
 )
 def test_the_way_that_fits_the_mpi(asked: str, ranks: int, library: Library | None, way: str) -> None:
-    assert chosen(asked, ranks, library, OFFERED)[0] == way
+    assert choose_mpi(asked, ranks, library, OFFERED)[0] == way
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_ranks_that_would_not_find_each_other(
     asked: str, library: Library | None, reason: str | None
 ) -> None:
     if reason is None:  # the second best is there
-        assert chosen(asked, 16, library, OFFERED)[0] == "pmi2"
+        assert choose_mpi(asked, 16, library, OFFERED)[0] == "pmi2"
         return
     with pytest.raises(UserError, match=reason):
-        chosen(asked, 16, library, OFFERED)
+        choose_mpi(asked, 16, library, OFFERED)
 
 
 def test_a_slurm_without_what_the_mpi_needs() -> None:
     with pytest.raises(UserError, match="Open MPI 5 needs srun --mpi=pmix: got a Slurm with none, pmi2"):
-        chosen("auto", 16, OPEN_MPI, frozenset(("none", "pmi2")))
+        choose_mpi("auto", 16, OPEN_MPI, frozenset(("none", "pmi2")))

@@ -41,4 +41,4 @@ def test_what_slurm_says_of_an_array() -> None:
     assert (waiting.id, waiting.state, waiting.over) == ("2_[2-3%2]", "PENDING", False)
     assert failed == State("2_1", "FAILED", "NonZeroExitCode", "1:0", "c1", "/tmp/meshrun-2_1.out")
     assert failed.over
-    assert not failed.well
+    assert not failed.succeeded
