@@ -1,4 +1,4 @@
-"""What is to run and on how many hosts, before it is said in a launcher's own words."""
+"""What is to run, on how many hosts: the specification of a launch, for any launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = re.compile(r"(?:(\d+)x)?(\d+)")
 
 @dataclass(frozen=True)
 class Host:
-    """A host by the name that ssh knows, and how many ranks it gets; 0: as many as the spec says."""
+    """A host by its name for ssh, and the ranks that it gets; 0: as many as the specification says."""
 
     name: str
     slots: int = 0
@@ -46,7 +46,7 @@ class LaunchSpec:
 
 
 def parse_shape(text: str) -> tuple[int | None, int]:
-    """Hosts and ranks on each, of "2x8"; of "8" the hosts are not said. ValueError for anything else."""
+    """Hosts and ranks on each, of "2x8"; of "8", None and 8. ValueError for anything else."""
     match = SHAPE.fullmatch(text)
     if not match or not int(match[2]) or match[1] == "0":
         raise ValueError(f"expected HOSTSxGPUS such as 2x8, or GPUS, not {text!r}")
@@ -54,14 +54,14 @@ def parse_shape(text: str) -> tuple[int | None, int]:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The hosts of "a:8,b:8" or "a,b"; ValueError where one is no name, or twice there."""
+    """The hosts of "a:8,b:8" or "a,b"; ValueError for an invalid name, or one given twice."""
     return distinct([parse_host(word, "--hosts") for word in text.split(",")])
 
 
 def read_hostfile(path: Path) -> list[Host]:
     """The hosts of a file, a line each: "a slots=8" (Open MPI), "a:8" (MPICH), or "a"; # begins a comment.
 
-    ValueError with the line's number where it is anything else; OSError where there is no such file.
+    ValueError with the line's number for anything else; OSError where there is no such file.
     """
     try:
         lines = path.read_text().splitlines()
@@ -118,10 +118,10 @@ def make_spec(
     network: str | None = None,
     host_timeout: float = HOST_TIMEOUT,
 ) -> LaunchSpec:
-    """The spec for HOSTSxGPUS on the first of the hosts that are known; ValueError where it does not fit.
+    """The specification of HOSTSxGPUS ranks on the first known hosts; ValueError where they do not fit.
 
-    Without `wanted`, all known hosts with their slots, which must be alike. Without `known`, hosts of
-    the launcher's choice.
+    Without `wanted`, all known hosts with their slots, which must be equal. Without `known`, the launcher
+    chooses the hosts.
     """
     hosts, per_host = wanted if wanted else (None, _common_slots(known))
     if hosts is None:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CliContext:
-    """What was said before the command's name; `click.Context.obj` of every command.
+    """Options before the command's name; `click.Context.obj` of every command.
 
-    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: of what started this rank.
-    columns: the terminal's width where rank 0 may draw a progress bar. colour: standard output ends
-    on a terminal. words: the command and all that follows.
+    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from the process that started this rank.
+    columns: the terminal's width where rank 0 may draw a progress bar. colour: standard output is a
+    terminal. words: the command and its arguments.
     """
 
     ranks: int | None = None

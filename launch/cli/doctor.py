@@ -1,4 +1,4 @@
-"""`meshrun doctor`: one table of all ranks, and all about them that would make a run fail or mislead."""
+"""`meshrun doctor`: a table of all ranks, and everything that would make a run fail or mislead."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="What to look at."
+    "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to examine."
 )
-@click.option("--json", "file", metavar="FILE", help="All facts as JSON.")
+@click.option("--json", "file", metavar="FILE", help="Write all facts as JSON.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
 def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debug: bool) -> int:
@@ -35,7 +35,7 @@ def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debu
     from runner.launcher import announced
     from runner.storage.paths import named
 
-    # Alone, this process loads no MPI: what ranks of it would load is asked of another.
+    # A single process loads no MPI; another finds out what its ranks would load.
     library = mpi_library.loaded() if announced() is None else None
     json = None if file is None else named("--json", file)
     return main(cli_context.started, device, json, debug, str(library or ""))

@@ -1,4 +1,4 @@
-"""How the command says no: once for all ranks, in one sentence, before any of them does work."""
+"""Report an error once for all ranks, in one sentence, before any of them does work."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROOMS = ("runner", "jobs")  # our other packages, whose names are also what peop
 RANKS = re.compile(
     r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)"
 )  # as it is typed, and the number that may follow
-LINGER = 1.0  # seconds that other ranks leave rank 0 to speak before their exit ends it
-# What a function of someone else can raise.
+LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
+# What a job's own function can raise.
 JOB_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -33,13 +33,13 @@ JOB_ERRORS = (
 
 
 class ShadowedPackage(click.ClickException):
-    """A folder of the user's is found where one of our packages should be."""
+    """A folder of the user hides one of our packages."""
 
     exit_code = 2
 
 
 def check_shadowing() -> None:
-    """Stop when `import runner` or `import jobs` would not import ours (PYTHONPATH=. can do that)."""
+    """ShadowedPackage when `import runner` or `import jobs` would not import ours, as with PYTHONPATH=. ."""
     home = Path(__file__).resolve().parents[2]
     for room in ROOMS:
         spec = importlib.machinery.PathFinder.find_spec(room)
@@ -56,39 +56,38 @@ def check_shadowing() -> None:
 
 
 def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
-    """Tell `sentence` once for all ranks; returns `exit_status`.
+    """Print `sentence` once for all ranks; returns `exit_status`.
 
-    With a run directory it is the first rank to claim the failure that tells, else rank 0. Where another
-    process reads what the ranks print, a rank that is still there when rank 0's end would have ended it
-    tells what it alone has met.
+    With a run directory the first rank to claim the failure prints it, otherwise rank 0. Where another
+    process reads the ranks' output, a rank that outlives rank 0 prints an error of its own.
     """
     from runner.errors import tell
     from runner.launcher import announced
     from runner.verdict import RunLines, run_at
 
-    told = announced()
-    rank = told.rank if told else 0
+    launched = announced()
+    rank = launched.rank if launched else 0
     run = run_at(words[1]) if words[0] == "--run-dir" and len(words) > 1 else None
     if rank and (run is None or isinstance(run, RunLines)):
         time.sleep(LINGER)
     if run is None:
-        speaks = rank == 0
+        reports = rank == 0
     else:
-        speaks = run.claim_failure({"exit_code": exit_status, "sentence": sentence, "rank": rank})
-    if speaks:
+        reports = run.claim_failure({"exit_code": exit_status, "sentence": sentence, "rank": rank})
+    if reports:
         if debug:
             traceback.print_exc()
         tell(sentence)
     elif run is not None:
         time.sleep(LINGER)
-    if speaks and isinstance(run, RunLines):
+    if reports and isinstance(run, RunLines):
         time.sleep(LINGER / 4)  # the other ranks of this host find the claim
         run.forget()
     return exit_status
 
 
 def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: click.Context) -> None:
-    """UsageError for an empty word, which would count as not given; an option whose default it is takes it.
+    """UsageError for an empty argument, which would count as missing, unless it is the option's default.
 
     words: what follows the command's name, up to a command of its own after `--`.
     """
@@ -103,20 +102,20 @@ def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: cli
         if (value if joined else word) == "" and (option := name if joined else before) not in taken:
             after = f" after {option}" if option else ""
             kind: type[click.UsageError] = getattr(command, "bad_usage", click.UsageError)
-            raise kind(f"an empty word{after}: a variable that is not set?", ctx)
+            raise kind(f"empty argument{after}: is a variable not set?", ctx)
 
 
 def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
-    """words: those of the command line, without its program; none where no ranks run the command."""
+    """The error as one line with a hint. words: the command line; empty for a command without ranks."""
     ctx = _context(mistake)
     if typed := _misplaced_ranks(mistake, ctx, words):
         return typed
-    said = single_line(mistake.format_message()).rstrip(".")
-    return f"{said}{'' if said.endswith('?') else '.'} Try: {ctx.command_path if ctx else 'meshrun'} --help"
+    message = single_line(mistake.format_message()).rstrip(".")
+    return f"{message}{'' if message.endswith('?') else '.'} Try: {ctx.command_path if ctx else 'meshrun'} --help"
 
 
 def _context(mistake: click.ClickException) -> click.Context | None:
-    """Of the command whose words are wrong; click leaves it out where an option's value is missing."""
+    """The context of the wrong command; click leaves it out where an option's value is missing."""
     if isinstance(mistake, click.UsageError) and mistake.ctx is not None:
         return mistake.ctx
     found, trace = None, _first(mistake).__traceback__
@@ -128,12 +127,12 @@ def _context(mistake: click.ClickException) -> click.Context | None:
 
 
 def _first(mistake: BaseException) -> BaseException:
-    """The mistake as click found it, before a command has given it another exit status."""
+    """The error as click raised it, before a command changed its exit status."""
     return mistake if mistake.__cause__ is None else _first(mistake.__cause__)
 
 
 def _misplaced_ranks(mistake: BaseException, ctx: click.Context | None, words: Sequence[str]) -> str | None:
-    """The sentence for a -n that follows the command whose ranks it counts; None for other mistakes."""
+    """The message for a -n after the command instead of before it; None for other errors."""
     first = _first(mistake)
     if not (isinstance(first, click.NoSuchOption) and first.option_name in ("-n", "--ranks")):
         return None

@@ -83,7 +83,7 @@ def job_command(name: str) -> click.Command:
 
 
 class JobCommand(click.Command):
-    """A command whose help tells the job's options from the runner's; own: how many the job has."""
+    """A command whose help lists the job's options apart from the runner's. own: the number of the job's."""
 
     def __init__(self, *arguments: Any, own: int, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -99,9 +99,7 @@ class JobCommand(click.Command):
         options = [one for one in self.params if isinstance(one, click.Option)]
         for option in options[self.own :]:
             if ctx.params[option.name or ""] == "":
-                raise click.UsageError(
-                    f"an empty word after {option.opts[0]}: a variable that is not set?", ctx
-                )
+                raise click.UsageError(f"empty argument after {option.opts[0]}: is a variable not set?", ctx)
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -142,7 +140,7 @@ def runner_options(taken: Container[str] = ()) -> list[click.Option]:
 
     return [
         device_option(),
-        click.Option(["--json"], metavar="FILE", help="Write the run's record there."),
+        click.Option(["--json"], metavar="FILE", help="Write the run's record to FILE."),
         click.Option(
             ["--verify"],
             type=click.Choice(VERIFY),
@@ -150,12 +148,12 @@ def runner_options(taken: Container[str] = ()) -> list[click.Option]:
             flag_value="sample",
             default="off",
             metavar="[sample|full]",
-            help="Prove the result with the job's reference: some blocks (sample), or all of it (full).",
+            help="Check the result against the job's reference: some blocks (sample), or all (full).",
         ),
-        click.Option(["--grid"], metavar="RxC", help="Cut the array like this, a number per axis."),
-        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="What lies beyond the array."),
+        click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
+        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
         click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
-        click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is on its way."),
+        click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
         *form_options(taken),
         *stream_options(),
@@ -164,13 +162,15 @@ def runner_options(taken: Container[str] = ()) -> list[click.Option]:
 
 
 def form_options(taken: Container[str]) -> list[click.Option]:
-    """What a file without a header does not say of itself. A job's own --dtype leaves --input-dtype."""
-
+    """Options that describe a file without a header. A job's own --dtype leaves --input-dtype."""
     return [
-        input_option("shape", taken, metavar="RxC", help="Of an input without a header, such as .raw."),
-        input_option("dtype", taken, metavar="NAME", help="Likewise, such as float32."),
+        input_option("shape", taken, metavar="RxC", help="Shape of an input without a header, such as .raw."),
+        input_option("dtype", taken, metavar="NAME", help="Its dtype, such as float32."),
         input_option(
-            "order", taken, type=click.Choice(("C", "F")), help="Likewise; F: the first index runs fastest."
+            "order",
+            taken,
+            type=click.Choice(("C", "F")),
+            help="Its order; F: the first index varies fastest.",
         ),
     ]
 
@@ -184,20 +184,18 @@ def input_option(name: str, taken: Container[str], **details: Any) -> click.Opti
 def stream_options() -> list[click.Option]:
     """The fields of `runner.stream.options.StreamOptions`."""
     return [
-        click.Option(["--chunk-bytes"], type=SIZE, help="Send the array through in chunks of this size."),
-        click.Option(["--host-memory"], type=SIZE, help="What each rank's chunks may take of the host's."),
-        click.Option(["--device-memory"], type=SIZE, help="What they may take of a GPU's."),
-        depth_option("Chunks under way."),
-        click.Option(["--resume"], is_flag=True, help="Go on where an unfinished run of this stopped."),
-        click.Option(["--static"], is_flag=True, help="Let no rank take over chunks of a slower one."),
-        click.Option(
-            ["--timeline"], metavar="FILE", help="Draw what ran when: .html, or .json for Perfetto."
-        ),
+        click.Option(["--chunk-bytes"], type=SIZE, help="Process the array in chunks of this size."),
+        click.Option(["--host-memory"], type=SIZE, help="Host memory for the chunks of each rank."),
+        click.Option(["--device-memory"], type=SIZE, help="GPU memory for them."),
+        depth_option("Chunks in flight."),
+        click.Option(["--resume"], is_flag=True, help="Continue an unfinished run of the same job."),
+        click.Option(["--static"], is_flag=True, help="Do not move chunks from slower ranks to faster ones."),
+        click.Option(["--timeline"], metavar="FILE", help="Write a timeline: .html, or .json for Perfetto."),
     ]
 
 
 def depth_option(help: str) -> click.Option:
-    """--depth: None where it is not said."""
+    """--depth; None where it is not given."""
     from runner.stream.options import DEPTH, DEPTH_MOST
 
     return click.Option(
@@ -206,7 +204,7 @@ def depth_option(help: str) -> click.Option:
 
 
 def _help_text(job: Job) -> str:
-    """The job's docstring without what the options show, and with click kept from refilling its lines."""
+    """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:
         text = re.sub(rf"^ *{parameter.name}: .+(\n {{2,}}.+)*\n?", "", text, flags=re.MULTILINE)

@@ -80,33 +80,32 @@ def command(
     """
     from runner.launcher import announced, check_expected
 
-    told, words = announced(), ctx.meta[ARGUMENTS]
+    launched, words = announced(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
         if ranks > 1 and (alone := without_ranks(words)):
             raise click.UsageError(f"`meshrun {alone}` starts no ranks; remove -n")
-        if ranks > 1 and run_dir is None and not _is_rank(told):
+        if ranks > 1 and run_dir is None and not _is_rank(launched):
             from launch.mpi.local import start
 
             answer = partial(conclude, words)
             ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words, conclude=answer))
-        if told is not None and told.size is not None:
-            check_expected(ranks, told.size, told)
-    here = sys.stdout.isatty()
+        if launched is not None and launched.size is not None:
+            check_expected(ranks, launched.size, launched)
     ctx.obj = CliContext(
         ranks,
         run_dir,
         host_timeout,
         expect or (None, None),
         expect_network,
-        columns if told else terminal_columns(),
-        colour if told else here,
+        columns if launched else terminal_columns(),
+        colour if launched else sys.stdout.isatty(),
         words,
     )
 
 
-def _is_rank(told: Announced | None) -> bool:
-    # A shell that srun gave is a step of one task, which may well start ranks.
-    return told is not None and not (told.size == 1 and "SLURM_STEP_ID" in os.environ)
+def _is_rank(launched: Announced | None) -> bool:
+    # An interactive shell under srun is a step of one task, and may start ranks.
+    return launched is not None and not (launched.size == 1 and "SLURM_STEP_ID" in os.environ)
 
 
 @command.group(
@@ -189,8 +188,8 @@ def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int
     """Report an error, and give the answer of a command that has one; the exit status."""
     from runner.launcher import announced
 
-    status, told = report_error(sentence, status, words, debug), announced()
-    if words[0] == "--run-dir" or (told is not None and told.rank):
+    status, launched = report_error(sentence, status, words, debug), announced()
+    if words[0] == "--run-dir" or (launched is not None and launched.rank):
         return status  # the process that started the ranks answers, or rank 0
     return conclude(command_in(words), status, sentence)
 

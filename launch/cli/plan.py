@@ -1,4 +1,4 @@
-"""`meshrun plan`: what a run will take, told without a GPU or MPI; and the measuring of a machine's rates."""
+"""`meshrun plan`: predict the time and memory of a run, without a GPU or MPI; calibrate a machine's rates."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Plans(Jobs):
     invoke_without_command=True,
     no_args_is_help=False,
 )
-@click.option("--calibrate", is_flag=True, help="Measure this machine's rates, and keep them.")
+@click.option("--calibrate", is_flag=True, help="Measure this machine's rates, and save them.")
 @click.option(
     "--at",
     "folder",
     default=".",
     metavar="FOLDER",
-    help="Where --calibrate writes and reads a file.  [default: here]",
+    help="Where --calibrate writes and reads a file.  [default: the working directory]",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int | None:
-    """Tell what a run will take, without a GPU or MPI.
+    """Predict what a run will take, without a GPU or MPI.
 
     \b
     meshrun plan laplacian in.npy --ranks 8
@@ -94,7 +94,7 @@ def plan_command(name: str) -> click.Command:
         name,
         callback=run,
         params=[click.Argument(["input"], required=False), *own, *ours],
-        help=f"{job.summary}\n\nTells what meshrun run {name} will take.",
+        help=f"{job.summary}\n\nPredicts what meshrun run {name} will take.",
         short_help=job.summary,
         own=len(own),
     )
@@ -105,35 +105,36 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
     from runner.halo import BOUNDARIES
 
     return [
-        input_option("shape", taken, metavar="RxC", help="Of a raw INPUT, or in place of INPUT."),
-        input_option("dtype", taken, metavar="NAME", help="With --shape: such as float32."),
+        input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or in place of INPUT."),
+        input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
         click.Option(
-            ["--ranks"], type=click.IntRange(1, RANKS_MOST), required=True, metavar="N", help="How many."
+            ["--ranks"], type=click.IntRange(1, RANKS_MOST), required=True, metavar="N",
+            help="Number of ranks.",
         ),
         click.Option(
             ["--hosts"], type=click.IntRange(min=1), metavar="H",
-            help="On so many hosts.  [default: as few as have GPUs enough]",
+            help="Number of hosts.  [default: as few as have enough GPUs]",
         ),
         click.Option(
             ["--gpu"], metavar="NAME",
-            help="Such as h200, a100, l40s; cpu for none.  [default: what --calibrate measured, else h200]",
+            help="h200, a100, l40s, ...; cpu for none.  [default: as calibrated, else h200]",
         ),
-        click.Option(["--grid"], metavar="RxC", help="Cut the array like this, a number per axis."),
-        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="What lies beyond the array."),
+        click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
+        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
         click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
-        depth_option("Chunks under way at once."),
+        depth_option("Chunks in flight."),
         click.Option(
-            ["--chunk-bytes"], type=SIZE, help="Of a chunk's input.  [default: as a run's]"
+            ["--chunk-bytes"], type=SIZE, help="Size of a chunk's input.  [default: as in a run]"
         ),
         click.Option(
             ["--host-memory"], type=SIZE,
-            help="That a rank may use.  [default: a quarter of the host's over its ranks]",
+            help="Host memory for each rank.  [default: a quarter of the host's, shared by its ranks]",
         ),
         click.Option(
             ["--device-memory"], type=SIZE,
-            help="Likewise of its GPU.  [default: 80 % of it]",
+            help="GPU memory for each rank.  [default: 80 % of its GPU's]",
         ),
-        click.Option(["--json"], metavar="FILE", help="Write the plan there."),
+        click.Option(["--json"], metavar="FILE", help="Write the plan to FILE."),
         debug_option(),
     ]  # fmt: skip
 
@@ -209,11 +210,11 @@ def check_memory(machine: Machine, options: StreamOptions) -> None:
         "--host-memory": (options.host_memory, machine.memory if machine.measured else 0),
         "--device-memory": (options.device_memory, int(gigabyte * machine.device_memory)),
     }
-    for option, (said, most) in there.items():
-        if said is not None and 0 < most < said:
+    for option, (given, most) in there.items():
+        if given is not None and 0 < most < given:
             raise UserError(
                 f"{option} is more than {machine.name} has",
-                got=f"{said:,} bytes",
+                got=f"{given:,} bytes",
                 expected=f"at most {most:,}",
             )
 
@@ -221,7 +222,7 @@ def check_memory(machine: Machine, options: StreamOptions) -> None:
 def describe_input(
     input: str | None, shape: str | None, dtype: str | None
 ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], list[str]]:
-    """Shape and dtype of the array, and what is to be said of its file."""
+    """Shape and dtype of the array, and notes about its file."""
     import numpy as np
 
     from runner.errors import UserError

@@ -1,4 +1,4 @@
-"""Commands of other packages, found by entry point and imported only when asked for."""
+"""Plug-in commands, found by entry point and imported only when used."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from launch.cli.errors import check_empty_arguments
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
-# Of the project's own further commands, whose import would cost more than the rest of the help.
+COMMAND_GROUP = "meshrun.commands"  # group of entry points
+# Of our own plug-ins, whose import would take longer than the rest of the help.
 SUMMARIES = {
     "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
     "launch.cli.doctor:doctor": "Show what every rank has, and what is wrong with it.",
     "launch.cli.launch:launch": "Start ranks on several hosts.",
-    "launch.cli.plan:plan": "Tell what a run will take, without a GPU or MPI.",
+    "launch.cli.plan:plan": "Predict what a run will take, without a GPU or MPI.",
     "jobs.validate.command:validate": "Say whether the GPUs and wires are healthy.",
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and all that follows
 
 
 class Commands(click.Group):
-    """The commands here, and those of other packages, which are imported only when asked for."""
+    """The built-in commands, and plug-ins, which are imported only when used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_entry_points()})
@@ -63,7 +63,7 @@ def conclude(
     answer: str | None = None,
     files: bool = True,
 ) -> int:
-    """Have the command of a run that has ended without its answer give it; the exit status.
+    """Have a command give its answer after a run that ended without one; the exit status.
 
     Only a command with a method `conclude(words, status, why, rank_status, answer, files)` has one. ran: its
     name and its words. `partial(conclude, ran)` is a `launch.supervise.judge.Conclude`, which see.
@@ -72,7 +72,7 @@ def conclude(
 
     try:
         give = getattr(_load(ran[0]), "conclude", None) if ran else None
-    except (MeshrunError, click.UsageError):  # told when it was asked for
+    except (MeshrunError, click.UsageError):  # reported when the command was loaded
         return status
     return status if give is None else int(give(ran[1:], status, why, rank_status, answer, files))
 

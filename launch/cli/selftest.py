@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--mutate", is_flag=True, help="Break the runner on purpose; every way must be noticed.")
-@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="What to test.")
+@click.option("--mutate", is_flag=True, help="Break the runner on purpose; every mutation must be detected.")
+@click.option(
+    "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to test."
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
 def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
-    """Find out whether this installation works."""
+    """Test whether this installation works."""
     from runner.launcher import announced
     from runner.selftest import main as test
 
@@ -42,9 +44,9 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     from runner.selftest import launcher_ranks
     from runner.selftest import main as test
 
-    working_directory()  # else each part would tell that it is gone
+    working_directory()  # else each part would report that it is gone
     status = test(device=device, started=Started(ranks=1), debug=debug)
-    if status == UserError.exit_code:  # said already: there is no such device
+    if status == UserError.exit_code:  # reported already: there is no such device
         return status
     parts = {"one rank": status == 0}
     try:

@@ -1,7 +1,7 @@
-"""A spec as a job in a Kubernetes cluster: submitted, its log passed on, its run judged by what ranks tell.
+"""Submit a job to Kubernetes, pass on its log, and judge the run by the ranks' status lines.
 
-Neither the job's status nor a pod's proves anything of the results. The lines that ranks leave for whoever
-started them are in the launcher pod's log.
+Neither the job's status nor a pod's proves anything about the results. The status lines are in the launcher
+pod's log.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ PAUSES = 3  # looks until the cluster says why the launcher pod is gone
 
 
 def preview(spec: LaunchSpec, pods: Pods) -> str:
-    """The manifest that `start` submits, without what only a run has; UserError for one that is no good."""
+    """The manifest that `start` submits, without the options of one run; UserError for an invalid one."""
     return manifest.text(_document(spec, pods))
 
 
 def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
     """Submit the job, follow it to its end, and judge the run; the run's exit status.
 
-    A job whose pods cannot start is deleted, and one that is interrupted: 130 (128 + signal). Raises
-    UserError where nothing is submitted, and RunError where the cluster does not answer any more.
+    A job whose pods cannot start is deleted, and so is one that is interrupted: 130 (128 + signal). Raises
+    UserError where nothing is submitted, and RunError where the cluster stops answering.
     """
     from runner.errors import tell
     from runner.verdict import RunDirectory

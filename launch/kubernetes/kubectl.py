@@ -1,4 +1,4 @@
-"""One job in the cluster that kubectl is set up for."""
+"""A job in the cluster that kubectl is set up for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN_KIND = "no matches for kind"
 
 
 class NoAnswer(Exception):
-    """The cluster was asked, and said something else than an answer."""
+    """A query to the cluster failed."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ClusterJob:
         return f"{self.kind.lower()}/{self.name}"
 
     def create(self, manifest: Document) -> None:
-        """Submit it; UserError when the cluster does not take it."""
+        """Submit it; UserError where the cluster rejects it."""
         from runner.errors import UserError
 
         try:
@@ -43,7 +43,7 @@ class ClusterJob:
         except NoAnswer as reason:
             lacking = UNKNOWN_KIND in str(reason)
             raise UserError(
-                f"the cluster does not take {self}",
+                f"the cluster rejected {self}",
                 got=str(reason),
                 hint="install the MPI operator (github.com/kubeflow/mpi-operator), or -j 1xN for a plain Job"
                 if lacking
@@ -58,7 +58,7 @@ class ClusterJob:
         self._ask(words, seconds=ENDING + TIMEOUT)
 
     def get(self) -> Object | None:
-        """What the API says of it; None when it is gone."""
+        """Its object in the API; None when it is gone."""
         found = self._read(["get", str(self), "--ignore-not-found"])
         return found or None
 
@@ -70,7 +70,7 @@ class ClusterJob:
         return pod_state.warnings(events["items"], self.name)
 
     def log(self, pod: str, since: str | None) -> subprocess.Popen[bytes]:
-        """What a pod prints, from its beginning or a time on, each line with its time, as long as it runs."""
+        """Follow the output of a pod from its beginning or a time, each line with its time."""
         after = [f"--since-time={since}"] if since else []
         return subprocess.Popen(
             self._words(["logs", "--follow", "--timestamps", *after, pod]),
@@ -81,11 +81,11 @@ class ClusterJob:
         )
 
     def _read(self, words: Sequence[str]) -> Object:
-        said = self._ask([*words, "-o", "json"])
+        text = self._ask([*words, "-o", "json"])
         try:
-            found: Object = json.loads(said or "{}")
+            found: Object = json.loads(text or "{}")
         except ValueError as reason:
-            raise NoAnswer(said) from reason
+            raise NoAnswer(text) from reason
         return found
 
     def _ask(self, words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> str:
@@ -104,7 +104,7 @@ def find() -> str:
     found = shutil.which("kubectl")
     if found is None:
         raise UserError(
-            "jobs are submitted by kubectl, and there is none on PATH",
+            "no kubectl on PATH, which is needed to submit jobs",
             hint="install it (kubernetes.io/docs/tasks/tools), or --print the manifest for where it is",
         )
     return found

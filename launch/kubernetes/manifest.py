@@ -1,7 +1,7 @@
-"""A spec as a Kubernetes manifest: an MPIJob (kubeflow.org/v2beta1), or for one host a plain Job.
+"""The Kubernetes manifest of a launch: an MPIJob (kubeflow.org/v2beta1), or for one host a plain Job.
 
-Pure functions that make plain dicts. The operator of MPIJobs gives the launcher pod a hostfile and variables,
-and all pods ssh keys; where it goes wrong, `launcher_script` mends it.
+Pure functions that return plain dicts. The operator of MPIJobs gives the launcher pod a hostfile and
+variables, and all pods ssh keys; `launcher_script` corrects what it sets wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 
 def document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document:
-    """The manifest. token: of the lines that ranks tell whoever follows the log; None where nobody does."""
+    """The manifest. token: of the ranks' status lines in the log; None where no process reads them."""
     return _mpi_job(spec, pods, token) if spec.hosts > 1 else _job(spec, pods, token)
 
 

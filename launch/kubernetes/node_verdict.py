@@ -1,9 +1,9 @@
-"""A validation's verdict, told on its Kubernetes node: a label, two annotations and, if critical, a taint.
+"""Mark a Kubernetes node with its validation's verdict: a label, two annotations and, if critical, a taint.
 
     python -I -m launch.kubernetes.node_verdict REPORT NODE
 
-In a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only ever
-added: a person who has seen to the node takes it away.
+In a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only
+added: an administrator removes it after repairing the node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """What is known of a node: one of STATUSES, and a sentence."""
+    """The verdict on a node. status: one of STATUSES."""
 
     status: str
     sentence: str
@@ -43,7 +43,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True)
 class Api:
-    """The cluster's API. url: such as https://10.0.0.1:443. trust: whom to believe that it is it."""
+    """The cluster's API. url: such as https://10.0.0.1:443. trust: verifies its certificate."""
 
     url: str
     token: str
@@ -69,9 +69,9 @@ class Api:
 
 
 def read_verdict(report: Path, host: str, node: str) -> NodeVerdict:
-    """What the JSON document of `meshrun validate` says; unknown where there is none, or no verdict in it.
+    """The verdict in the JSON report of `meshrun validate`; unknown where there is no report, or none in it.
 
-    host: what the report calls the node, the pod's name.
+    host: the node's name in the report, which is the pod's.
     """
     try:
         document = json.loads(report.read_text())
@@ -84,8 +84,8 @@ def read_verdict(report: Path, host: str, node: str) -> NodeVerdict:
 
 
 def merge_patch(node: Object, found: NodeVerdict, now: str) -> Object:
-    """The merge patch that tells it on the node, as it is. Refused (409) once the node is another."""
-    told: Object = {
+    """The merge patch for the node. The API refuses it (409) when the node has changed meanwhile."""
+    patch: Object = {
         "metadata": {
             "resourceVersion": node["metadata"]["resourceVersion"],
             "labels": {KEY: found.status},
@@ -95,12 +95,12 @@ def merge_patch(node: Object, found: NodeVerdict, now: str) -> Object:
     taints = node["spec"].get("taints", [])
     if found.status == "critical" and not any(taint["key"] == KEY for taint in taints):
         # A merge patch replaces a list: the others' taints are in it too.
-        told["spec"] = {"taints": [*taints, {"key": KEY, "value": "critical", "effect": "NoSchedule"}]}
-    return told
+        patch["spec"] = {"taints": [*taints, {"key": KEY, "value": "critical", "effect": "NoSchedule"}]}
+    return patch
 
 
 def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
-    """OSError where the cluster does not take it."""
+    """Patch the node, again where others change it at the same time. OSError where the cluster refuses."""
     for attempt in range(ATTEMPTS):
         try:
             api.patch(name, merge_patch(api.node(name), found, now))
@@ -111,7 +111,7 @@ def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
 
 
 def cluster_api(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
-    """The API of the cluster that this pod is in. KeyError or OSError outside of one."""
+    """The API of the cluster around this pod. KeyError or OSError outside of one."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     address = f"[{host}]" if ":" in host else host
     trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
@@ -119,15 +119,15 @@ def cluster_api(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
 
 
 def main(report: str, node: str, account: Path = ACCOUNT) -> int:
-    """0 when the node tells the verdict, whatever it is; 1 when it does not."""
+    """0 when the node is marked, whatever the verdict; 1 when not."""
     found = read_verdict(Path(report), socket.gethostname(), node)
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     print(f"node {node}: {found.status}: {found.sentence}", flush=True)
     try:
         publish(cluster_api(os.environ, account), node, found, now)
     except (KeyError, OSError) as reason:
-        said = reason.read().decode(errors="replace") if isinstance(reason, urllib.error.HTTPError) else ""
-        print(f"meshrun: node {node} does not tell it: {reason!r} {said}".rstrip(), file=sys.stderr)
+        message = reason.read().decode(errors="replace") if isinstance(reason, urllib.error.HTTPError) else ""
+        print(f"meshrun: node {node} cannot be marked: {reason!r} {message}".rstrip(), file=sys.stderr)
         return 1
     return 0
 

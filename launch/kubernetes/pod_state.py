@@ -111,14 +111,14 @@ def warnings(events: Sequence[Object], job: str) -> list[str]:
     return found
 
 
-def describe(what: str, said: Object) -> str:
-    reason, message = said.get("reason", ""), " ".join(said.get("message", "").split())
+def describe(what: str, state: Object) -> str:
+    reason, message = state.get("reason", ""), " ".join(state.get("message", "").split())
     sentence = ": ".join(part for part in (what, reason, message) if part)
     return sentence + (f". Try: {HINTS[reason]}" if reason in HINTS else "")
 
 
-def _describe_pod(pod: Object, what: str, said: Object) -> str:
-    return describe(f"pod {name(pod)} {what}", said)
+def _describe_pod(pod: Object, what: str, state: Object) -> str:
+    return describe(f"pod {name(pod)} {what}", state)
 
 
 def _states(pod: Object) -> Iterator[Object]:

@@ -1,7 +1,7 @@
-"""Variables that the launcher and ranks get: how MPI reaches other hosts, and what is handed on to them.
+"""Environment variables of the launcher and the ranks: how MPI reaches hosts, what is forwarded.
 
-MPI carries control messages here, and on CPUs the data; between GPUs NCCL does. So it is kept to TCP and
-shared memory, on the interface that the other two use, and off the adapters that NCCL drives.
+MPI carries control messages, and data only on CPUs; between GPUs NCCL does. So MPI is restricted to TCP and
+shared memory, on the interface of NCCL and UCX, and kept off the adapters that NCCL drives.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Mapping, Sequence
 from launch.mpi.launcher import AS_ROOT, Launcher
 from launch.spec import LaunchSpec
 
-# What ranks on other hosts must have too. Open MPI passes on none of it.
+# Variables that ranks on other hosts need too. Open MPI forwards none of them.
 FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")
 FORWARDED_WHOLE = ("LD_LIBRARY_PATH", "PYTHONFAULTHANDLER")
 
-# Open MPI: ob1 moves bytes itself; the other engines take the fastest adapter there is.
+# Open MPI: ob1 moves bytes itself; the other engines take the fastest adapter.
 OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct"}
 INTEL_OVER_TCP = {"I_MPI_OFI_PROVIDER": "tcp"}
-# All that MPICH knows, and every other user of libfabric too: NCCL's plugin for it, where there is one.
+# The only variable of MPICH. It applies to every user of libfabric, such as NCCL's plugin for it.
 MPICH_OVER_TCP = {"FI_PROVIDER": "tcp"}
 
 
 def environment(spec: LaunchSpec, launcher: Launcher, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what the launcher and MPI need to go to other hosts; what is set in it already stays.
+    """`base` with what the launcher and MPI need to reach other hosts; values in it take precedence.
 
-    But the spec's own network wins, so that MPI, UCX and NCCL take one interface.
+    Except for the network of the specification, so that MPI, UCX and NCCL use one interface.
     """
     ssh = f"-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 {keepalive(spec)}"
     defaults: dict[str, str] = {}
@@ -45,17 +45,17 @@ def environment(spec: LaunchSpec, launcher: Launcher, base: Mapping[str, str]) -
 
 
 def required_variables(spec: LaunchSpec) -> dict[str, str]:
-    """What ranks get whatever the environment says: the spec's settings, and one interface for all."""
+    """Variables that override the environment: the settings, and one interface for all libraries."""
     return {**spec.settings, **(on_interface(spec.network) if spec.network else {})}
 
 
 def keepalive(spec: LaunchSpec) -> str:
-    """ssh's options by which it notices a host that is silent for too long."""
+    """Options of ssh to detect a host that is silent for too long."""
     return f"-o ServerAliveInterval={max(int(spec.host_timeout // 3), 1)} -o ServerAliveCountMax=3"
 
 
 def on_interface(name: str) -> dict[str, str]:
-    """Every library that opens connections on one interface."""
+    """Variables that restrict every library to one interface."""
     return {
         "NCCL_SOCKET_IFNAME": f"={name}",  # "=": this one, not every one that begins so
         "UCX_NET_DEVICES": name,
@@ -67,7 +67,7 @@ def on_interface(name: str) -> dict[str, str]:
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of an environment, what ranks on other hosts must have."""
+    """The variables of an environment that ranks on other hosts need."""
     return {name: value for name, value in environment.items() if is_forwarded(name)}
 
 
@@ -76,9 +76,9 @@ def is_forwarded(name: str) -> bool:
 
 
 def shell_command(variables: Mapping[str, str], *words: Sequence[str]) -> str:
-    """A command for a shell with this process's environment, its parts on lines of their own.
+    """A command for a shell in this process's environment, its parts on separate lines.
 
-    variables: the environment that the command is to have.
+    variables: the environment for the command.
     """
     removed = [f"-u {name}" for name in sorted(os.environ.keys() - variables.keys())]
     changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}

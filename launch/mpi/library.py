@@ -1,4 +1,4 @@
-"""Which MPI library ranks will load, asked before any is started."""
+"""Which MPI library ranks will load, found before any is started."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Library:
         return f"{self.vendor} {self.major}"
 
 
-def parse_library(said: str) -> Library | None:
-    """What a Python has answered to ASK; None for anything else, which is what one without MPI says."""
-    major, _, vendor = said.strip().partition(" ")
+def parse_library(text: str) -> Library | None:
+    """The library in a Python's output for ASK; None for any other output, as of a Python without MPI."""
+    major, _, vendor = text.strip().partition(" ")
     return Library(vendor, int(major)) if major.isdecimal() and vendor else None
 
 
 def loaded() -> Library | None:
-    """The MPI that mpi4py loads here; None where there is none."""
+    """The MPI library that mpi4py loads on this machine; None where there is none."""
     done = query([sys.executable, "-c", ASK])
     return parse_library(done.stdout) if done.returncode == 0 else None
 
 
 def check(launcher: Launcher, libraries: Mapping[str, Library | None]) -> None:
-    """UserError where ranks would not find each other: hosts with different MPIs, or none the launcher's.
+    """UserError where ranks could not connect: different MPIs on the hosts, or not the launcher's.
 
-    libraries: by host; None, where it cannot be seen, is no mistake yet.
+    libraries: by host; None where unknown, which is accepted.
     """
     from runner.errors import UserError
 

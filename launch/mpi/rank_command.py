@@ -1,4 +1,4 @@
-"""What every rank runs: meshrun with the words that tell it of its run, before those of the command."""
+"""What every rank runs: meshrun, with options about its run before the command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "__main__.py"))
 
 
 def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
-    """What every rank is told of the spec that it must find carried out.
+    """Options by which a rank checks that it was started as specified.
 
-    token: of the lines by which it tells its verdict; None where nobody reads them.
+    token: of its status lines; None where no process reads them.
     """
     run = ["--run-dir", f"@{token}"] if token else []
     network = ["--expect-network", spec.network] if spec.network else []
@@ -22,7 +22,7 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
 
 
 def run_options(place: str, columns: int | None) -> list[str]:
-    """What every rank is told of the process that waits. place: as `runner.verdict.run_at` takes it."""
+    """Options about the process that waits for the ranks. place: as `runner.verdict.run_at` takes it."""
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
     return ["--run-dir", place, *terminal, *colour]

@@ -1,4 +1,4 @@
-"""Whether the hosts of a spec answer by ssh, have this Python, with which MPI, and how they are reached."""
+"""Probe hosts by ssh: do they answer, have this Python, with which MPI, and by which interface."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from launch.mpi.library import ASK, Library, parse_library
 from launch.spec import LaunchSpec
 
-TIMEOUT = 30.0  # seconds that a host may take to answer: its sshd may just be starting
+TIMEOUT = 30.0  # seconds for a host to answer: its sshd may just be starting
 ATTEMPT = 5  # seconds for one connection
 PAUSE = 0.5  # seconds between two
-IMPORT = 10  # seconds for Python to tell its MPI: it may be read from a slow file system for the first time
-CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables by which it is chosen
-CLEANUP_TIMEOUT = 10.0  # seconds that a host has to be cleaned up
-AT_ONCE = 128  # hosts asked at the same time
+IMPORT = 10  # seconds for Python to load its MPI, perhaps from a slow file system
+CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables that choose the MPI library
+CLEANUP_TIMEOUT = 10.0  # seconds to clean up a host
+AT_ONCE = 128  # hosts probed at the same time
 # Where the answer begins, after what a login shell may print; whether the program is there; the MPI that it
 # loads; the interface with the address by which this host was reached; all of them.
 BEGIN = "meshrun-host"
@@ -37,7 +37,7 @@ NO_ROUTE = 255  # ssh's own exit status
 
 @dataclass(frozen=True)
 class HostProbe:
-    """What a host said. interface: None on this machine, "" where it could not tell."""
+    """The result for one host. interface: None on this machine, "" where unknown."""
 
     host: str
     mpi: Library | None
@@ -45,12 +45,12 @@ class HostProbe:
 
 
 def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[HostProbe]:
-    """All hosts' answers, asked at the same time; UserError names those that gave none, or lack Python."""
+    """Probe all hosts at the same time; UserError names those that do not answer, or lack Python."""
     from runner.errors import UserError
 
     if shutil.which("ssh") is None:
         raise UserError(
-            "other hosts are reached by ssh, and there is none",
+            "no ssh on PATH, which is needed to reach other hosts",
             hint="apt-get install openssh-client, or the site's batch system",
         )
     variables = {**os.environ, **spec.settings}  # as ranks there get them
@@ -63,18 +63,20 @@ def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(lambda host: _probe(host, script, timeout), spec.names))
-    silent = {host: said for host, said in zip(spec.names, found, strict=True) if isinstance(said, str)}
+    silent = {host: result for host, result in zip(spec.names, found, strict=True) if isinstance(result, str)}
     if silent:
         raise UserError(
-            f"no answer by ssh from {', '.join(f'{host} ({said})' for host, said in silent.items())}",
+            f"no answer by ssh from {', '.join(f'{host} ({result})' for host, result in silent.items())}",
             expected=f"ssh {next(iter(silent))} true, without a password, within {timeout:g} s",
             hint="ssh-copy-id, or the host's name, power and firewall",
         )
-    answered = {host: said for host, said in zip(spec.names, found, strict=True) if not isinstance(said, str)}
-    lacking = [host for host, lines in answered.items() if lines[0] != "python"]
-    if lacking:
+    answered = {
+        host: result for host, result in zip(spec.names, found, strict=True) if not isinstance(result, str)
+    }
+    without_python = [host for host, lines in answered.items() if lines[0] != "python"]
+    if without_python:
         raise UserError(
-            f"{python} is not there on {', '.join(lacking)}",
+            f"{python} is not there on {', '.join(without_python)}",
             expected="the same Python environment at the same path on every host",
             hint="a shared file system, or the same installation everywhere",
         )
@@ -93,7 +95,7 @@ def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list
 
 
 def _probe(host: str, script: str, timeout: float) -> list[str] | str:
-    """The lines that the script prints there, or the last reason why not."""
+    """The lines that the script prints on the host, or the reason why it failed."""
     deadline = time.monotonic() + timeout
     while True:
         left = deadline - time.monotonic()
@@ -107,12 +109,12 @@ def _probe(host: str, script: str, timeout: float) -> list[str] | str:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return "connected, and said nothing"
+            return "connected, but no answer"
         lines = done.stdout.split("\n")
         if done.returncode == 0 and BEGIN in lines:
             return [*lines[lines.index(BEGIN) + 1 :], "", "", "", ""]
-        said = done.stderr.strip() or done.stdout.strip() or "no reason given"
-        reason = said.splitlines()[-1].strip()
+        message = done.stderr.strip() or done.stdout.strip() or "no reason given"
+        reason = message.splitlines()[-1].strip()
         if done.returncode != NO_ROUTE or is_permanent(reason) or time.monotonic() + PAUSE > deadline:
             return reason
         time.sleep(PAUSE)
@@ -125,7 +127,7 @@ def _ssh(host: str, command: str) -> list[str]:
 
 
 def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = CLEANUP_TIMEOUT) -> list[str]:
-    """Run a command on all other hosts at the same time; those that do not do it in time."""
+    """Run a command on all hosts but this one at the same time; returns those where it failed."""
 
     def run(host: str) -> bool:
         ssh = _ssh(host, shlex.join(words))
@@ -144,7 +146,7 @@ def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = C
 
 
 def is_permanent(reason: str) -> bool:
-    """Whether waiting would not help: the name or the key is wrong, not the host late."""
+    """Whether waiting is useless: the name or the key is wrong, the host is not just late."""
     return any(
         words in reason
         for words in ("Could not resolve", "Permission denied", "Host key verification", "Bad configuration")
@@ -152,14 +154,14 @@ def is_permanent(reason: str) -> bool:
 
 
 def common_interface(found: Sequence[HostProbe]) -> str | None:
-    """The interface that all other hosts are reached by; None where they differ, cannot tell, or it is lo."""
+    """The interface of all other hosts; None where they differ, one is unknown, or it is lo."""
     names = {answer.interface for answer in found if answer.interface is not None}
     name = names.pop() if len(names) == 1 else None
     return None if name in ("", "lo") else name
 
 
 def is_local(host: str) -> bool:
-    """Whether `host` is this machine by name."""
+    """Whether `host` is a name of this machine."""
     return host.rpartition("@")[2] in (
         "localhost",
         os.uname().nodename,

@@ -1,4 +1,4 @@
-"""A spec as a batch script for Slurm: what to ask for, and the one srun that starts the ranks."""
+"""The batch script of a launch: what to request of Slurm, and the one srun that starts the ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launch.mpi.environment import OVER_TCP, required_variables
 from launch.mpi.rank_command import PROGRAM, spec_options
 from launch.spec import LaunchSpec
 
-# Of a rank: its own thread, those that read and write files, and NCCL's, which feeds the network.
+# Threads of a rank: its own, those that read and write files, and NCCL's for the network.
 CPUS_PER_RANK = 4
-INDEX = "%a"  # of a task of an array, in words as in file names
+INDEX = "%a"  # the index of an array task, in arguments as in file names
 PER_TASK = "One GPU to each task: where Slurm shuts the others off, NCCL copies through the host's memory."
 # After srun, of a job that may be started again.
 AGAIN = """\
@@ -29,9 +29,9 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What Slurm must know beside the spec; texts as sbatch's options of the same names take them.
+    """What Slurm must know besides the specification; texts as for sbatch's options of the same names.
 
-    mpi: how srun joins the ranks (`srun --mpi`). folder: the working directory, at the same path in a
+    mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
     container. gpus: one for each rank. bind_gpus: "node", every rank sees the GPUs of its host and takes its
     own by local rank; "task", each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
     the hosts. container: an image, for Pyxis. srun_args: further words for srun. output: a file
@@ -60,7 +60,9 @@ class JobRequest:
         if self.container_mounts and not self.container:
             raise ValueError("--container-mounts without --container")
         if self.array and INDEX not in self.output_file:
-            raise ValueError(f"--output {self.output}: {INDEX} is to tell the tasks of the array apart")
+            raise ValueError(
+                f"--output {self.output}: must contain {INDEX}, to separate the tasks of the array"
+            )
 
     @property
     def output_file(self) -> str:
@@ -70,46 +72,46 @@ class JobRequest:
 def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
     """The batch script. ValueError where a value does not fit on a line of it.
 
-    token: of the lines by which ranks tell their verdict in the output; None where nobody reads them.
+    token: of the ranks' status lines in the output; None where no process reads them.
     """
     exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
     attempt = [_attempt(token)] if job.requeue else []
     again = [AGAIN] if job.requeue else []
     options = " \\\n    ".join(["srun", *_grouped(spec, job), _program(spec, job, token)])
-    said = f"# {PER_TASK}\n" if job.gpus and job.bind_gpus == "task" else ""
+    comment = f"# {PER_TASK}\n" if job.gpus and job.bind_gpus == "task" else ""
     sections = [
         "\n".join(["#!/bin/bash", *_requests(spec, job)]),
         *attempt,
         "\n".join(exported),
-        said + options,
+        comment + options,
         *again,
     ]
     return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def srun(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> list[str]:
-    """The words that start the ranks in the allocation around this process, beside other steps of it."""
+    """The srun command that starts the ranks in the current allocation, beside other steps."""
     options = shlex.split(" ".join(_grouped(spec, job)))
     return ["srun", "--overlap", *options, *program(spec, job, token), *spec.words]
 
 
 def defaults(job: JobRequest) -> dict[str, str]:
-    """What ranks get where the environment says nothing.
+    """Default values of variables of the ranks.
 
-    Nothing for MPICH: its one variable for that, FI_PROVIDER, would move NCCL's OFI plugin too.
+    None for MPICH: its only variable for that, FI_PROVIDER, would affect NCCL's OFI plugin too.
     """
     return OVER_TCP if job.mpi.startswith("pmix") else {}
 
 
 def program(spec: LaunchSpec, job: JobRequest, token: str | None) -> list[str]:
-    """What each rank is, before the words of the command; in a container, the image's own."""
+    """The program of each rank, before the command; in a container, the image's own."""
     start = ["meshrun"] if job.container else list(PROGRAM)
     return [*start, *spec_options(spec, token)]
 
 
 def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
-    """What is asked for. No --signal: at the time limit Slurm sends SIGTERM by itself and then waits, 30 s by
-    default; an earlier one, rounded by up to a minute, ends a short job before it has begun."""
+    """The #SBATCH lines. No --signal: at the time limit Slurm sends SIGTERM by itself and then waits, 30 s by
+    default; an earlier one, rounded by up to a minute, would end a short job before it starts."""
     values = {
         "job-name": "meshrun",
         "nodes": str(spec.hosts),
@@ -126,7 +128,7 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
     }
     flags = {
         "exclusive": job.exclusive,
-        "kill-on-invalid-dep=yes": job.dependency is not None,  # else it waits for ever
+        "kill-on-invalid-dep=yes": job.dependency is not None,  # else it would wait forever
         "open-mode=append": job.requeue,
         "requeue": job.requeue,
         "no-requeue": not job.requeue,
@@ -139,7 +141,7 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
 
 def _line(name: str, value: str) -> str:
     if CONTROL.search(value):
-        raise ValueError(f"--{name} {value!r}: a line of a script has no control characters")
+        raise ValueError(f"--{name} {value!r}: control characters do not fit on a line of a script")
     return shlex.quote(value)
 
 
@@ -152,10 +154,10 @@ def _exports(spec: LaunchSpec, job: JobRequest) -> list[tuple[str, str]]:
 
 
 def _attempt(token: str | None) -> str:
-    # A job that is started again begins with this line: what an attempt before it has told is void.
+    # Each attempt of a restarted job begins with this line, which voids the reports of the one before.
     from runner.verdict import LINE, lost_note
 
-    # SLURM_JOB_ID of one task of an array is the array's own, and means all of it to scontrol.
+    # For one task of an array SLURM_JOB_ID would mean the whole array to scontrol.
     job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
     lines = [f'job="{job}"', f'lost="{lost_note("$job")}"', 'rm -f "$lost"']
     if token:
@@ -164,15 +166,15 @@ def _attempt(token: str | None) -> str:
 
 
 def _grouped(spec: LaunchSpec, job: JobRequest) -> list[str]:
-    """srun's options, those of one purpose on a line. All are said again: not every one is inherited."""
+    """srun's options, grouped by purpose. All are repeated: srun does not inherit every one."""
     per_host = str(spec.per_host)
     place = [f"--nodes={spec.hosts}", f"--ntasks={spec.ranks}", f"--ntasks-per-node={per_host}"]
-    # On hosts of its own the job has more cores than it asked for.
+    # On exclusive hosts the job has more cores than it requested.
     cores = f"$((SLURM_CPUS_ON_NODE / {per_host}))" if job.exclusive else str(job.cpus_per_task)
     gpus = [f"--gpus-per-node={per_host}"] if job.gpus else []
     gpus += ["--gpus-per-task=1"] if job.gpus and job.bind_gpus == "task" else []
-    # Ranks in the order of hosts. A rank with a GPU may run on all of the job's cores, those near the GPU
-    # too; a rank without stays on its own.
+    # Ranks in the order of hosts. A rank with a GPU may run on all cores of the job, also those near the GPU;
+    # a rank without stays on its own cores.
     order = ["--distribution=block:block", f"--cpu-bind={'none' if job.gpus else 'cores'}"]
     end = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]
     lines = [place, gpus, order, end, *([word] for word in _container(spec, job)), list(job.srun_args)]
@@ -184,7 +186,7 @@ def _container(spec: LaunchSpec, job: JobRequest) -> list[str]:
     if job.container is None:
         return []
     mounts = [f"{job.folder}:{job.folder}", *([job.container_mounts] if job.container_mounts else [])]
-    # The home's Python packages would hide the image's, and the image's variables those of the run.
+    # Python packages in the home would hide the image's, and the image's variables those of the run.
     names = ",".join(name for name, _ in _exports(spec, job))
     words = [f"--container-image={job.container}", f"--container-mounts={','.join(mounts)}"]
     words += [f"--container-workdir={job.folder}", "--no-container-mount-home"]
@@ -197,6 +199,6 @@ def _program(spec: LaunchSpec, job: JobRequest, token: str | None) -> str:
 
 
 def _indexed(word: str) -> str:
-    """`word` for the shell, with the index of the array's task where it says %a."""
+    """`word` quoted for the shell, with the index of the array task for %a."""
     parts = [shlex.quote(part) if part else "" for part in word.split(INDEX)]
     return '"$SLURM_ARRAY_TASK_ID"'.join(parts) or "''"

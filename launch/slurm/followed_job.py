@@ -1,4 +1,4 @@
-"""What one job of Slurm's, or one task of an array, leaves: its output, read as it grows, and its end."""
+"""Follow one job of Slurm, or one task of an array: its output as it grows, and its end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 if TYPE_CHECKING:
     from runner.verdict import RunDirectory
 
-LATE = 10.0  # seconds that a file system may take to show here what was written there
-AT_ONCE = 0.5  # seconds that it takes where a failure left no words to wait for
+LATE = 10.0  # seconds for a file system to show here what was written on another host
+AT_ONCE = 0.5  # the same where a failure left no message to wait for
 HINTS = {
     "NODE_FAIL": "the run again; --requeue has Slurm do it",
     "OUT_OF_MEMORY": "--srun-args --mem=0 for all of a host's memory, or more hosts",
@@ -29,7 +29,7 @@ HINTS = {
 # "srun: error: c2: task 3: Killed"; of several tasks, the first.
 TASK_ENDS = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
 NOT_STARTED = re.compile(r"^srun: error: task (\d+) launch failed: (.+)$", re.MULTILINE)
-BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end because another has
+BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end when another has failed
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 
 
@@ -47,9 +47,9 @@ class RestartableStatusLines(StatusLines):
 
 @dataclass
 class FollowedJob:
-    """A job, or one task of an array, and what is known of it.
+    """A job, or one task of an array, and what is known about it.
 
-    shown: its output is passed on. requeue: Slurm may start it again.
+    shown: pass on its output. requeue: Slurm may restart it.
     """
 
     run: RunDirectory
@@ -57,7 +57,7 @@ class FollowedJob:
     state: State
     shown: bool
     requeue: bool = False
-    nodes: str = ""  # all that it had: Slurm forgets the failed ones
+    nodes: str = ""  # all nodes that it had: Slurm forgets failed ones
     output_tail: bytes = b""
     begun: float = float("inf")
     ended: float = float("inf")
@@ -67,8 +67,8 @@ class FollowedJob:
     _found: bool = False
     _read: int = 0
 
-    def now(self, state: State) -> bool:
-        """Take what Slurm says; whether that is news."""
+    def update(self, state: State) -> bool:
+        """Store a new state from Slurm; whether it differs."""
         news = (state.state, state.reason) != (self.state.state, self.state.reason)
         self.state = state
         if len(state.nodes) > len(self.nodes):
@@ -78,8 +78,8 @@ class FollowedJob:
         self.ended = min(self.ended, time.monotonic()) if state.over else float("inf")
         return news
 
-    def look(self) -> None:
-        """Read on in the output file. Opened each time: that makes a network file system look again."""
+    def read_output(self) -> None:
+        """Read on in the output file. It is opened each time, so that a network file system updates it."""
         with contextlib.suppress(FileNotFoundError), open(self.state.output or os.devnull, "rb") as file:
             self._found = True
             file.seek(self._read)
@@ -94,7 +94,7 @@ class FollowedJob:
             self.closed = True
 
     def _look_for_the_lost(self) -> None:
-        """What ranks could not say in the output: that its writer's host is lost."""
+        """Read the note by which ranks report that the host that writes the output is lost."""
         from runner.verdict import lost_note
 
         if self.state.state not in ("", "PENDING") and not self.requeue:
@@ -106,29 +106,29 @@ class FollowedJob:
 
     @property
     def hangs(self) -> bool:
-        """Whether Slurm still keeps a run that has told its failure: a dead host holds up the end."""
+        """Whether Slurm keeps a job running that has reported a failure: a dead host delays the end."""
         return not self.state.over and time.monotonic() > self.failed + CLAIMED
 
     @property
     def missing(self) -> bool:
-        """Whether the output should be here by now."""
+        """Whether the output file is overdue."""
         return not self._found and time.monotonic() > self.begun + LATE
 
     @property
     def reported(self) -> bool:
-        """Whether the ranks have told how it ends."""
+        """Whether the ranks have reported how the run ended."""
         return self.run.failure() is not None or self.run.record() is not None
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is to come: it is over, and the output is here."""
+        """Whether the job is over and its output complete."""
         if self.cancelled and time.monotonic() > self.failed + 2 * CLAIMED:
             return True
         late = LATE if self.nodes and (self.state.succeeded or not self._found) else AT_ONCE
         return self.state.over and (self.reported or time.monotonic() > self.ended + late)
 
     def failure(self) -> str | None:
-        """What Slurm and srun tell of a bad end; None of a good one."""
+        """Why the job failed, according to Slurm and srun; None where it did not."""
         from runner.errors import RunError
 
         state, recorded = self.state, self.run.record() is not None
@@ -161,7 +161,7 @@ class FollowedJob:
 
 
 def task_end(text: str) -> tuple[str, str] | None:
-    """The first task that did not end because another had, by srun's messages, and what to try."""
+    """The task that failed first according to srun, and what to try; None where srun does not say."""
     if match := NOT_STARTED.search(text):
         return f"rank {match[1]} could not be started: {match[2]}", "the log of slurmd on its host"
     for host, task, end in TASK_ENDS.findall(text):

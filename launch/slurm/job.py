@@ -1,4 +1,4 @@
-"""One job of Slurm's: submitted, followed through its output to its end, and judged."""
+"""Submit a job to Slurm, follow its output to its end, and judge the run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from launch.supervise.query import query
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import signal_handlers, supervise
 
-LOOK = 0.2  # seconds between two looks into the output
-# Seconds between two questions to Slurm: a tenth of what has passed without news, within these.
+LOOK = 0.2  # seconds between two reads of the output
+# Seconds between two queries to Slurm: a tenth of the time without news, within these limits.
 ASK, ASK_AT_MOST = 0.3, 10.0
-TIMEOUT = 60.0  # seconds for a cancelled job to be gone
+TIMEOUT = 60.0  # seconds for a cancelled job to end
 
 
 @dataclass
 class SubmittedJob:
-    """One submitted job. runs: of the job, or of each task of an array by its name."""
+    """A submitted job. runs: of the job, or of each task of an array by its name."""
 
     id: str
     token: str
@@ -39,7 +39,7 @@ class SubmittedJob:
     folder: Path
     interrupted: signal.Signals | None = None
     runs: dict[str, FollowedJob] = field(default_factory=dict)
-    waiting: State | None = None  # what of an array has not begun
+    waiting: State | None = None  # tasks of an array that have not started
     _cancelled: float = float("inf")
     _again: bool = False
     _asked: float = 0.0
@@ -52,7 +52,7 @@ class SubmittedJob:
         self.interrupted = self.interrupted or signal.Signals(number)
 
     def follow(self) -> bool:
-        """Wait for the end of the job; whether it has come, and is not just no longer waited for."""
+        """Wait for the end of the job; False where the wait was given up first."""
         self._news = time.monotonic()
         while not self._over():
             now = time.monotonic()
@@ -75,13 +75,13 @@ class SubmittedJob:
 
         going_on = [run for run in self.runs.values() if not run.closed]
         for run in going_on:
-            run.look()
+            run.read_output()
             if run.hangs and not (run.cancelled or self.requeue):
                 query([program("scancel"), run.state.id])
                 run.cancelled = True
         missing = next((run.state.output for run in going_on if run.missing), None)
         if missing and not self._missed:
-            tell(f"warning: {missing} is not here: is it on a file system that all hosts share?")
+            tell(f"warning: {missing} does not exist here: is it on a file system shared by all hosts?")
             self._missed = True
 
     def _over(self) -> bool:
@@ -94,12 +94,12 @@ class SubmittedJob:
         found = queries.query_job(self.id)
         if isinstance(found, str):
             if not self._silent:
-                tell(f"warning: Slurm does not answer, and is asked again: {found}")
+                tell(f"warning: Slurm does not answer; retrying: {found}")
             self._silent = True
             return
         self._silent = False
-        told = {state.id for state in found}
-        forgotten = [one.state for name, one in self.runs.items() if name not in told and not one.state.over]
+        known = {state.id for state in found}
+        forgotten = [one.state for name, one in self.runs.items() if name not in known and not one.state.over]
         found += [replace(state, state=GONE) for state in forgotten]
         self.waiting = None if found else State(self.id, GONE)
         for state in found:
@@ -114,7 +114,7 @@ class SubmittedJob:
         first = state.id not in self.runs
         if first:
             self.runs[state.id] = self._followed(state)
-        news = self.runs[state.id].now(state)
+        news = self.runs[state.id].update(state)
         if first or news:
             self._news = time.monotonic()
         because = "" if state.reason == "None" else f", {state.reason}"
@@ -127,12 +127,12 @@ class SubmittedJob:
 
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
-        told = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
+        lines = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
         before = State(state.id, "", output=state.output)
-        return FollowedJob(run, told, before, shown=not self.array, requeue=self.requeue)
+        return FollowedJob(run, lines, before, shown=not self.array, requeue=self.requeue)
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
-        """The exit status of the whole, told: the first task's that is not 0. conclude: as of `judge`."""
+        """Report how each run ended; the first exit status that is not 0. conclude: as for `judge`."""
         from runner.errors import tell
 
         if self.interrupted:
@@ -150,10 +150,10 @@ class SubmittedJob:
                 if not one.state.over:
                     tell(f"job {name} is cancelled, and still {one.state.state}: squeue --job {self.id}")
                 elif one.run.failure() is not None and one.state.state not in ("FAILED", "COMPLETED"):
-                    tell(failure)  # beside what a rank has told: a host that failed, a limit
+                    tell(failure)  # besides what a rank has reported: a failed host, a limit
                 one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
-            said = one.output_tail.decode(errors="replace") if one.shown else ""
-            outcome = Outcome(0 if failure is None else 1, None, "", said)
+            tail = one.output_tail.decode(errors="replace") if one.shown else ""
+            outcome = Outcome(0 if failure is None else 1, None, "", tail)
             statuses.append(judge(one.run, outcome, debug, conclude=conclude))
             if self.array:
                 tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
@@ -167,8 +167,8 @@ class SubmittedJob:
 def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
     """Submit the spec, follow the job to its end, judge it; the run's exit status.
 
-    UserError where Slurm does not take it. A first Ctrl-C or SIGTERM cancels the job and waits until it is
-    gone, a second does not wait; when the terminal goes (SIGHUP), the job stays.
+    UserError where Slurm rejects it. The first Ctrl-C or SIGTERM cancels the job and waits for its end, a
+    second does not wait; when the terminal closes (SIGHUP), the job goes on.
     """
     from runner.errors import tell
     from runner.verdict import RunDirectory
@@ -199,18 +199,18 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
 def start_inside(
     spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer
 ) -> int:
-    """Run the spec in the allocation around this process; the run's exit status."""
+    """Run the ranks in the current allocation; the run's exit status."""
     from runner.launcher import slurm_job
 
     token = secrets.token_hex(8)
 
-    def started(run: Path, _: Path) -> tuple[list[str], dict[str, str]]:
+    def prepare(run: Path, _: Path) -> tuple[list[str], dict[str, str]]:
         words = batch_script.srun(spec, job, token)
         here = {**batch_script.defaults(job), **os.environ, **required_variables(spec), RUN_MARK: str(run)}
         return [program("srun"), *words[1:]], here
 
     try:
-        return supervise(started, token=token, debug=debug, explain=task_end, conclude=conclude)
+        return supervise(prepare, token=token, debug=debug, explain=task_end, conclude=conclude)
     finally:
         _remove_notes(slurm_job() or "")
 
@@ -231,7 +231,5 @@ def _submit(text: str) -> str:
 
     done = query([program("sbatch"), "--parsable"], text)
     if done.returncode:
-        raise UserError(
-            "Slurm does not take the job", got=last_line(done), hint="sinfo; --print for the script"
-        )
+        raise UserError("Slurm rejected the job", got=last_line(done), hint="sinfo; --print for the script")
     return done.stdout.strip().partition(";")[0]

@@ -1,4 +1,4 @@
-"""Questions to Slurm's own commands, and what their answers say of a job."""
+"""Query Slurm by its own commands: the state of jobs and nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launch.supervise.query import query
 
 HINT = "on a login node of the cluster; meshrun launch mpirun for hosts that ssh reaches"
-GONE = "GONE"  # ours: Slurm has forgotten the job
+GONE = "GONE"  # our own: Slurm has forgotten the job
 OVER = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "REVOKED", "TIMEOUT", GONE,
@@ -21,7 +21,7 @@ OUTPUT = re.compile(r"^\s*StdOut=(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class State:
-    """What Slurm says of a job, or of one task of an array: "17", "17_3"; "17_[4-9]" have not begun."""
+    """A job, or one task of an array. id: "17", "17_3"; "17_[4-9]" for tasks not yet started."""
 
     id: str
     state: str
@@ -39,9 +39,9 @@ class State:
         return self.state == "COMPLETED" and self.exit_code == "0:0"
 
 
-def states(said: str) -> list[State]:
+def states(text: str) -> list[State]:
     """The jobs of `scontrol show job`."""
-    return [_state(record) for record in re.split(r"\n\s*\n", said) if "JobState=" in record]
+    return [_state(record) for record in re.split(r"\n\s*\n", text) if "JobState=" in record]
 
 
 def _state(record: str) -> State:
@@ -59,7 +59,7 @@ def _state(record: str) -> State:
 
 
 def query_job(number: str) -> list[State] | str:
-    """What Slurm says of a job, one for each task of an array; none when it has forgotten it. Or why not."""
+    """The states of a job, one for each task of an array, none once Slurm forgets it; or an error."""
     done = query([program("scontrol"), "show", "job", number])
     if done.returncode and "Invalid job id" in done.stdout + done.stderr:
         return []
@@ -67,7 +67,7 @@ def query_job(number: str) -> list[State] | str:
 
 
 def failed_nodes(nodes: str) -> list[str]:
-    """Those of some nodes, in Slurm's way of writing them, that do not answer."""
+    """Those of `nodes`, in Slurm's notation, that do not answer."""
     words = ["--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
     return query([program("sinfo"), *words]).stdout.split()
 
@@ -86,5 +86,5 @@ def program(name: str) -> str:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-    return said[-1]
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    return lines[-1]

@@ -1,8 +1,8 @@
-"""What a launcher says of itself, told apart from what the ranks say.
+"""Separate a launcher's own messages from the output of the ranks.
 
-When a rank fails, its sentence would drown in banners: "Primary job terminated normally, but
+When a rank fails, its message would drown in banners: "Primary job terminated normally, but
 1 process returned a non-zero exit code", "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES".
-They are withheld, read for which rank ended how, and shown when nothing better is known.
+They are withheld, parsed for how each rank ended, and shown when nothing better is known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from signal import SIGKILL
 
 RULER = re.compile(rb"(-{70,}|={70,})\r?\n$")
-# What follows a ruler in a launcher's banner; a program's own table has something else there.
+# What follows a ruler in a launcher's banner, unlike in a program's own table.
 BANNER = re.compile(
     rb"\w+ (noticed that (process|the job)|detected that one or more|has exited due to process)"
     rb"|Primary job +terminated normally"
@@ -33,7 +33,7 @@ LINE = re.compile(
 HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
 LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy", b"[warn] Epoll")
 
-# How the launchers tell of one process's end, white space joined.
+# How launchers report the end of one process, white space joined.
 ENDS = (
     # Open MPI. Version 4 says PID 0.
     re.compile(
@@ -56,7 +56,7 @@ ENDS = (
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How one process of a run ended; None for what the launcher did not say.
+    """How one process of a run ended; None for what the launcher did not report.
 
     maybe_by_launcher: when a rank dies, MPICH's launcher kills the others, and then names the
     first that was killed by anyone.
@@ -70,49 +70,49 @@ class ProcessEnd:
     maybe_by_launcher: bool = False
 
 
-def process_ends(noise: str) -> list[ProcessEnd]:
-    """The processes that a launcher's words name, those killed by a signal first."""
-    text = " ".join(noise.split())
+def process_ends(text: str) -> list[ProcessEnd]:
+    """The processes named in a launcher's messages, those killed by a signal first."""
+    text = " ".join(text.split())
     found = [_process_end(match.groupdict()) for pattern in ENDS for match in pattern.finditer(text)]
     return sorted(found, key=lambda end: end.signal is None)
 
 
-def _process_end(told: dict[str, str | None]) -> ProcessEnd:
-    numbers = {name: int(value) for name, value in told.items() if name != "host" and value is not None}
+def _process_end(fields: dict[str, str | None]) -> ProcessEnd:
+    numbers = {name: int(value) for name, value in fields.items() if name != "host" and value is not None}
     return ProcessEnd(
         numbers.get("rank"),
         numbers.get("pid"),
-        told.get("host"),
+        fields.get("host"),
         numbers.get("signal"),
         numbers.get("status"),
-        maybe_by_launcher="rank" not in told and numbers.get("signal") == SIGKILL,
+        maybe_by_launcher="rank" not in fields and numbers.get("signal") == SIGKILL,
     )
 
 
 class OutputFilter:
-    """One stream of a launcher, in chunks of any size. `withheld` is what the launcher said of itself.
+    """Filter of one stream of a launcher, in chunks of any size. `withheld`: the launcher's own messages.
 
-    Whatever cannot be noise passes at once, an unfinished line too: a progress bar has no newline.
+    Everything else passes at once, also an unfinished line: a progress bar has no newline.
     """
 
     def __init__(self) -> None:
         self.withheld = b""
-        self._pending = b""  # an unfinished line that may be noise
+        self._pending = b""  # an unfinished line that may be the launcher's
         self._ruler = b""  # an empty line or a ruler, or both, that may open a banner
         self._banner = b""  # an unfinished banner
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of `chunk`, and of what was held back before it, comes from the ranks."""
+        """The part of `chunk`, and of what was held back before it, that comes from the ranks."""
         *lines, rest = (self._pending + chunk).split(b"\n")
         passed = b"".join(self._judge(line + b"\n") for line in lines)
-        if self._may_be_noise(rest):
+        if self._may_be_launchers(rest):
             self._pending = rest
             return passed
         blank, self._ruler, self._pending = self._ruler, b"", b""
         return passed + blank + self._without_nul(rest)
 
     def finish(self) -> bytes:
-        """What was still held back at the end of the stream."""
+        """What was held back at the end of the stream."""
         rest = self._banner + self._ruler + self._pending
         self._banner = self._ruler = self._pending = b""
         return rest
@@ -140,7 +140,7 @@ class OutputFilter:
         return ruler + line
 
     def _judge_in_banner(self, line: bytes) -> bytes:
-        if line.startswith(b"meshrun: "):  # a rank spoke meanwhile
+        if line.startswith(b"meshrun: "):  # of a rank, meanwhile
             return line
         self._banner += line
         if RULER.match(line) and line[:1] == self._banner.lstrip()[:1]:
@@ -150,7 +150,7 @@ class OutputFilter:
             return self.finish()
         return b""
 
-    def _may_be_noise(self, rest: bytes) -> bool:
+    def _may_be_launchers(self, rest: bytes) -> bool:
         return bool(
             self._banner
             or self._ruler.strip()

@@ -49,7 +49,7 @@ EVERY = [
 @pytest.mark.parametrize(("status", "words"), EVERY)
 def test_an_empty_word_is_refused(status: int, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == status
-    assert "an empty word" in capsys.readouterr().err
+    assert "empty argument" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

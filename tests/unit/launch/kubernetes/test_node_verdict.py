@@ -249,7 +249,7 @@ def test_another_server_is_not_believed(cluster: Cluster, pod: tuple[Path, Path]
 
 def test_outside_of_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert node_verdict.main(str(tmp_path / "none"), "n7", tmp_path) == 1
-    assert "node n7 does not tell it" in capsys.readouterr().err
+    assert "node n7 cannot be marked" in capsys.readouterr().err
 
 
 # The manifest.

@@ -155,7 +155,7 @@ def test_a_host_that_connects_and_hangs_is_named(ssh: Ssh, monkeypatch: pytest.M
     monkeypatch.setattr(ssh_hosts, "ATTEMPT", 0.3)
     monkeypatch.setattr(ssh_hosts, "IMPORT", 0)
     ssh.host("n1", "exec sleep 600\n")
-    assert "no answer by ssh from n1 (connected, and said nothing)" in refused("n1", timeout=0.1)
+    assert "no answer by ssh from n1 (connected, but no answer)" in refused("n1", timeout=0.1)
 
 
 def test_a_host_whose_python_is_missing_is_named(ssh: Ssh) -> None:
@@ -239,7 +239,7 @@ def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
 def test_without_ssh_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert refused("n1") == (
-        "other hosts are reached by ssh, and there is none. Try: apt-get install openssh-client, or the "
+        "no ssh on PATH, which is needed to reach other hosts. Try: apt-get install openssh-client, or the "
         "site's batch system"
     )
 

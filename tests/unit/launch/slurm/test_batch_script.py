@@ -117,8 +117,8 @@ def test_a_step_has_the_options_of_the_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"partition": "a\nb"}, "--partition 'a\\\\nb': a line of a script has no control characters"),
-        ({"array": "0-3", "output": "out-%j"}, "--output out-%j: %a is to tell the tasks"),
+        ({"partition": "a\nb"}, "--partition 'a\\\\nb': control characters do not fit on a line of a script"),
+        ({"array": "0-3", "output": "out-%j"}, "--output out-%j: must contain %a"),
         ({"container_mounts": "/a:/a"}, "--container-mounts without --container"),
     ],
 )

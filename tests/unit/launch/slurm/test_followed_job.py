@@ -23,8 +23,8 @@ def followed(folder: Path, *states: State, restarts: bool = False) -> FollowedJo
     lines = (RestartableStatusLines if restarts else StatusLines)(run, "77")
     one = FollowedJob(run, lines, State("17", ""), shown=False, requeue=restarts)
     for state in states:
-        one.now(replace(state, output=str(output)))
-        one.look()
+        one.update(replace(state, output=str(output)))
+        one.read_output()
     return one
 
 
@@ -88,8 +88,8 @@ def test_a_loss_that_the_output_does_not_get(tmp_path: Path, monkeypatch: pytest
     note.write_text("meshrun: host c1 (ranks 0-1) silent for 15 s\n")
     one = followed(tmp_path, replace(RUNNING, state="PENDING"))
     assert one.run.failure() is None, "of an earlier job with this number"
-    one.now(RUNNING)
-    one.look()
+    one.update(RUNNING)
+    one.read_output()
     failure = one.run.failure()
     assert failure is not None
     assert failure["sentence"] == "host c1 (ranks 0-1) silent for 15 s"
