@@ -64,7 +64,7 @@ def first_command(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Everything."""
-    for name in ("lint", f"full-{OPEN_MPI}", f"full-{MPICH}", "lowest", "lowest_zarr", "first_command"):
+    for name in ("lint", f"full({OPEN_MPI})", f"full({MPICH})", "lowest", "lowest_zarr", "first_command"):
         session.notify(name)
 
 

@@ -118,7 +118,7 @@ def compare(
     )
     colors = [0] * world.size
     asked = Asked((name,), chosen)
-    with opened(world, world.control, asked, name, runner.Progress(), colors) as session:
+    with opened(world, world.control, asked, name, runner.MeasurementProgress(), colors) as session:
         bench = session.bench
         functions = (Address * (len(NCCL) + len(CUDA) + 1))(*map(address, loaded()))
         for size in bench.settings.sizes():

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
-from runner import early
+from runner import preload
 from runner.backend import Backend
 from runner.comm import Control
 from runner.inspection import preflight
@@ -76,7 +76,7 @@ def main() -> None:
 
 def as_rank(device: str, begun: float) -> None:
     taken = {"start": 0.0, "check": 0.0}
-    early.begin(device)  # as a rank of the command does
+    preload.start(device)  # as a rank of the command does
 
     def timed(control: Control, ranks: Sequence[Rank], backend: Backend) -> Sequence[str]:
         control.barrier()

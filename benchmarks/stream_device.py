@@ -68,7 +68,7 @@ def main() -> None:
     world = open_world("cuda")
     nbytes = int(options.gib * (1 << 30)) // ROW * ROW
     source, target = options.dir / "stream_in.npy", options.dir / "stream_out.npy"
-    world.once(lambda: fill(source, nbytes * world.size))
+    world.on_root(lambda: fill(source, nbytes * world.size))
     cases = [(depth, chunk) for depth in options.depth for chunk in options.chunk_mib]
     found: list[dict[str, Any]] = []
     try:
@@ -161,7 +161,7 @@ def bare_files(world: World, path: Path, target: Path) -> float:
     source, _, regions = shares(world, path, PIECE // ROW)
     sink = open_sink(target, source.shape, source.dtype, "bare")
     sink.threads = threads_of(world)
-    world.once(sink.create)
+    world.on_root(sink.create)
     mine = local()
 
     def copy(region: Region) -> None:
@@ -177,7 +177,7 @@ def bare_files(world: World, path: Path, target: Path) -> float:
         list(pool.map(copy, regions))
     world.control.barrier()
     seconds = time.perf_counter() - begin
-    world.once(sink.partial.unlink)
+    world.on_root(sink.partial.unlink)
     return 2 * int(np.prod(source.shape)) * 4 / seconds / 1e9
 
 

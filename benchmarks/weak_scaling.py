@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from runner.find import find
-from runner.pipeline import Pipeline
+from runner.pipeline import Pipeline, halo_plan
 from runner.report.record import places, versions, write
 from runner.timing import Phases
 from runner.work import decide
@@ -61,7 +61,7 @@ def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) ->
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
     work = decide(job, job.complete({}), shape, np.dtype(np.float32), world.size)
-    block = world.backend.empty(work.plan(world.rank).shape, work.dtype)
+    block = world.backend.empty(halo_plan(work, world.rank).shape, work.dtype)
     block[...] = 1
     found = []
     for number in range(rounds + 3):

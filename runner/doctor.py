@@ -10,11 +10,11 @@ from typing import Any
 
 from runner.backend import Backend
 from runner.comm import Control
-from runner.ending import Ending
-from runner.inspection import inspect, judge, refuse
+from runner.failure import FailureHandler
+from runner.inspection import find_problems, gather_surveys, raise_failures
 from runner.launcher import Started
 from runner.problem import Problem
-from runner.rank import as_rank
+from runner.rank_process import run_as_rank
 from runner.report.record import write
 from runner.report.survey_table import rows, table
 from runner.storage import check_place
@@ -36,11 +36,11 @@ def main(
     found: list[tuple[list[Survey], list[Problem]]] = []
 
     def look(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
-        surveys = [replace(one, mpi=one.mpi or mpi) for one in inspect(control, ranks, backend)]
-        found.append((surveys, judge(control, surveys, started)))
+        surveys = [replace(one, mpi=one.mpi or mpi) for one in gather_surveys(control, ranks, backend)]
+        found.append((surveys, find_problems(control, surveys, started)))
         return []
 
-    def body(world: World, ending: Ending) -> dict[str, Any]:
+    def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         surveys, problems = found[0]
         record = {
             "schema": SCHEMA,
@@ -56,7 +56,7 @@ def main(
             sys.stdout.flush()
             if file is not None:
                 write(record, file)
-        refuse(problems)
+        raise_failures(problems)
         return record
 
-    return as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)
+    return run_as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)

@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 from runner.declaration import Job
-from runner.ending import Ending
 from runner.execute import Options, execute
+from runner.failure import FailureHandler
 from runner.launcher import BY_HAND, Started
-from runner.rank import as_rank
+from runner.rank_process import run_as_rank
 from runner.report import record as records
 from runner.report.flow_progress import FlowProgress
 from runner.report.progress import Progress
@@ -33,7 +33,7 @@ def main(
     be drawn.
     """
 
-    def body(world: World, ending: Ending) -> dict[str, Any]:
+    def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
         with Progress(job.name, width) as rows, FlowProgress(job.name, width, ranks=world.size) as flow:
 
@@ -48,7 +48,7 @@ def main(
                 output,
                 parameters,
                 options,
-                ending=ending,
+                transaction=handler.transaction,
                 progress=rows,
                 show=flow.update,
                 proof=proof,
@@ -60,7 +60,7 @@ def main(
         plain: dict[str, Any] = records.plain(record)
         return plain
 
-    return as_rank(
+    return run_as_rank(
         body,
         device=options.device,
         oversubscribe=options.oversubscribe,

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
+from runner import files
+from runner.errors import RunError, UserError
 from runner.launcher import environment
-from runner.report.record import write
 
 SCHEMA = 1
 NOMINAL = "nominal"
@@ -167,7 +167,11 @@ def save(machine: Machine, path: Path) -> None:
     except OSError as reason:
         raise UserError(f"cannot make the folder {path.parent}", got=reason.strerror) from reason
     rates = {name: rate.value for name, rate in machine.rates.items()}
-    write({"schema": SCHEMA, **asdict(replace(machine, rates={})), "rates": rates}, path)
+    kept = {"schema": SCHEMA, **asdict(replace(machine, rates={})), "rates": rates}
+    try:
+        files.write_file(path, json.dumps(kept, indent=2) + "\n")
+    except OSError as reason:
+        raise RunError(f"cannot write the rates {path}", got=reason.strerror or reason) from reason
 
 
 def load(path: Path) -> Machine | None:

@@ -40,7 +40,7 @@ def opened_record(world: World, path: str | None, screen: Screen) -> Kept:
         file.close()
         return name
 
-    name = world.once(create)
+    name = world.on_root(create)
     screen.line(f"# Writing JSON output to {name}\n")
     return Kept(Path(name) if world.rank == 0 else None)
 

@@ -52,14 +52,14 @@ class Exchange:
     finding: str = ""
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
     """Every pair and size; the completion record."""
     asked = world.control.broadcast(asked)
     screen = Screen(world.rank == 0, asked, door.colour, door.columns)
     pairs = parse_pairs(asked.pairs, world.size)
     found: list[Exchange] = []
     with (
-        watching(world, ending, asked.settings) as trail,
+        watching(world, handler, asked.settings) as trail,
         session.opened(world, world.control, asked, "sendrecv", trail, [0] * world.size) as opened,
     ):
         bench = opened.bench

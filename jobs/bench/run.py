@@ -38,7 +38,7 @@ class Stuck(runner.RunError):
     exit_code = 4
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
+def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> Json:
     """Measure; the completion record. Raises WrongResults, on every rank, after all is measured."""
     # Ranks on other hosts may not have been given rank 0's environment.
     asked = world.control.broadcast(asked)
@@ -47,7 +47,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
     operations = [name for name in asked.operations if name != "hypercube" or fits_hypercube(colors)]
     for name in operations or asked.operations:
         check_ranks(OPERATIONS[name], asked.settings, colors)
-    world.once(lambda: check_files(asked))
+    world.on_root(lambda: check_files(asked))
     if asked.json_lines and world.rank == 0:
         Path(asked.json_lines).write_text("", encoding="utf-8")
     curves: list[Curve] = []
@@ -58,11 +58,11 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
         screen.line("# hypercube: skipped, the ranks of a group are no power of two\n")
     for name in operations:
         with (
-            watching(world, ending, asked.settings) as trail,
+            watching(world, handler, asked.settings) as trail,
             opened(world, world.control, asked, name, trail, colors) as session,
         ):
             kept = kept or opened_record(world, asked.output_file, screen)
-            lines, footer = _one(world, ending, asked, session, screen, door.words, kept, documents)
+            lines, footer = _one(world, handler, asked, session, screen, door.words, kept, documents)
         wrong += _complaints(name, footer)
         curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
     if asked.plot and world.rank == 0:
@@ -75,7 +75,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
 
 def _one(
     world: World,
-    ending: runner.Ending,
+    handler: runner.FailureHandler,
     asked: Asked,
     session: Session,
     screen: Screen,
@@ -98,7 +98,7 @@ def _one(
         documents[bench.operation.name] = text
         return text if len(asked.operations) == 1 else together(documents)
 
-    ending.keep = lambda: kept.write(written, last=True)
+    handler.before_exit = lambda: kept.write(written, last=True)
     while True:
         kept.write(written)
         screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
@@ -114,7 +114,7 @@ def _one(
     busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
     footer = Footer(failures, statistics.fmean(busbw), asked.min_busbw, session.memory())
     kept.write(written, last=True)
-    ending.keep = None
+    handler.before_exit = None
     screen.footer(settings, footer, header.program)
     return rows, footer
 
@@ -132,20 +132,20 @@ def check_files(asked: Asked) -> None:
 @contextmanager
 def watching(
     world: World,
-    ending: runner.Ending,
+    handler: runner.FailureHandler,
     settings: Settings,
     everyone: Control | None = None,
-) -> Iterator[runner.Progress]:
+) -> Iterator[runner.MeasurementProgress]:
     """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck.
 
     everyone: the ranks that measure; None for all. Collective over them.
     """
     if not settings.timeout:
-        yield runner.Progress()
+        yield runner.MeasurementProgress()
         return
 
     def report(text: str) -> None:
-        ending.fail_alone(Stuck(text), "", world.rank)
+        handler.report_single(Stuck(text), "", world.rank)
 
     watched = everyone or world.control
     dog = runner.Watchdog(

@@ -66,14 +66,14 @@ class Alone:
     to_host: float | None
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
     """Every number of ranks; the completion record."""
     asked = world.control.broadcast(asked)
     screen = Screen(world.rank == 0, asked, door.colour, door.columns)
     counts = rank_counts(world.size)
     for ranks in counts:
         session.check_ranks(OPERATIONS[asked.operations[0]], asked.settings, [0] * ranks)
-    world.once(lambda: check_files(asked))
+    world.on_root(lambda: check_files(asked))
     kept = opened_record(world, asked.output_file, screen)
     order = near_first(world)
     rungs: list[Rung] = []
@@ -84,7 +84,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         failure: runner.MeshrunError | None = None
         try:
             if world.rank in members:
-                opened, rows, right = _measured(world, ending, asked, everyone)
+                opened, rows, right = _measured(world, handler, asked, everyone)
                 if ranks == 1:
                     alone = measure_alone(world, opened.bench.settings.maxbytes)
                     screen.line(_header(asked, opened.header.backend, alone))
@@ -109,11 +109,11 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
 
 
 def _measured(
-    world: World, ending: runner.Ending, asked: Asked, everyone: Control
+    world: World, handler: runner.FailureHandler, asked: Asked, everyone: Control
 ) -> tuple[session.Session, list[Row], bool]:
     """All rows of the ranks of `everyone`, and whether every result was right; collective over them."""
     with (
-        watching(world, ending, asked.settings, everyone) as trail,
+        watching(world, handler, asked.settings, everyone) as trail,
         session.opened(world, everyone, asked, asked.operations[0], trail, [0] * everyone.size) as opened,
     ):
         rows = list(sweep(opened.bench))

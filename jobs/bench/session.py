@@ -41,7 +41,7 @@ def opened(
     everyone: Control,
     asked: Asked,
     name: str,
-    trail: runner.Progress,
+    trail: runner.MeasurementProgress,
     colors: Sequence[int],
 ) -> Iterator[Session]:
     """A session for operation `name`, closed in order at the end; collective over `everyone`.

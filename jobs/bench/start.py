@@ -12,13 +12,13 @@ from jobs.bench.options import BAD_USAGE
 
 
 def as_ranks(body: Callable[..., dict[str, Any]], asked: Any, device: Any, debug: bool) -> int:
-    """Run `body(world, ending, asked, door)` in every rank; the exit status."""
+    """Run `body(world, handler, asked, door)` in every rank; the exit status."""
     door = click.get_current_context().obj
-    return runner.as_rank(
-        lambda world, ending: body(world, ending, asked, door),
+    return runner.run_as_rank(
+        lambda world, handler: body(world, handler, asked, door),
         device=device,
         started=door.started,
         debug=debug,
-        usage_status=BAD_USAGE,
-        farewell="interrupted",
+        usage_exit_status=BAD_USAGE,
+        interrupt_message="interrupted",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jobs.bench.operations import Operation, Shape
 from jobs.bench.settings import Settings
 from jobs.bench.traffic import Traffic
-from runner import Buffer, Collectives, Control, Datatype, Progress, World
+from runner import Buffer, Collectives, Control, Datatype, MeasurementProgress, World
 
 Wire = Callable[[float, float], tuple[float | None, float | None]]
 
@@ -39,7 +39,7 @@ class Bench:
     traffic: Traffic
     send: Buffer
     recv: Buffer
-    trail: Progress
+    trail: MeasurementProgress
     watched: bool = False
     detail: bool = False
     offset: float = 0.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class CliContext:
     """Options before the command's name; `click.Context.obj` of every command.
 
-    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from the process that started this rank.
+    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from what started this rank.
     columns: the terminal's width where rank 0 may draw a progress bar. colour: standard output is a
     terminal. words: the command and its arguments.
     """

@@ -63,7 +63,7 @@ def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: b
     """
     from runner.errors import tell
     from runner.launcher import announced
-    from runner.verdict import RunLines, run_at
+    from runner.run_status import RunLines, run_at
 
     launched = announced()
     rank = launched.rank if launched else 0
@@ -82,7 +82,7 @@ def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: b
         time.sleep(LINGER)
     if reports and isinstance(run, RunLines):
         time.sleep(LINGER / 4)  # the other ranks of this host find the claim
-        run.forget()
+        run.remove_claim()
     return exit_status
 
 
@@ -111,7 +111,8 @@ def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> s
     if typed := _misplaced_ranks(mistake, ctx, words):
         return typed
     message = single_line(mistake.format_message()).rstrip(".")
-    return f"{message}{'' if message.endswith('?') else '.'} Try: {ctx.command_path if ctx else 'meshrun'} --help"
+    end = "" if message.endswith("?") else "."
+    return f"{message}{end} Try: {ctx.command_path if ctx else 'meshrun'} --help"
 
 
 def _context(mistake: click.ClickException) -> click.Context | None:

@@ -21,7 +21,7 @@ RUN_MARK = "MESHRUN_RUN"  # the variable by which processes of a run are found
 
 def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
     from launch.supervise.shared_memory import remove_orphans, segments
-    from runner.verdict import RunLines
+    from runner.run_status import RunLines
 
     end_strays(mark)
     begun = time.time() - seconds
@@ -32,7 +32,7 @@ def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
                 older.add(path)
     remove_orphans(older)
     shutil.rmtree(folder, ignore_errors=True)
-    RunLines(token).forget()
+    RunLines(token).remove_claim()
 
 
 def strays(mark: str, processes: Path = Path("/proc")) -> list[int]:

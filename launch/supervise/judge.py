@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from launch.supervise.launcher_output import process_ends
 
 if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
 # From the last output of a launcher: which rank ended first, and what to try. None where it does not say.
 Explain = Callable[[str], tuple[str, str] | None]
@@ -92,12 +92,12 @@ def judge(
     from runner.errors import tell
 
     status, why = _judge(run, outcome, debug, lost, explain)
-    words, answer = run.words(), run.answer()
+    words, answer = run.recovery_hint(), run.answer()
     if status and words not in outcome.output_tail:
         tell(words)
     if status and answer != "":
-        files = files and (answer is not None or not run.begun())  # else rank 0 has written them
-        return conclude(status, why, rank_status=run.status(), answer=answer, files=files)
+        files = files and (answer is not None or not run.any_registered())  # else rank 0 has written them
+        return conclude(status, why, rank_status=run.exit_status(), answer=answer, files=files)
     return status
 
 
@@ -110,7 +110,7 @@ def _judge(
     failure, record = run.failure(), run.record()
     if debug and outcome.launcher_output:
         sys.stderr.write(outcome.launcher_output)
-    run.remove_partial()  # nothing, where the output has got its final name
+    run.remove_leftovers()  # nothing, where the output has got its final name
     if outcome.interrupted:
         why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
         tell(why)
@@ -133,7 +133,7 @@ def _judge(
     if killed or not lost:
         why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, explain)
         tell(why)
-    return run.status(), why
+    return run.exit_status(), why
 
 
 def _silent(hosts: Sequence[str]) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
 
 class StatusLines:
     """Filter of one stream, in chunks of any size: status lines go to `run`, the rest is passed on."""
 
     def __init__(self, run: RunDirectory, token: str) -> None:
-        from runner.verdict import LINE
+        from runner.run_status import LINE
 
         self._run = run
         self._mark = f"{LINE} {token} ".encode()
@@ -41,7 +41,7 @@ class StatusLines:
 
     def _receive(self, line: bytes) -> None:
         try:
-            self._run.hear(line.decode())
+            self._run.read_line(line.decode())
         except ValueError:  # truncated by a launcher that was ending; without it the run counts as failed
             return
 

@@ -23,7 +23,7 @@ from launch.supervise.launcher_output import OutputFilter
 from launch.supervise.status_lines import StatusLines
 
 if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5.0  # seconds for the launcher to end its ranks in order
@@ -55,7 +55,7 @@ def supervise(
     takes them.
     """
     from runner.launcher import working_directory
-    from runner.verdict import RunDirectory, RunLines
+    from runner.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not say so where it is gone
     run = RunDirectory.create()
@@ -77,7 +77,7 @@ def supervise(
         if not in_order:
             shared_memory.remove_orphans(segments)
         if token:
-            RunLines(token).forget()  # of a rank that was killed before it could
+            RunLines(token).remove_claim()  # of a rank that was killed before it could
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -92,7 +92,7 @@ def watch_launcher(
     The ranks run in a session of their own, so that Ctrl-C reaches them once, and through the launcher, which
     knows them all. The first signal ends the run in order; the second, or `GRACE` seconds, at once.
     """
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
     watched = _WatchedLauncher(RunDirectory(Path(environment[RUN_MARK])), token)
     with signal_handlers(watched.signalled):

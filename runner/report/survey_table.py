@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from runner.problem import by_host, few, groups, numbers, spread, which_hosts
+from runner.problem import abbreviate, by_host, describe_groups, describe_hosts, group_by_value, rank_numbers
 from runner.survey import Gpu, Interface, Survey
 from runner.watch_report import ranges
 
@@ -61,8 +61,8 @@ def _driver(gpu: Gpu) -> str:
 
 
 def _one_or_all(values: Iterable[tuple[str, Survey]]) -> str:
-    found = groups(values)
-    return spread(found) if len(found) > 1 else next(iter(found))
+    found = group_by_value(values)
+    return describe_groups(found) if len(found) > 1 else next(iter(found))
 
 
 # A line for each rank.
@@ -80,7 +80,7 @@ def _ranks(surveys: Sequence[Survey]) -> list[str]:
         lines += [_cells(survey) for survey in alike[0]]
         if len(alike) > 1:
             others = [survey for host in alike[1:] for survey in host]
-            lines.append(f"  alike: {which_hosts(others)}, ranks {ranges(numbers(others))}")
+            lines.append(f"  alike: {describe_hosts(others)}, ranks {ranges(rank_numbers(others))}")
     return _columns(lines)
 
 
@@ -152,7 +152,7 @@ def _hosts(surveys: Sequence[Survey]) -> list[str]:
     lines = []
     for hosts in alike.values():
         note = f"; addresses and free memory are those of {hosts[0][0].host}" if len(hosts) > 1 else ""
-        lines += _wrapped(which_hosts(host[0] for host in hosts) + note)
+        lines += _wrapped(describe_hosts(host[0] for host in hosts) + note)
         lines += _facts(hosts[0], addresses=True, free=True)[0]
     return lines
 
@@ -166,7 +166,7 @@ def _facts(host: Sequence[Survey], *, addresses: bool, free: bool) -> tuple[list
     used = [one for one in first.interfaces if one.name != "lo" and (one.up or one.address)]
     idle = [one.name for one in first.interfaces if not (one.up or one.address)]
     interfaces = [_interface(one, addresses) for one in used]
-    interfaces += [f"without address and down: {few(idle)}"] if idle else []
+    interfaces += [f"without address and down: {abbreviate(idle)}"] if idle else []
     lines = [
         *_line("  /dev/shm", shm),
         *_line("  memlock", _bytes(min(limits)) if limits else "unlimited"),

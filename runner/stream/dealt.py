@@ -159,7 +159,7 @@ def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]
             what = f"{about['output']} is complete, but {reason.what}"
             raise RunError(what, got=reason.got, hint="--timeline on another disk, if need be") from reason
 
-    world.once(write)
+    world.on_root(write)
 
 
 def _offsets(world: World) -> list[float]:
@@ -170,7 +170,7 @@ def _offsets(world: World) -> list[float]:
 def _limits(world: World, mine: Summary, gpu: bool) -> Limits:
     small = world.control.allgather((mine.moved, mine.device))
     whens = _gather(world.control, mine.when)
-    return world.once(
+    return world.on_root(
         lambda: combine(
             [Summary(moved, device, when) for (moved, device), when in zip(small, whens, strict=True)], gpu
         )

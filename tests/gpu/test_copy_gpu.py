@@ -195,8 +195,8 @@ def measured(tmp_path: Path, *names: str, **words: Any) -> Any:
     """The recorded host of a run in this process."""
     path = tmp_path / "copies.json"
     asked = Asked(names=names, output_file=str(path), **{"size": 1 << 24, "copies": 2, "samples": 1, **words})
-    ending: Any = SimpleNamespace()
-    run(runner.open_world("cuda"), ending, asked, SimpleNamespace(colour=False, columns=None, words=()))
+    handler: Any = SimpleNamespace()
+    run(runner.open_world("cuda"), handler, asked, SimpleNamespace(colour=False, columns=None, words=()))
     (host,) = json.loads(path.read_text())["hosts"]
     return host
 

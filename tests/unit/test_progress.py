@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import runner
-from runner.ending import Ending
 from runner.execute import Options, execute
 from runner.report import progress
 from runner.report.progress import Progress
 from runner.storage import Source
 from runner.stream.options import StreamOptions
+from runner.transaction import OutputTransaction
 from runner.world import open_world
 
 
@@ -54,7 +54,7 @@ def test_a_verification_tells_how_far_it_is(tmp_path: Path, mode: str, streamed:
         tmp_path / "out.npy",
         {},
         Options(verify=mode, stream=stream),
-        ending=Ending(),
+        transaction=OutputTransaction(),
         proof=lambda done, total: told.append((done, total)),
     )
     done, totals = [one[0] for one in told], {one[1] for one in told}
@@ -80,7 +80,7 @@ def test_a_verification_of_a_result_says_that_it_is_under_way(tmp_path: Path) ->
         None,
         {},
         options,
-        ending=Ending(),
+        transaction=OutputTransaction(),
         proof=lambda done, total: told.append((done, total)),
     )
     assert told == [(0, 1), (1, 1)]

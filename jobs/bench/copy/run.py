@@ -45,11 +45,11 @@ class Asked:
         return Settings(self.size, self.copies, self.samples, self.mean, self.check)
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
     """Measure; the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
     asked = world.control.broadcast(asked)
     cases = _cases(asked, on_gpu=world.here.device.kind == "cuda")
-    path = world.once(lambda: outputs(asked.output_file, asked.plot))
+    path = world.on_root(lambda: outputs(asked.output_file, asked.plot))
     identities = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     group = world.control.split(identities.index(world.here.host_id))
     with ExitStack() as stack:

@@ -84,8 +84,8 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
             )
             door = SimpleNamespace(colour=False, columns=None, words=("copy",))
             asked = Asked(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
-            ending: Any = SimpleNamespace()
-            run(world, ending, asked, door)
+            handler: Any = SimpleNamespace()
+            run(world, handler, asked, door)
 
         try:
             run_ranks(ranks, on_rank)

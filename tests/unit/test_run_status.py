@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.verdict import LINE, RunDirectory, RunLines, claim, run_at
+from runner.run_status import LINE, RunDirectory, RunLines, claim, run_at
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_nothing_is_there_at_first(directory: RunDirectory) -> None:
     assert directory.record() is None
     assert directory.failure() is None
     assert directory.rank_of(4711) is None
-    directory.remove_partial()
+    directory.remove_leftovers()
 
 
 def test_a_process_gets_its_rank_back(directory: RunDirectory) -> None:
@@ -52,10 +52,10 @@ def test_half_a_record_is_none(directory: RunDirectory) -> None:
 def test_the_unfinished_output_is_removed(directory: RunDirectory, tmp_path: Path) -> None:
     partial = tmp_path / ".out.npy.abc.partial"
     partial.touch()
-    directory.keep_partial(partial)
-    directory.remove_partial()
+    directory.note_partial(partial)
+    directory.remove_leftovers()
     assert not partial.exists()
-    directory.remove_partial()  # gone already, for example renamed
+    directory.remove_leftovers()  # gone already, for example renamed
 
 
 def test_the_first_failure_stays(directory: RunDirectory) -> None:
@@ -90,7 +90,7 @@ def test_of_many_threads_one_wins(tmp_path: Path) -> None:
 CLAIMS = """
 import os, sys
 from pathlib import Path
-from runner.verdict import claim
+from runner.run_status import claim
 print(sum(claim(Path(sys.argv[1], f"claim-{turn}"), {"pid": os.getpid()}) for turn in range(200)))
 """
 
@@ -106,8 +106,8 @@ def test_of_many_processes_one_wins(tmp_path: Path) -> None:
 def test_a_note_that_many_write_is_never_read_half_written(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     output = tmp_path / ("long name " * 20)
-    run.keep_partial(output)
-    writers = [threading.Thread(target=lambda: [run.keep_partial(output) for _ in range(300)]) for _ in "12"]
+    run.note_partial(output)
+    writers = [threading.Thread(target=lambda: [run.note_partial(output) for _ in range(300)]) for _ in "12"]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
@@ -118,7 +118,7 @@ def test_a_note_that_many_write_is_never_read_half_written(tmp_path: Path) -> No
 def heard(directory: RunDirectory, text: str) -> None:
     for line in text.removesuffix("\n").split("\n"):
         assert line.startswith(f"{LINE} token ")
-        directory.hear(line)
+        directory.read_line(line)
 
 
 def test_lines_leave_what_a_directory_is_told(
@@ -130,11 +130,11 @@ def test_lines_leave_what_a_directory_is_told(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = run_at("@token")
     run.register(9, "n2", 4711)
-    run.keep_partial(tmp_path / "a b.partial")
+    run.note_partial(tmp_path / "a b.partial")
     run.complete({"seconds": 1.5, "much": ["more"] * 9999})
     assert run.claim_failure({"exit_code": 7, "sentence": "wrong\ndata", "rank": 9})
     assert not run.claim_failure({"exit_code": 1, "sentence": "later", "rank": 8})
-    run.forget()
+    run.remove_claim()
     said = capsys.readouterr().err
     assert max(map(len, said.split("\n"))) < 512  # a pipe keeps that together
     heard(directory, said)
@@ -151,11 +151,11 @@ def test_nobody_reads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    run = RunLines("token", heard=False)
+    run = RunLines("token", has_reader=False)
     assert run.claim_failure({"sentence": "first"})
     assert not run.claim_failure({"sentence": "second"})
     run.complete({})
-    run.forget()
+    run.remove_claim()
     assert capsys.readouterr().err == ""
 
 
@@ -163,19 +163,19 @@ def test_a_rank_that_is_killed_in_its_claim_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    run, other = RunLines("token", heard=False), RunLines("other", heard=False)
+    run, other = RunLines("token", has_reader=False), RunLines("other", has_reader=False)
     assert run.claim_failure({"sentence": "first"})
     assert other.claim_failure({"sentence": "first"})
     (note,) = tmp_path.glob("meshrun-token-*")
     note.with_name(f".{note.name}.0123456789abcdef.partial").write_text("half")
-    run.forget()
+    run.remove_claim()
     assert [path.name for path in tmp_path.iterdir()] == [note.name.replace("token", "other")]
 
 
 @pytest.mark.parametrize("line", [f"{LINE} token song {{}}", f"{LINE} token rank", f"{LINE} token rank {{"])
 def test_a_line_that_is_none(directory: RunDirectory, line: str) -> None:
     with pytest.raises(ValueError):
-        directory.hear(line)
+        directory.read_line(line)
 
 
 def test_processes_of_one_number_on_several_hosts(directory: RunDirectory) -> None:

@@ -1,10 +1,10 @@
-"""What must be alike on all ranks: versions, and the settings of communication libraries."""
+"""Checks that ranks agree: on versions, and on the settings of communication libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from runner.problem import Problem, few, groups, minority, spread, who
+from runner.problem import Problem, abbreviate, describe_groups, describe_ranks, group_by_value, minority
 from runner.survey import Survey
 
 SAME_INSTALLATION = "the same environment (venv or image) on every host, python by its absolute path"
@@ -35,13 +35,13 @@ MAY_DIFFER = (
 
 
 def versions(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """Software of which ranks have different versions."""
+    """Problems: software that differs in version between ranks."""
     for name, value, hint, warning in VERSIONS:
-        found = groups((value(survey), survey) for survey in surveys if value(survey))
+        found = group_by_value((value(survey), survey) for survey in surveys if value(survey))
         if len(found) > 1:
             yield Problem(
                 f"ranks have different versions of {name}",
-                got=spread(found),
+                got=describe_groups(found),
                 expected="one version",
                 hint=hint,
                 ranks=minority(found),
@@ -50,11 +50,11 @@ def versions(surveys: Sequence[Survey]) -> Iterator[Problem]:
 
 
 def settings(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """Variables that differ; one problem for all those that differ between the same ranks."""
+    """Problems: environment variables that differ; one for all that differ between the same ranks."""
     names = {name for survey in surveys for name in survey.settings}
     together: dict[tuple[bool, tuple[tuple[int, ...], ...]], list[str]] = {}
     for name in sorted(names.difference(OWN)):
-        found = groups((survey.settings.get(name), survey) for survey in surveys)
+        found = group_by_value((survey.settings.get(name), survey) for survey in surveys)
         if len(found) > 1:
             parts = tuple(sorted(tuple(survey.rank for survey in part) for part in found.values()))
             together.setdefault((name in MAY_DIFFER, parts), []).append(name)
@@ -63,11 +63,11 @@ def settings(surveys: Sequence[Survey]) -> Iterator[Problem]:
 
 
 def _different(surveys: Sequence[Survey], names: Sequence[str], warning: bool) -> Problem:
-    found = groups((tuple(survey.settings.get(name) for name in names), survey) for survey in surveys)
-    worded = [f"{_worded(names, values)} on {who(having)}" for values, having in found.items()]
+    found = group_by_value((tuple(survey.settings.get(name) for name in names), survey) for survey in surveys)
+    worded = [f"{_worded(names, values)} on {describe_ranks(having)}" for values, having in found.items()]
     return Problem(
-        f"ranks have different settings of {few(names)}",
-        got=few(worded, "; "),
+        f"ranks have different settings of {abbreviate(names)}",
+        got=abbreviate(worded, "; "),
         expected="one value on every rank",
         hint="the variable set before the launcher, and forwarded: mpirun -x NAME (Open MPI forwards none by "
         "itself), srun --export=ALL",
@@ -81,4 +81,6 @@ def _worded(names: Sequence[str], values: Sequence[str | None]) -> str:
     if not any(value is not None for value in values):
         return "not set"
     pairs = zip(names, values, strict=True)
-    return few([f"{name} not set" if value is None else f"{name}={value}" for name, value in pairs], " ")
+    return abbreviate(
+        [f"{name} not set" if value is None else f"{name}={value}" for name, value in pairs], " "
+    )

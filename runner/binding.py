@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and how arrays of that device reach the other ranks."""
+"""Binds a rank to its device, and opens the communicator for arrays of that device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.errors import UserError, first_line
 
 
 def visible_gpus(choice: str) -> int:
-    """How many GPUs this process may use: none with "cpu"; with "cuda", having none is an error."""
+    """The number of GPUs that this process may use: 0 for "cpu"; UserError for "cuda" if there is none."""
     if choice == "cpu":
         return 0
     try:
@@ -43,10 +43,10 @@ def _without_cupy(reason: ImportError, required: bool) -> int:
     return 0
 
 
-def bind(
+def bind_device(
     control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool
 ) -> Backend:
-    """This rank's back end, when rank i sees visible[i] GPUs; on CPUs only when none sees any."""
+    """This rank's back end, where rank i sees visible[i] GPUs; the CPU only if no rank sees a GPU."""
     if not any(visible):
         from runner.backend.cpu import CpuBackend
 
@@ -68,10 +68,10 @@ def bind(
 
 
 def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -> int:
-    """The device index for local rank `local` of `local_size` when `visible` GPUs are seen.
+    """The device index for local rank `local` of `local_size`, which sees `visible` GPUs.
 
-    All GPUs visible: by local rank. One visible: the launcher bound it (--gpus-per-task), it is
-    device 0. Anything between cannot be told apart from a mistake.
+    If it sees all GPUs: its local rank. If it sees one: device 0, which the launcher has bound
+    (--gpus-per-task). Any other number is a UserError, because it is probably a mistake.
     """
     if visible == 1 or visible >= local_size:
         return 0 if visible == 1 else local
@@ -85,7 +85,8 @@ def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -
     )
 
 
-def device_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
+def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
+    """The communicator for device arrays: NCCL, or through host memory where ranks share a GPU."""
     if backend.device.kind == "cpu" or control.size == 1:
         return control
     if shared_gpu:

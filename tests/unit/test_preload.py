@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner import early
+from runner import preload
 from runner.errors import UserError
 
 
@@ -31,7 +31,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def finish(device: str) -> None:
-    thread = early.begin(device)
+    thread = preload.start(device)
     assert thread is not None
     thread.join(10)
     assert not thread.is_alive()
@@ -44,7 +44,7 @@ def test_both_are_loaded_for_a_rank_that_may_have_a_gpu(loaded: list[str], devic
 
 
 def test_nothing_is_loaded_for_the_cpu(loaded: list[str]) -> None:
-    assert early.begin("cpu") is None
+    assert preload.start("cpu") is None
     assert loaded == []
 
 
