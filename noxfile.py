@@ -135,6 +135,6 @@ def unprivileged(session: nox.Session) -> None:
         "tests/unit/launch/supervise/test_shared_memory.py",
         "tests/unit/launch/supervise/test_supervisor.py",
         "tests/unit/launch/mpi_/test_launcher.py",  # pytest-mpi skips what lies in a folder called mpi
-        "tests/unit/validate/test_baseline.py",
+        "tests/unit/validate/baseline/test_baseline.py",
     ]
     session.run(*words, "pytest", *places, *session.posargs, external=True)

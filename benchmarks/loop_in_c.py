@@ -39,7 +39,7 @@ from jobs.bench.timing import bound_call, clock
 from runner import DATATYPES, World
 from runner.comm import nccl, nccl_calls
 from runner.comm.batch import BUILT
-from runner.report.record import write
+from runner.report.record import write_json
 
 THEIRS, PYTHON = "C loop", "from Python"
 LOOPS = (OURS, PYTHON, THEIRS)
@@ -83,7 +83,7 @@ def main() -> None:
             cells = "".join(f"  {shown(row[loop]):>24}" for loop in LOOPS)
             print(f"{row['operation']:16}{row['size']:9}{cells}  {row['ratio']:6.3f}")
         if options.json:
-            write({**facts(world, options), "sizes": rows}, options.json)
+            write_json(options.json, "benchmark", 1, {**facts(world, options), "sizes": rows})
     world.close()
 
 

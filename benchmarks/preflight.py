@@ -26,7 +26,7 @@ from runner.backend import Backend
 from runner.comm import Control
 from runner.inspection import preflight
 from runner.launcher import BY_HAND
-from runner.report.record import write
+from runner.report.record import write_json
 from runner.world import Rank, open_world
 
 
@@ -71,7 +71,7 @@ def main() -> None:
             "rounds": rounds,
             "seconds_median": medians,
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def as_rank(device: str, begun: float) -> None:

@@ -33,7 +33,8 @@ from runner.calibrate import Nothing
 from runner.chunks import Chunks
 from runner.execute import Options, run
 from runner.partition import Region, bounds
-from runner.report.record import places, versions, write
+from runner.record_builder import places, versions
+from runner.report.record import write_json
 from runner.spans import Spans
 from runner.storage import Source, open_sink, open_source
 from runner.stream.device import DeviceEngine
@@ -112,7 +113,7 @@ def report(world: World, options: argparse.Namespace, found: list[dict[str, Any]
             "gigabytes_per_second": medians,
             "rounds": found,
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def rate(value: Any) -> float:

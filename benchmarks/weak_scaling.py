@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from runner.find import find
+from runner.phases import Phases
 from runner.pipeline import Pipeline, halo_plan
-from runner.report.record import places, versions, write
-from runner.timing import Phases
+from runner.record_builder import places, versions
+from runner.report.record import write_json
 from runner.work import decide
 from runner.world import World, open_world
 
@@ -53,7 +54,7 @@ def main() -> None:
                 "versions": versions(world),
                 "rows": rows,
             }
-            write(record, options.json)
+            write_json(options.json, "benchmark", 1, record)
     world.close()
 
 
@@ -65,7 +66,7 @@ def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) ->
     block[...] = 1
     found = []
     for number in range(rounds + 3):
-        phases = Phases(world.backend)
+        phases = Phases(world.backend.synchronize)
         pipeline = Pipeline(world, work, phases, overlap)
         world.control.barrier()
         pipeline.prepare(block)

@@ -20,7 +20,9 @@ package costs nothing.
     read_counters                       error counters and states of GPU and host (`runner.counters`)
     stolen_seconds                      what a hypervisor took of processors (`runner.counters_processors`)
     environment                         the process's variables (`runner.launcher`)
-    versions                            of all that figures depend on (`runner.report.record`)
+    versions                            of all that figures depend on (`runner.record_builder`)
+    table                               columns and rows as lines of text (`runner.report.table`)
+    json_text, write_json               a record as JSON, in its envelope (`runner.report.record`)
     write_file, check_writable, is_stream
                                         a small file, whole at every moment (`runner.files`)
     Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
@@ -81,8 +83,11 @@ if TYPE_CHECKING:
     from runner.links import network_rate as network_rate
     from runner.links import nics as nics
     from runner.rank_process import run_as_rank as run_as_rank
+    from runner.record_builder import versions as versions
     from runner.reduce import Tiles as Tiles
-    from runner.report.record import versions as versions
+    from runner.report.record import json_text as json_text
+    from runner.report.record import write_json as write_json
+    from runner.report.table import table as table
     from runner.watchdog import MeasurementProgress as MeasurementProgress
     from runner.watchdog import Watchdog as Watchdog
     from runner.world import World as World
@@ -96,7 +101,10 @@ _HOME = {
     "World": "runner.world",
     "Here": "runner.here",
     "Tiles": "runner.reduce",
-    "versions": "runner.report.record",
+    "versions": "runner.record_builder",
+    "table": "runner.report.table",
+    "json_text": "runner.report.record",
+    "write_json": "runner.report.record",
     "write_file": "runner.files",
     "check_writable": "runner.files",
     "is_stream": "runner.files",

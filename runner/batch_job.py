@@ -17,6 +17,7 @@ from runner.errors import RunError, UserError, tell
 from runner.inputs import Inputs
 from runner.options import Options
 from runner.partition import Region, Shape, bounds
+from runner.phases import Phases
 from runner.pipeline import Progress
 from runner.report.record import Record
 from runner.storage import Source, open_source
@@ -24,7 +25,6 @@ from runner.storage.faults import listing
 from runner.storage.folder import LOSSY, Folder
 from runner.stream.batch import Batch
 from runner.stream.dealt import Show
-from runner.timing import Phases
 from runner.transaction import OutputTransaction
 from runner.work import Work, decide
 from runner.world import World

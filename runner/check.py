@@ -1,4 +1,4 @@
-"""`--verify`: the result is computed again, by another way, and compared with what is on disk.
+"""`--verify`: recompute the result by another method and compare it with what is on disk.
 
 Nothing of the run is trusted: the input comes from its file, the result is read back from the
 file being written, what lies beyond an edge is looked up by this module's own formulas (not

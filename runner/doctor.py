@@ -1,4 +1,4 @@
-"""The preflight as a command of its own: all facts shown, whatever is wrong with them."""
+"""`meshrun doctor`: run the preflight alone and show all facts, even when checks fail."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from runner.inspection import find_problems, gather_surveys, raise_failures
 from runner.launcher import Started
 from runner.problem import Problem
 from runner.rank_process import run_as_rank
-from runner.report.record import write
-from runner.report.survey_table import rows, table
+from runner.rank_table import render, rows
+from runner.report.record import envelope, write_json
 from runner.storage import check_place
 from runner.survey import Survey
 from runner.world import DeviceChoice, Rank, World
@@ -27,7 +27,7 @@ SCHEMA = 1
 def main(
     started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False, mpi: str = ""
 ) -> int:
-    """Run as one rank of `meshrun doctor`; the exit status. UserError where `file` could not be written.
+    """Run one rank of `meshrun doctor`; return the exit status. UserError where `file` cannot be written.
 
     mpi: the library that ranks would load, where this process is alone and loads none.
     """
@@ -42,20 +42,17 @@ def main(
 
     def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         surveys, problems = found[0]
-        record = {
-            "schema": SCHEMA,
-            "ranks": rows(surveys),
-            "problems": [asdict(problem) for problem in problems],
-        }
+        facts = {"ranks": rows(surveys), "problems": [asdict(problem) for problem in problems]}
+        record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
-            sys.stdout.write(table(surveys))
+            sys.stdout.write(render(surveys))
             for problem in problems:
                 print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
             if not problems:
                 print("nothing is wrong")
             sys.stdout.flush()
             if file is not None:
-                write(record, file)
+                write_json(file, "doctor", SCHEMA, record)
         raise_failures(problems)
         return record
 

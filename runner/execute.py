@@ -14,15 +14,15 @@ from runner.failure import FailureHandler, Guard
 from runner.inputs import note
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, Run
+from runner.phases import Phases
 from runner.pipeline import Progress, quiet
+from runner.record_builder import phase_table, places, versions
 from runner.reduce import Tiles, reduce_array
-from runner.report import record as records
-from runner.report.record import Record
+from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.storage import Source, check_output, check_place, open_source, split
 from runner.storage.folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
 from runner.stream.dealt import Show, unseen
-from runner.timing import Phases
 from runner.transaction import OutputTransaction
 from runner.world import World, open_world
 
@@ -82,7 +82,7 @@ def execute(
     source_path = world.collective_call(lambda: named("INPUT", input))
     folder = world.on_root(lambda: _check_files(source_path, target, options, transaction))
     inputs = note(world, None if folder else source_path, job, parameters)
-    phases = world.phases = Phases(world.backend)
+    phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
         from runner.batch_job import BatchRun
 
@@ -110,27 +110,26 @@ def execute(
         details = run_map(run) if job.kind == "map" else _result(run)
         details = {"shape": list(source.shape), "dtype": str(source.dtype), **details}
     transaction.release()
-    found: Record = {
-        "schema": records.SCHEMA,
+    found = {
         "job": job.name,
-        "parameters": records.plain(parameters),
+        "parameters": plain(parameters),
         "input": str(input),
         "shape": details.pop("shape"),
         "dtype": details.pop("dtype"),
         "output": None if target is None else str(target),
         "ranks": world.size,
         "hosts": world.hosts,
-        "devices": records.places(world),
+        "devices": places(world),
         "started": started.isoformat(timespec="seconds"),
         **details,
-        "phases": records.phase_table(world, phases, {"kernel": _memory_limit(world)}),
+        "phases": phase_table(world, phases, {"kernel": _memory_limit(world)}),
         "warnings": list(world.warnings),
-        "versions": records.versions(world),
+        "versions": versions(world),
         "seconds": time.perf_counter() - begin,
     }
     if options.json is not None and world.rank == 0:
-        records.write(found, Path(options.json))
-    return found
+        write_json(Path(options.json), "run", SCHEMA, found)
+    return envelope("run", SCHEMA, found)
 
 
 def _target(job: Job, output: str | Path | None) -> Path | None:
@@ -200,7 +199,7 @@ def _result(run: Run) -> Record:
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None}
-    return {**cut, "verify": proof, "result": records.plain(result)}
+    return {**cut, "verify": proof, "result": plain(result)}
 
 
 def _commit(run: Run, partial: Path) -> None:

@@ -12,7 +12,7 @@ from runner.chunking import PLAIN, Files
 from runner.errors import UserError
 from runner.forecast import Forecast, enough, forecast
 from runner.rates import Machine, choose, load
-from runner.report.record import Record, plain
+from runner.report.record import Record, envelope, plain
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
 from runner.work import Work
@@ -25,8 +25,7 @@ def record(forecasts: Sequence[Forecast], work: Work, machine: Machine, options:
     assert work.result is not None
     last = forecasts[-1]
     part, gpu = last.part, machine.gpus > 0
-    return {
-        "schema": SCHEMA,
+    found = {
         "job": work.job.name,
         "parameters": plain(work.parameters),
         "shape": list(work.shape),
@@ -65,6 +64,7 @@ def record(forecasts: Sequence[Forecast], work: Work, machine: Machine, options:
         ],
         "enough_ranks": enough(forecasts),
     }
+    return envelope("plan", SCHEMA, found)
 
 
 def compare(

@@ -10,9 +10,9 @@ from runner.execute import Options, execute
 from runner.failure import FailureHandler
 from runner.launcher import BY_HAND, Started
 from runner.rank_process import run_as_rank
-from runner.report import record as records
-from runner.report.flow_progress import FlowProgress
-from runner.report.progress import Progress
+from runner.report.progress import ProgressBar
+from runner.report.record import plain
+from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
 from runner.world import World
 
@@ -35,7 +35,7 @@ def main(
 
     def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
-        with Progress(job.name, width) as rows, FlowProgress(job.name, width, ranks=world.size) as flow:
+        with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
 
             def proof(done: int, total: int) -> None:
                 flow.end()
@@ -57,8 +57,8 @@ def main(
             if record["output"] is None:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(render(record))
-        plain: dict[str, Any] = records.plain(record)
-        return plain
+        values: dict[str, Any] = plain(record, texts=False)
+        return values
 
     return run_as_rank(
         body,

@@ -1,4 +1,4 @@
-"""Ten and more ways to break the runner on purpose, to see that verification notices each.
+"""Deliberate bugs in the runner, each of which verification must detect.
 
 A check that has never failed proves nothing. Each mutation replaces one function of the runner
 by one with a bug that such programs really have; a verified run must then be refused.

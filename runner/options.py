@@ -16,12 +16,12 @@ from runner.declaration import Job
 from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES
 from runner.inputs import Inputs
+from runner.phases import Phases
 from runner.pipeline import Progress, quiet
 from runner.signature import FORM
 from runner.storage import Form, Source
 from runner.stream.dealt import Show, unseen
 from runner.stream.options import DEPTH_MOST, StreamOptions, check_size, parse_size
-from runner.timing import Phases
 from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World
 

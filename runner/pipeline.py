@@ -22,8 +22,8 @@ from runner.errors import RunError
 from runner.exchange import HaloPlan
 from runner.here import Here
 from runner.partition import Region, Shape
+from runner.phases import Phases
 from runner.result_type import ResultType, type_of, type_without_cells
-from runner.timing import Phases
 from runner.work import Work
 from runner.world import World
 

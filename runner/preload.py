@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from runner.errors import MeshrunError
+from runner import nvml
+from runner.errors import MeshrunError, UserError
 
 
 def start(device: str) -> threading.Thread | None:
@@ -26,12 +27,8 @@ def start(device: str) -> threading.Thread | None:
 
 def _load() -> None:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()  # stays initialised until the process ends: NVML counts its users
-    except ImportError:
-        return
-    except pynvml.NVMLError:
+        nvml.start()  # stays initialised until the process ends
+    except UserError:
         return
     with contextlib.suppress(ImportError, MeshrunError, RuntimeError):
         from runner.comm import nccl

@@ -23,8 +23,8 @@ import numpy as np
 from runner.declaration import Job
 from runner.errors import UserError
 from runner.partition import Region, Shape, bounds
+from runner.phases import Phases
 from runner.storage import HostArray, Source, open_source
-from runner.timing import Phases
 from runner.world import World
 
 TILE = 1 << 20  # elements

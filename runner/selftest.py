@@ -1,4 +1,4 @@
-"""`meshrun selftest`: does this installation compute what it should, on whatever it finds here?
+"""`meshrun selftest`: check that this installation computes correct results on this machine.
 
 Every check is a verified run (`check`, full): small arrays with awkward shapes through files,
 cut along one and two axes, every boundary, and the installed jobs on inputs of their own.
@@ -33,6 +33,7 @@ from runner.halo import BOUNDARIES
 from runner.launcher import BY_HAND, Started
 from runner.mutations import MUTATIONS, Mutation
 from runner.rank_process import join_world
+from runner.report.table import table
 from runner.run_status import run_at
 from runner.termination import on_termination
 from runner.transaction import OutputTransaction
@@ -223,13 +224,12 @@ def mutation_table() -> int:
     """Break the runner in every known way and print whether verification noticed; the exit status."""
     print(f"each broken runner, on {SIMULATED} simulated ranks, with --verify full:\n")
     missed = 0
-    for mutation in MUTATIONS:
+    lines = table(("", ""), [(one.name, one.what) for one in MUTATIONS], left=(0, 1), indent=0)
+    for mutation, line in zip(MUTATIONS, lines, strict=True):
         noticed = caught(mutation)
         missed += noticed is None
         verdict = "caught" if noticed else "MISSED"
-        print(
-            f"{verdict}  {mutation.name:<24}{mutation.what:<52}{noticed or 'the wrong result was accepted'}"
-        )
+        print(f"{verdict}  {line:<{max(map(len, lines))}}  {noticed or 'the wrong result was accepted'}")
     count = len(MUTATIONS)
     if missed:
         print(f"\nVerification is NOT to be trusted here: it missed {missed} of {count} broken runners.")

@@ -17,7 +17,7 @@ from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
 from runner.errors import UserError, first_line
-from runner.timing import Phases
+from runner.phases import Phases
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -61,7 +61,7 @@ class World:
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.phases = Phases(self.backend)
+        self.phases = Phases(self.backend.synchronize)
 
     @property
     def rank(self) -> int:

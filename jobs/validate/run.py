@@ -14,19 +14,19 @@ import runner
 from jobs.bench.record import kept
 from jobs.bench.screen import CLEAR
 from jobs.validate import outputs
-from jobs.validate.alarms import unjudged
 from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.climbing import Climbing, Told, measured
 from jobs.validate.ended import FROM_OUTSIDE, say, sentence
 from jobs.validate.fallen import fallen, stay
+from jobs.validate.health.alarms import unjudged
 from jobs.validate.limits import gather, limits
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Probe
 from jobs.validate.ranks import probe as ranks
-from jobs.validate.report import Member, Report
-from jobs.validate.told import json as told_json
-from jobs.validate.told.words import headline
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.model import Member, Report
+from jobs.validate.report.wording import headline
 from jobs.validate.verdict import EXIT, Status
 from runner import World
 
@@ -148,7 +148,7 @@ def unopened(handler: runner.FailureHandler, asked: Asked, door: Any) -> None:
 
 def note(handler: runner.FailureHandler, report: Report) -> bool:
     """Keep the report for the process that started the ranks; whether that has it, and says why it ended."""
-    return handler.status is not None and handler.status.save_answer(told_json.text(report))
+    return handler.status is not None and handler.status.save_answer(json_format.text(report))
 
 
 @contextmanager

@@ -165,9 +165,9 @@ def forecast(
     from runner.errors import UserError
     from runner.forecast import by_ranks
     from runner.forecast import forecast as predicted
-    from runner.forecast_record import record
-    from runner.report.forecast_table import render
-    from runner.report.record import write
+    from runner.forecast_record import SCHEMA, record
+    from runner.report.plan_table import render
+    from runner.report.record import write_json
     from runner.storage import check_place
     from runner.storage.paths import named
     from runner.stream.options import StreamOptions
@@ -202,7 +202,7 @@ def forecast(
         notes.append("rates are nominal: meshrun plan --calibrate, on the machine itself, measures them")
     found["notes"] = notes
     if json is not None:
-        write(found, Path(json))
+        write_json(Path(json), "plan", SCHEMA, found)
     click.echo(render(found), nl=False)
 
 
@@ -273,7 +273,7 @@ def calibrate_machine(folder: Path) -> int:
     from runner.binding import visible_gpus
     from runner.calibrate import calibrate
     from runner.rates import rates_file, save
-    from runner.report.forecast_table import render_rates
+    from runner.report.plan_table import render_rates
 
     def opened(index: int) -> Backend:
         if not gpus:

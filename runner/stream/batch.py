@@ -18,6 +18,7 @@ from runner.errors import RunError, UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
+from runner.phases import Phases
 from runner.spans import Spans
 from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
@@ -29,7 +30,6 @@ from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
 from runner.stream.identity import of_work
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
-from runner.timing import Phases
 from runner.transaction import OutputTransaction
 from runner.work import Work
 from runner.world import World

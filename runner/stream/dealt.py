@@ -15,14 +15,14 @@ from runner.clock import clock_offsets
 from runner.comm import Control, Counters
 from runner.deal import Deal
 from runner.errors import MeshrunError, RunError
-from runner.report.flow_progress import BETWEEN, Rates, recent_rates
-from runner.report.limits import Limits, Summary, Table, combine, summary
+from runner.phases import Phases
+from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
+from runner.report.stream_progress import BETWEEN, Rates, recent_rates
 from runner.report.timeline import Lane, write_timeline
 from runner.spans import STAGES, Span, Spans
 from runner.stream.ends import Engine
 from runner.stream.flow import stream
 from runner.stream.options import StreamOptions
-from runner.timing import Phases
 from runner.world import World
 
 MOST_THREADS = 16
@@ -167,7 +167,7 @@ def _offsets(world: World) -> list[float]:
     return [-clock.offset for clock in clock_offsets(world.control)]
 
 
-def _limits(world: World, mine: Summary, gpu: bool) -> Limits:
+def _limits(world: World, mine: Summary, gpu: bool) -> Bottleneck:
     small = world.control.allgather((mine.moved, mine.device))
     whens = _gather(world.control, mine.when)
     return world.on_root(

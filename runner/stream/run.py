@@ -13,6 +13,7 @@ from runner.errors import RunError, UserError
 from runner.files import check_own
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
+from runner.phases import Phases
 from runner.spans import Spans
 from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.paths import KEPT, suffix
@@ -25,7 +26,6 @@ from runner.stream.host import HostEngine
 from runner.stream.identity import identity
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import look, settle
-from runner.timing import Phases
 from runner.transaction import OutputTransaction
 from runner.work import Work
 from runner.world import World

@@ -11,6 +11,7 @@ from runner.errors import UserError
 from runner.files import remove_path
 from runner.journal import Journal
 from runner.report.timeline import check_timeline
+from runner.storage import check_place
 from runner.storage.faults import write_error
 from runner.stream.options import StreamOptions
 from runner.transaction import OutputTransaction
@@ -26,6 +27,7 @@ def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | 
     """
     if options.timeline is not None:
         check_timeline(Path(options.timeline))
+        check_place(Path(options.timeline), "timeline")
     kept = journal.kept()
     if kept is not None and not options.resume:
         raise journal.unfinished(partial)

@@ -18,7 +18,7 @@ from runner.comm.mpi import MpiComm
 from runner.doctor import SCHEMA, main
 from runner.inspection import PreflightFailed, gather_surveys, preflight
 from runner.launcher import BY_HAND, Started
-from runner.report.survey_table import table
+from runner.rank_table import render
 from runner.survey import Survey
 from runner.world import World, open_world
 
@@ -74,7 +74,7 @@ def rows(text: str, survey: Survey) -> list[str]:
 
 def test_the_table_has_a_line_for_every_rank(world: World) -> None:
     surveys = gather_surveys(world.control, world.ranks, world.backend)
-    text = table(surveys)
+    text = render(surveys)
     assert text.startswith(f"{world.size} rank")
     assert [len(rows(text, survey)) for survey in surveys] == [1] * world.size
 
@@ -90,7 +90,7 @@ def test_it_shows_everything_once_and_writes_it(
     assert "FAILURE" not in shown[0]
     comm.barrier()
     record = json.loads(file.read_text())
-    assert record.keys() == {"schema", "ranks", "problems"}
+    assert record.keys() == {"schema", "kind", "version", "ranks", "problems"}
     assert record["schema"] == SCHEMA
     assert [one["rank"] for one in record["ranks"]] == list(range(comm.size))
     assert [one["pid"] for one in record["ranks"]] == comm.allgather(os.getpid())

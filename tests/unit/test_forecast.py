@@ -19,7 +19,7 @@ from runner.execute import Options, run
 from runner.forecast import Forecast, by_ranks, enough, forecast
 from runner.forecast_record import compare, record
 from runner.rates import Machine, Rate, nominal, nominal_cpu
-from runner.report.forecast_table import render, render_comparison
+from runner.report.plan_table import render, render_comparison
 from runner.result_type import with_known_result
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions

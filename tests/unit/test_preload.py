@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import nvml
 import pytest
 
 from runner import preload
@@ -20,11 +21,11 @@ class NVMLError(Exception):
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The order in which things were asked to load, with stand-ins for both."""
     asked: list[str] = []
-    nvml: Any = ModuleType("pynvml")
-    nvml.NVMLError, nvml.nvmlInit = NVMLError, lambda: asked.append("nvml")
+    pynvml: Any = ModuleType("pynvml")
+    pynvml.NVMLError, pynvml.nvmlInit = NVMLError, lambda: asked.append("nvml")
     nccl: Any = ModuleType("runner.comm.nccl")
     nccl.load = lambda: asked.append("nccl")
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    nvml.load(monkeypatch, pynvml)
     monkeypatch.setitem(sys.modules, "runner.comm.nccl", nccl)
     monkeypatch.setattr("runner.comm.nccl", nccl, raising=False)
     return asked
@@ -58,7 +59,7 @@ def test_without_a_driver_nccl_is_left_alone(loaded: list[str], monkeypatch: pyt
 
 
 def test_without_nvml_nccl_is_left_alone(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    nvml.load(monkeypatch, None)
     finish("auto")
     assert loaded == []
 

@@ -10,7 +10,7 @@ import pytest
 import runner
 from runner.execute import Options, execute
 from runner.report import progress
-from runner.report.progress import Progress
+from runner.report.progress import ProgressBar
 from runner.storage import Source
 from runner.stream.options import StreamOptions
 from runner.transaction import OutputTransaction
@@ -21,7 +21,7 @@ def test_elsewhere_than_on_a_terminal_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "QUIET", -1.0)
-    with Progress("edges", None) as shown:
+    with ProgressBar("edges", None) as shown:
         shown(1, 4)
         shown.proof(30, 40)
     assert capsys.readouterr().err == (
@@ -30,7 +30,7 @@ def test_elsewhere_than_on_a_terminal_a_line_now_and_then(
 
 
 def test_on_a_terminal_the_verification_has_the_same_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("edges", 60) as shown:
+    with ProgressBar("edges", 60) as shown:
         shown(4, 4)
         shown.proof(0, 40)
     assert "edges: verify" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import Any
 import made_report
 import pytest
 
-from jobs.validate.told import json as told_json
+from jobs.validate.report.formats import json as json_format
 from launch.cli.main import main
 from launch.cli.plugins import conclude
 from launch.mpi import launcher as mpi_launcher
@@ -114,7 +114,7 @@ def test_a_launcher_that_starts_no_rank_is_unknown(
 def test_a_rank_that_dies_is_named(run: RunDirectory, kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """With rank 0's report or without."""
     if kept:
-        run.save_answer(told_json.text(made_report.unknown()))
+        run.save_answer(json_format.text(made_report.unknown()))
     assert judge(run, Outcome(137, None, KILLED, ""), conclude=VALIDATE) == 2
     line, *rest = capsys.readouterr().out.splitlines()
     assert line == "CRITICAL: [rank 1, host n1] killed by signal 9 (SIGKILL)"
@@ -122,7 +122,7 @@ def test_a_rank_that_dies_is_named(run: RunDirectory, kept: bool, capsys: pytest
 
 
 def test_what_rank_0_found_is_written_with_how_it_ended(run: RunDirectory, tmp_path: Path) -> None:
-    run.save_answer(told_json.text(made_report.unknown()))
+    run.save_answer(json_format.text(made_report.unknown()))
     judge(run, Outcome(137, None, KILLED, ""), conclude=with_json(tmp_path))
     report = json.loads((tmp_path / "a.json").read_text())
     assert report["status"] == "critical"
