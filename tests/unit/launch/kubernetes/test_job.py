@@ -390,7 +390,7 @@ def test_a_manifest_that_is_no_good_is_not_submitted(cluster: Cluster) -> None:
 
 def test_no_kubectl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"there is none on PATH.*Try: install it") as refused:
+    with pytest.raises(UserError, match=r"no kubectl on PATH.*Try: install it") as refused:
         kubectl.find()
     assert refused.value.exit_code == 2
 
