@@ -132,8 +132,9 @@ def unprivileged(session: nox.Session) -> None:
         # What may be read and written, and who may remove what.
         "tests/unit/test_storage_npy.py",
         "tests/unit/test_ending.py",
-        "tests/unit/launch/test_shm.py",
-        "tests/unit/launch/test_mpiexec.py",
+        "tests/unit/launch/supervise/test_shared_memory.py",
+        "tests/unit/launch/supervise/test_supervisor.py",
+        "tests/unit/launch/mpi_/test_launcher.py",  # pytest-mpi skips what lies in a folder called mpi
         "tests/unit/validate/baseline/test_baseline.py",
     ]
     session.run(*words, "pytest", *places, *session.posargs, external=True)

@@ -95,7 +95,7 @@ class Setting:
         program = ("sh", "-c", script, "rank", sys.executable, "-m", "launch")
         return [
             "-c",
-            f"import sys; from launch.local import start; "
+            f"import sys; from launch.mpi.local import start; "
             f"sys.exit(start({ranks}, {list(words)!r}, program={program!r}))",
         ]
 

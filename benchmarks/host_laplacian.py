@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.mpiexec import find
+from launch.mpi.launcher import find
 from runner.backend.cpu import CpuBackend
 from runner.report.record import write_json
 

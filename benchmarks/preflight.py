@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch import mpiexec
+from launch.mpi import launcher as mpi_launcher
 from runner import preload
 from runner.backend import Backend
 from runner.comm import Control
@@ -43,7 +43,7 @@ def main() -> None:
     if options.begun is not None:
         as_rank(options.device, options.begun)
         return
-    launcher = mpiexec.find()
+    launcher = mpi_launcher.find()
     rounds = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory(dir="/tmp", prefix="b") as sockets:

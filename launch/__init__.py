@@ -1,5 +1,6 @@
-"""The door: the `meshrun` command, and how ranks get started on this machine.
+"""The `meshrun` command, and how ranks are started: on this machine, by mpirun, Slurm or Kubernetes.
 
-Importing it needs neither NumPy, MPI nor CuPy, so that it answers at once; it enters `runner`
-inside the commands only.
+`spec` says what to run on how many hosts; `supervise` watches over a run; `mpi`, `slurm` and `kubernetes`
+start ranks; `cli` is the command. Importing it needs neither NumPy, MPI nor CuPy, so the command answers at
+once; it enters `runner` only inside a command.
 """

@@ -20,6 +20,6 @@ def remove_the_folder_python_added() -> None:
 
 if __name__ == "__main__":
     remove_the_folder_python_added()
-    from launch.cli import main
+    from launch.cli.main import main
 
     sys.exit(main())

@@ -32,7 +32,7 @@ class ValidateCommand(StrictCommand):
     def conclude(
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
     ) -> int:
-        """Give the verdict of a run that ended without one; called by `launch.further.conclude`."""
+        """Give the verdict of a run that ended without one; called by `launch.cli.plugins.conclude`."""
         from jobs.validate.ended import conclude
 
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from hosts import Hosts
 from processes import DEADLOCK, wait_for
 
-from launch import local
+from launch.mpi.rank_command import PROGRAM
 
 EVERYONE = "n1,n2,n3"
 ROW = re.compile(r" +\d+ +\d+ +float ")
@@ -31,7 +31,7 @@ class Site:
     begun: float = field(default_factory=time.monotonic)
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
-        command = [*local.PROGRAM, "launch", "mpirun", *words]
+        command = [*PROGRAM, "launch", "mpirun", *words]
         with (self.notes / "out").open("w") as out, (self.notes / "err").open("w") as err:
             process = subprocess.Popen(
                 self.hosts.command("n1", command),

@@ -16,8 +16,9 @@ import slurm_farm
 from processes import DEADLOCK, launcher_problem, nightly, own_lines, wait_for
 from slurm_farm import Slurm
 
-from launch import mpi_library, slurm_mpi
-from launch.local import PROGRAM
+from launch.mpi import library as mpi_library
+from launch.mpi.rank_command import PROGRAM
+from launch.slurm import pmi
 
 SCRIPTS = Path(__file__).parents[2] / "slurm"
 # A cluster of device files: jobs may ask for GPUs, and nobody can compute on them. More ranks than cores.
@@ -51,7 +52,7 @@ def way(refuse: Callable[[str | None], None]) -> str:
     if library is None:
         refuse("no MPI that mpi4py loads")
         raise AssertionError
-    return slurm_mpi.TAKES[library.vendor][0]
+    return pmi.ACCEPTED[library.vendor][0]
 
 
 @pytest.fixture

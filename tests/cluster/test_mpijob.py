@@ -14,13 +14,12 @@ import pytest
 from hosts import problem
 from mpijob import MpiJob
 
-from launch import manifest, manifest_schema
-from launch.local import judge
-from launch.mpiexec import find
-from launch.plan import Plan, planned
-from launch.pods import Implementation, Pods
-from launch.told import Told
-from launch.watch import Outcome
+from launch.kubernetes import manifest, schema
+from launch.kubernetes.pods import Implementation, Pods
+from launch.mpi.launcher import find
+from launch.spec import LaunchSpec, make_spec
+from launch.supervise.judge import Outcome, judge
+from launch.supervise.status_lines import StatusLines
 from runner.run_status import RunDirectory
 
 TOKEN = "f00d"
@@ -63,13 +62,13 @@ def mpi() -> Implementation:
     return VENDORS[find().vendor]
 
 
-def job(plan: Plan, **pods: Any) -> dict[str, Any]:
+def job(spec: LaunchSpec, **pods: Any) -> dict[str, Any]:
     made = manifest.document(
-        plan,
+        spec,
         Pods("none", name="pi", gpu_resource=None, shm="256Mi", mpi=mpi(), python=sys.executable, **pods),
         TOKEN,
     )
-    assert manifest_schema.problems(made) == []
+    assert schema.problems(made) == []
     return made
 
 
@@ -81,14 +80,14 @@ def end(process: subprocess.Popen[bytes], folder: Path, said: bytes = b"") -> En
         process.kill()
     (folder / "run").mkdir()
     run = RunDirectory(folder / "run")
-    told = Told(run, TOKEN)
+    told = StatusLines(run, TOKEN)
     text = told.feed(said + log) + told.finish()
     return Ended(process.returncode, text.decode(errors="replace"), run)
 
 
 @pytest.mark.mpi_library
 def test_ranks_run_on_the_workers_and_tell_the_verdict(folder: Path) -> None:
-    with MpiJob(job(planned(BENCH, (2, 2))), folder) as pods:
+    with MpiJob(job(make_spec(BENCH, (2, 2))), folder) as pods:
         for worker in pods.workers:
             pods.start_worker(worker)
         ended = end(pods.start_launcher(), folder)
@@ -99,8 +98,8 @@ def test_ranks_run_on_the_workers_and_tell_the_verdict(folder: Path) -> None:
 
 @pytest.mark.mpi_library
 def test_variables_reach_the_ranks_as_they_are(folder: Path) -> None:
-    plan = planned(BENCH, (2, 1), settings={"NCCL_DEBUG": "WARN", "PRICE": "$$(HOME) 7"})
-    made = job(plan)
+    spec = make_spec(BENCH, (2, 1), settings={"NCCL_DEBUG": "WARN", "PRICE": "$$(HOME) 7"})
+    made = job(spec)
     container = made["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     words = container["args"]
     tell = "import os; print(os.uname().nodename, os.environ['NCCL_DEBUG'], os.environ['PRICE'])"
@@ -115,8 +114,8 @@ def test_variables_reach_the_ranks_as_they_are(folder: Path) -> None:
 
 @pytest.mark.mpi_library
 def test_a_rank_that_fails_is_the_verdict(folder: Path) -> None:
-    plan = planned(("run", "laplacian", "/nowhere/in.npy", "/nowhere/out.npy", "--device", "cpu"), (2, 1))
-    with MpiJob(job(plan), folder) as pods:
+    spec = make_spec(("run", "laplacian", "/nowhere/in.npy", "/nowhere/out.npy", "--device", "cpu"), (2, 1))
+    with MpiJob(job(spec), folder) as pods:
         for worker in pods.workers:
             pods.start_worker(worker)
         ended = end(pods.start_launcher(), folder)
@@ -125,7 +124,7 @@ def test_a_rank_that_fails_is_the_verdict(folder: Path) -> None:
 
 
 def test_a_late_worker_is_waited_for(folder: Path) -> None:
-    with MpiJob(job(planned(BENCH, (2, 1))), folder) as pods:
+    with MpiJob(job(make_spec(BENCH, (2, 1))), folder) as pods:
         pods.start_worker("pi-worker-0")
         launcher = pods.start_launcher()
         assert launcher.stdout is not None
@@ -142,7 +141,7 @@ def test_a_late_worker_is_waited_for(folder: Path) -> None:
 def test_a_missing_worker_ends_the_job_with_its_name(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with MpiJob(job(planned(BENCH, (2, 1)), start_timeout=3), folder) as pods:
+    with MpiJob(job(make_spec(BENCH, (2, 1)), start_timeout=3), folder) as pods:
         pods.start_worker("pi-worker-0")
         ended = end(pods.start_launcher(), folder)
     assert ended.status == 1
@@ -157,7 +156,7 @@ def test_a_missing_worker_ends_the_job_with_its_name(
 @pytest.mark.skipif(find().vendor != "Open MPI", reason="a fault of the operator with Open MPI 5")
 def test_without_the_mended_variables_ranks_run_in_the_launcher_pod(folder: Path) -> None:
     """Which the preflight notices; without its expectation the job would succeed."""
-    made = job(planned(BENCH, (2, 1)))
+    made = job(make_spec(BENCH, (2, 1)))
     words = made["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
     program = words[words.index(sys.executable) :]
     with MpiJob(made, folder) as pods:

@@ -17,7 +17,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
 import runner.rank_process
-from launch.cli import main
+from launch.cli.main import main
 from runner.launcher import RANK_ONLY, VARIABLES
 
 LAUNCHERS = tuple(name for _, *names in (*VARIABLES, *RANK_ONLY) for name in names)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from launch import mpiexec
+from launch.mpi import launcher as mpi_launcher
 from runner.errors import MeshrunError
 
 DEADLOCK = 100  # seconds; nothing that is waited for takes a tenth of it on an idle machine
-FEW_CORES = re.compile(r"meshrun: warning: [\d,]+ ranks take turns on \d+ cores")
+FEW_CORES = re.compile(r"meshrun: warning: [\d,]+ ranks share \d+ cores")
 MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
 
 
@@ -37,7 +37,7 @@ def launcher_problem() -> str | None:
     if importlib.util.find_spec("mpi4py") is None:
         return "no mpi4py"
     try:
-        mpiexec.find()
+        mpi_launcher.find()
     except MeshrunError as reason:
         return str(reason)
     return None

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, promised, wait_for
 
-from launch import local, shm
+from launch.mpi.rank_command import PROGRAM
+from launch.supervise import shared_memory
 
 PROMISE = 10  # seconds from a rank's failure to the end of the command
 HOST = os.uname().nodename
@@ -54,7 +55,7 @@ class Site:
                 note.unlink()
         self.begun = time.monotonic()
         process = subprocess.Popen(
-            [*local.PROGRAM, *words],
+            [*PROGRAM, *words],
             cwd=self.work,
             env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes},
             stdout=subprocess.PIPE,
@@ -119,7 +120,7 @@ def site_at(folder: Path) -> Iterator[Site]:
     np.save(work / "in.npy", np.random.default_rng(0).random((ROWS, COLUMNS)))
     np.save(work / "out.npy", np.arange(7))
     shutil.copy(Path(__file__).with_name("dying_job.py"), work / "job.py")
-    segments = shm.segments()
+    segments = shared_memory.segments()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
         made = Site(work, notes, Path(temporary))
         yield made
@@ -128,7 +129,7 @@ def site_at(folder: Path) -> Iterator[Site]:
         for pid in left_running(notes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm.remove_orphans(segments)  # a launcher by itself leaves some
+        shared_memory.remove_orphans(segments)  # a launcher by itself leaves some
 
 
 def content(folder: Path) -> dict[str, bytes]:

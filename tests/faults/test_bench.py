@@ -22,7 +22,10 @@ from pathlib import Path
 import pytest
 from processes import DEADLOCK, MARK, launcher_problem, left_running, nightly, own_lines, promised, wait_for
 
-from launch import local, mpiexec, shm
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import local
+from launch.mpi.rank_command import PROGRAM
+from launch.supervise import shared_memory
 
 ALLOWED = 2  # seconds without progress: -T
 PROMISE = ALLOWED + 10  # seconds from a fault to the end of the command
@@ -35,14 +38,14 @@ STUCK = rf"stuck: {PLACE}: no progress for {ALLOWED} s"
 # The command, with what a test plants in it; run instead of it as every rank.
 PLANTED = f"""
 import os, sys, time
-sys.path.append({str(Path(local.__file__).parent.parent)!r})
+sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
 from jobs.bench import measure, timing
 notes = Path(os.environ[{MARK!r}])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 """
 MAIN = """
-from launch.cli import main
+from launch.cli.main import main
 sys.exit(main())
 """
 BIT = """
@@ -93,13 +96,13 @@ class Site:
     def begin(self, *words: str, ranks: int = 3, planted: str = "") -> subprocess.Popen[str]:
         """The command, its standard output a file; planted: Python lines run first in every rank."""
         arguments = ["bench", *words]
-        command = [*local.PROGRAM, "-n", str(ranks), *arguments]
+        command = [*PROGRAM, "-n", str(ranks), *arguments]
         if planted:
             script = self.notes / "planted.py"
             script.write_text(PLANTED + planted + MAIN)
             starter = (
-                f"import sys; sys.path.append({str(Path(local.__file__).parent.parent)!r}); "
-                "from launch.local import start; "
+                f"import sys; sys.path.append({str(Path(local.__file__).parents[2])!r}); "
+                "from launch.mpi.local import start; "
                 f"sys.exit(start({ranks}, {arguments!r}, program=(sys.executable, {str(script)!r})))"
             )
             command = [sys.executable, "-c", starter]
@@ -117,11 +120,11 @@ class Site:
 
     def begin_bare(self, *words: str, ranks: int = 3) -> subprocess.Popen[str]:
         """The MPI launcher with the command as every rank, as on a cluster."""
-        launcher = mpiexec.find()
+        launcher = mpi_launcher.find()
         environment = launcher.environment(ranks, os.environ, self.temporary)
         with self.out.open("w") as out:
             process = subprocess.Popen(
-                [*launcher.command(ranks), *local.PROGRAM, "bench", *words],
+                [*launcher.command(ranks), *PROGRAM, "bench", *words],
                 env={**environment, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
                 stdout=out,
                 stderr=subprocess.DEVNULL,
@@ -159,7 +162,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     work, notes = tmp_path / "work", tmp_path / "notes"
     work.mkdir()
     notes.mkdir()
-    segments = shm.segments()
+    segments = shared_memory.segments()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
         made = Site(work, notes, Path(temporary))
         yield made
@@ -170,7 +173,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for pid in left_running(notes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm.remove_orphans(segments)
+        shared_memory.remove_orphans(segments)
 
 
 # Stuck.
@@ -270,7 +273,9 @@ def test_a_killed_rank_ends_all(site: Site) -> None:
     assert process.returncode == 1
     # Another rank's call may fail before MPICH's launcher speaks.
     told = (
-        "killed by signal 9|an MPI call failed" if mpiexec.find().vendor == "MPICH" else "killed by signal 9"
+        "killed by signal 9|an MPI call failed"
+        if mpi_launcher.find().vendor == "MPICH"
+        else "killed by signal 9"
     )
     assert re.search(told, errors)
 
@@ -380,7 +385,7 @@ def on_terminal(site: Site, stdout: Path | None, *words: str) -> tuple[int, str]
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
     with stdout.open("wb") if stdout else os.fdopen(os.dup(follower), "wb", 0) as target:
         process = subprocess.Popen(
-            [*local.PROGRAM, *words], cwd=site.work, stdin=follower, stdout=target, stderr=follower
+            [*PROGRAM, *words], cwd=site.work, stdin=follower, stdout=target, stderr=follower
         )
     os.close(follower)
     said = b""

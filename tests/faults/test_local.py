@@ -23,9 +23,11 @@ import numpy as np
 import pytest
 from processes import DEADLOCK, alive, launcher_problem, nightly, own_lines, wait_for
 
-from launch import local, mpiexec
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import local
+from launch.mpi.rank_command import PROGRAM
 
-ROOT = Path(local.__file__).parent.parent
+ROOT = Path(local.__file__).parents[2]
 
 RANK = f"""
 import os, signal, socket, sys, time
@@ -106,7 +108,7 @@ def segments(folder: Path) -> list[Path]:
     return [Path(line) for path in folder.glob("segments-*") for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, mpiexec.cores() + 1])
+@pytest.mark.parametrize("ranks", [1, 2, mpi_launcher.cores() + 1])
 def test_a_complete_run_succeeds_with_any_number_of_ranks(
     start: Callable[..., int], ranks: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +175,7 @@ world.barrier()
     assert start(body, 3) == 1
     (sentence,) = own_lines(capfd.readouterr().err)
     host = os.uname().nodename
-    if mpiexec.find().vendor == "MPICH":  # its launcher may name a rank that it has killed itself
+    if mpi_launcher.find().vendor == "MPICH":  # its launcher may name a rank that it has killed itself
         assert re.search(rf"\[rank [012], host {host}\] killed by signal 9 \(SIGKILL\), by MPICH's", sentence)
     else:
         assert f"[rank 1, host {host}] killed by signal 9 (SIGKILL). Try: dmesg" in sentence
@@ -219,7 +221,7 @@ DOOR = f"""
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the command respects nohup, under which this may run
 sys.path.insert(0, {str(ROOT)!r})
-from launch import local
+from launch.mpi import local
 sys.exit(local.start(2, ["case", sys.argv[1]], program=sys.argv[2:]))
 """
 
@@ -311,7 +313,7 @@ def test_the_progress_bar_moves_while_the_run_goes_on(tmp_path: Path, temporary:
     words = ["-n", "2", "run", "job.py:slow", "in.npy", "out.npy", "--device", "cpu", "--go", "go"]
     ours, its = pty.openpty()  # of no size, as under many tools
     process = subprocess.Popen(
-        [*local.PROGRAM, *words],
+        [*PROGRAM, *words],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(temporary)},
         stdout=its,

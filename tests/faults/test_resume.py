@@ -32,7 +32,7 @@ from streamed import (
     smoothed,
 )
 
-from launch import mpiexec
+from launch.mpi import launcher as mpi_launcher
 
 LEFT_BEHIND = f"or to begin anew: rm -r {JOURNAL} {PARTIAL}"
 
@@ -118,7 +118,7 @@ def told_of_its_death(lines: list[str], victim: int, ranks: int) -> None:
     sentence, kept = lines
     assert kept == KEPT
     # MPICH's launcher kills the other ranks, and may name one of them.
-    rank = r"\d" if mpiexec.find().vendor == "MPICH" else victim
+    rank = r"\d" if mpi_launcher.find().vendor == "MPICH" else victim
     assert re.match(rf"meshrun: \[rank {rank}, host {HOST}\] killed by signal 9 \(SIGKILL\)", sentence)
 
 

@@ -32,7 +32,9 @@ from processes import (
     wait_for,
 )
 
-from launch import local, mpiexec, shm
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi.rank_command import PROGRAM
+from launch.supervise import shared_memory
 
 ROOT = Path(__file__).parents[2]
 PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command
@@ -100,7 +102,7 @@ class Site:
     begun: float = 0.0
 
     def begin(
-        self, words: list[str], *, program: tuple[str, ...] = local.PROGRAM, **changes: str
+        self, words: list[str], *, program: tuple[str, ...] = PROGRAM, **changes: str
     ) -> subprocess.Popen[str]:
         environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes}
         self.begun = time.monotonic()
@@ -141,7 +143,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     notes.mkdir()
     np.save(work / "in.npy", np.random.default_rng(0).random((12, 500)))
     np.save(work / "out.npy", np.arange(7))
-    segments = shm.segments()
+    segments = shared_memory.segments()
     (work / "job.py").write_text(JOB)
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
         made = Site(work, notes, Path(temporary))
@@ -151,7 +153,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for pid in left_running(notes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm.remove_orphans(segments)  # a launcher by itself leaves some
+        shared_memory.remove_orphans(segments)  # a launcher by itself leaves some
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -244,7 +246,7 @@ def test_a_killed_rank_ends_all(site: Site, more: list[str]) -> None:
     assert status == 1
     (sentence,) = own_lines(errors)
     # MPICH's launcher kills the other ranks, and may name one of them.
-    rank = "[012]" if mpiexec.find().vendor == "MPICH" else "1"
+    rank = "[012]" if mpi_launcher.find().vendor == "MPICH" else "1"
     assert re.match(rf"meshrun: \[rank {rank}, host {HOST}\] killed by signal 9 \(SIGKILL\)", sentence)
     assert "Try: dmesg" in sentence
 
@@ -256,7 +258,7 @@ def test_a_rank_that_vanishes_ends_all(site: Site) -> None:
     assert status == 1
     (sentence,) = own_lines(errors)
     assert "no completion record" in sentence or "killed by signal 9" in sentence
-    if mpiexec.find().vendor == "Open MPI":
+    if mpi_launcher.find().vendor == "Open MPI":
         assert f"[rank 1, host {HOST}] ended before its time" in sentence
 
 
@@ -357,7 +359,7 @@ def test_a_file_larger_than_allowed(site: Site, name: str) -> None:
     """Disk quotas and `ulimit -f` end a write like a full disk does."""
     before = content(site.work)
     limit = (100_000, 100_000)
-    command = [*local.PROGRAM, "run", "laplacian", str(PHOTOGRAPH), name]
+    command = [*PROGRAM, "run", "laplacian", str(PHOTOGRAPH), name]
     ended = subprocess.run(
         command,
         cwd=site.work,
@@ -400,7 +402,7 @@ def program(site: Site) -> Callable[..., tuple[int, str]]:
     (site.work / "program.py").write_text(PROGRAM)
 
     def run(last_input: str) -> tuple[int, str]:
-        launcher = mpiexec.find()
+        launcher = mpi_launcher.find()
         environment = launcher.environment(3, os.environ, site.temporary)
         process = site.begin(
             ["program.py", last_input, str(site.notes)],

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from processes import DEADLOCK, alive, launcher_problem, promised
 
-from launch import mpiexec
+from launch.mpi import launcher as mpi_launcher
 
-ROOT = Path(mpiexec.__file__).parent.parent
+ROOT = Path(mpi_launcher.__file__).parents[2]
 ALLOWED = 2  # seconds without progress
 PROMISE = ALLOWED + 10
 
@@ -76,7 +76,7 @@ class Run:
     def __init__(self, folder: Path, sockets: Path, body: str, ranks: int) -> None:
         self.folder, self.ranks, self.begun = folder, ranks, time.monotonic()
         (folder / "rank.py").write_text(RANK + body)
-        launcher = mpiexec.find()
+        launcher = mpi_launcher.find()
         self.process = subprocess.Popen(
             [*launcher.command(ranks), sys.executable, str(folder / "rank.py"), str(folder)],
             env=launcher.environment(ranks, os.environ, sockets),

@@ -28,7 +28,10 @@ from processes import (
     wait_for,
 )
 
-from launch import local, mpiexec, shm
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import local
+from launch.mpi.rank_command import PROGRAM
+from launch.supervise import shared_memory
 
 HOST = os.uname().nodename
 ALLOWED = 3  # seconds without progress: -T
@@ -42,7 +45,7 @@ CPU = ("--quick", "--device", "cpu", "-J", "out.json")
 # Noise makes nothing longer.
 PLANTED = f"""
 import os, signal, sys, time
-sys.path.append({str(Path(local.__file__).parent.parent)!r})
+sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
 from jobs.bench import check
 from jobs.validate.localize import retest
@@ -91,7 +94,7 @@ def even(*words):
 ranks.sample = even
 """
 MAIN = """
-from launch.cli import main
+from launch.cli.main import main
 sys.exit(main())
 """
 
@@ -125,15 +128,17 @@ class Site:
         )
         script.write_text(planted + MAIN)
         starter = (
-            f"import sys; sys.path.append({str(Path(local.__file__).parent.parent)!r}); "
-            "from launch.local import start; "
-            f"sys.exit(start(3, {['validate', *words]!r}, program=(sys.executable, {str(script)!r})))"
+            f"import sys; sys.path.append({str(Path(local.__file__).parents[2])!r}); "
+            "from functools import partial; from launch.cli.plugins import conclude; "
+            f"from launch.mpi.local import start; words = {['validate', *words]!r}; "
+            f"program = (sys.executable, {str(script)!r}); "
+            "sys.exit(start(3, words, program=program, conclude=partial(conclude, words)))"
         )
         return self._begin([sys.executable, "-c", starter])
 
     def run(self, *words: str) -> tuple[int, str]:
         """The command as it is typed: its exit status and stderr."""
-        process = self._begin([*local.PROGRAM, *words])
+        process = self._begin([*PROGRAM, *words])
         errors = self.end(process)
         return process.returncode, errors
 
@@ -178,7 +183,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     work, notes = tmp_path / "work", tmp_path / "notes"
     work.mkdir()
     notes.mkdir()
-    segments = shm.segments()
+    segments = shared_memory.segments()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
         made = Site(work, notes, Path(temporary))
         yield made
@@ -189,7 +194,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for pid in left_running(notes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm.remove_orphans(segments)
+        shared_memory.remove_orphans(segments)
 
 
 def rungs(report: dict[str, Any]) -> dict[str, str]:
@@ -209,7 +214,7 @@ def test_a_rank_that_dies_is_named(site: Site, what: str, nth: int, rung: str) -
     assert time.monotonic() < deadline
     assert process.returncode == 2, errors
     # MPICH's launcher kills the others at once, and may name one of them.
-    victim = "[012]" if mpiexec.find().vendor == "MPICH" else VICTIM
+    victim = "[012]" if mpi_launcher.find().vendor == "MPICH" else VICTIM
     ended = rf"\[rank {victim}, host {HOST}\] killed by signal 9 \(SIGKILL\)"
     assert re.search(ended, errors)
     report = site.report

@@ -32,8 +32,8 @@ from jobs.bench.operations import OPERATIONS
 from jobs.bench.settings import Settings
 from jobs.bench.state import Point
 from jobs.bench.sweep import sweep
-from launch import mpiexec
-from launch.local import PROGRAM
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi.rank_command import PROGRAM
 from runner import DATATYPES, REDUCTIONS, Call, World
 from runner.errors import MeshrunError
 
@@ -214,7 +214,7 @@ def require(ranks: int) -> None:
 
 def require_launcher() -> None:
     try:
-        mpiexec.find()
+        mpi_launcher.find()
     except MeshrunError as reason:
         pytest.skip(str(reason))
 
@@ -236,7 +236,7 @@ def meshrun(ranks: int, words: str, **environment: str) -> subprocess.CompletedP
 
 def on_ranks(ranks: int, program: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """A program of our own under the launcher of this Python, as `meshrun -n` would start it."""
-    launcher = mpiexec.find()
+    launcher = mpi_launcher.find()
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         place = Path(folder)
         around = launcher.environment(ranks, {**os.environ, **environment}, place)
@@ -386,7 +386,7 @@ APART = """
 import os, sys
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
 os.environ["NCCL_HOSTID"] = "host-" + rank  # before CuPy and NCCL are there
-from launch.cli import main
+from launch.cli.main import main
 sys.exit(main())
 """
 

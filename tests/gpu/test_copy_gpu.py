@@ -26,7 +26,7 @@ from jobs.bench.copy.run import Asked, run
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import by_marks
 from jobs.bench.run import WrongResults
-from launch.local import PROGRAM
+from launch.mpi.rank_command import PROGRAM
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 cuda = pytest.importorskip("runner.backend.cuda", reason="needs CuPy")

@@ -14,8 +14,8 @@ import pytest
 import runner
 from jobs import kernels
 from jobs.bench.memory.p2p_ways import peer_copies
-from launch import mpiexec
-from launch.local import PROGRAM
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi.rank_command import PROGRAM
 from runner.errors import MeshrunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -91,7 +91,7 @@ def test_a_broken_kernel_is_noticed(
 def lesson(ranks: int, tmp_path: Path, *words: str) -> Any:
     """The JSON of `bench memory p2p` on so many ranks."""
     try:
-        mpiexec.find()
+        mpi_launcher.find()
     except MeshrunError as reason:
         pytest.skip(str(reason))
     record = tmp_path / "p2p.json"

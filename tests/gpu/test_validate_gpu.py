@@ -27,7 +27,7 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe import single_rank
 from jobs.validate.probe.api import SINGLE_RANK_OPS
 from jobs.validate.probe.buffers import fit_to_devices
-from launch import mpiexec
+from launch.mpi import launcher as mpi_launcher
 from runner import World
 from runner.errors import MeshrunError
 
@@ -145,7 +145,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Json:
     if gpus < 2:
         pytest.skip("needs two GPUs")
     try:
-        launcher = mpiexec.find()
+        launcher = mpi_launcher.find()
     except MeshrunError as reason:
         pytest.skip(str(reason))
     record = tmp_path_factory.mktemp("ranks") / "found.json"

@@ -20,7 +20,7 @@ from jobs.bench.asked import Asked
 from jobs.bench.operations import OPERATIONS
 from jobs.bench.run import WrongResults, run
 from jobs.bench.settings import Settings
-from launch.cli import Door
+from launch.cli.cli_context import CliContext
 from runner import DATATYPES, REDUCTIONS
 from runner.world import World, open_world
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.mpi
 SIZES = [64, 1024, 16384, 262144]
 SMALL = Settings(minbytes=64, maxbytes=262144, stepfactor=16, iters=3)
 ONE_SIZE = replace(SMALL, minbytes=4096, maxbytes=4096, iters=2)
-DOOR = Door(words=("bench", "test"))
+DOOR = CliContext(words=("bench", "test"))
 
 Measure = Callable[..., list[list[str]]]
 

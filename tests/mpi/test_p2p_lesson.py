@@ -16,11 +16,11 @@ import pytest
 import runner
 from jobs.bench.memory.run import Asked, run
 from jobs.bench.run import WrongResults
-from launch.cli import Door
+from launch.cli.cli_context import CliContext
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
-DOOR = Door(words=("bench", "memory", "p2p"))
+DOOR = CliContext(words=("bench", "memory", "p2p"))
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,9 @@ LAYERS = (
     ("errors", "phases", "spans", "sysfs"),
 )
 
+# Inside launch/, likewise: a module may import what is in its own room, and the rooms in lower lines.
+LAUNCH_ROOMS = (("__main__",), ("cli",), ("slurm", "kubernetes"), ("mpi",), ("supervise",), ("spec",))
+
 CUPY = ("runner/backend/cuda*.py", "runner/comm/nccl*.py")
 MPI4PY = ("runner/comm/mpi*.py", "runner/world*.py")
 ENVIRONMENT = ("runner/launcher.py", "runner/world.py", "runner/comm/mpi.py", "launch/*.py")
@@ -176,6 +179,25 @@ def the_door_opens_at_once(source: Source) -> Iterator[str]:
         yield from (f"{i.line}: {i.name}" for i in source.imports if i.early and i.of(*COSTLY))
 
 
+def launch_room(name: str) -> tuple[int, str]:
+    """Row and name of the room in launch/ that a dotted name is in; -1 where there is none."""
+    room = name.split(".")[1] if "." in name else ""
+    return next((row for row, rooms in enumerate(LAUNCH_ROOMS) if room in rooms), -1), room
+
+
+def lower_rooms_of_launch_know_no_upper_ones(source: Source) -> Iterator[str]:
+    if not source.is_one_of("launch/*") or source.path == "launch/__init__.py":
+        return
+    row, room = launch_room(source.module)
+    if row < 0:
+        yield "1: the module is in no room of LAUNCH_ROOMS"
+    for found in source.imports:
+        if found.of("launch") or found.name.startswith("."):
+            other_row, other = launch_room(found.name)
+            if other_row < 0 or not (other_row > row or other == room):
+                yield f"{found.line}: {found.name}"
+
+
 def layer(name: str) -> tuple[int, str]:
     """Row and entry of LAYERS for a dotted name below runner, the longest entry that fits."""
     fits = [
@@ -257,9 +279,17 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("jobs/a.py", "from launch import cli"),
     ],
     the_door_opens_at_once: [
-        ("launch/cli.py", "import numpy as np"),
-        ("launch/cli.py", "try:\n    from runner.errors import UserError\nfinally:\n    pass"),
-        ("launch/cli.py", "class A:\n    import mpi4py"),
+        ("launch/cli/main.py", "import numpy as np"),
+        ("launch/cli/main.py", "try:\n    from runner.errors import UserError\nfinally:\n    pass"),
+        ("launch/cli/main.py", "class A:\n    import mpi4py"),
+    ],
+    lower_rooms_of_launch_know_no_upper_ones: [
+        ("launch/mpi/local.py", "def f():\n    from launch.cli.plugins import conclude"),
+        ("launch/mpi/local.py", "from launch.slurm import job"),
+        ("launch/kubernetes/job.py", "import launch.slurm.job"),
+        ("launch/supervise/judge.py", "from launch import mpi"),
+        ("launch/spec.py", "from .mpi import launcher"),
+        ("launch/brand_new.py", "import os"),
     ],
     lower_layers_know_no_upper_ones: [
         ("runner/partition.py", "from runner.halo import runs"),
@@ -317,3 +347,10 @@ def test_every_layer_exists() -> None:
         for entry in entries:
             place = ROOT / "runner" / entry.replace(".", "/")
             assert place.with_suffix(".py").exists() or (place / "__init__.py").exists(), entry
+
+
+def test_every_room_of_launch_exists() -> None:
+    rooms = {
+        path.stem for path in (ROOT / "launch").iterdir() if path.stem not in ("__init__", "__pycache__")
+    }
+    assert rooms == {room for rooms in LAUNCH_ROOMS for room in rooms}

@@ -21,7 +21,7 @@ from PIL import Image
 from typed import LAUNCHERS, typed
 
 from jobs.laplacian import laplacian
-from launch.local import PROGRAM
+from launch.mpi.rank_command import PROGRAM
 
 DEADLOCK = 60  # seconds; nothing here takes a twentieth of it
 SHAPE = (6, 8, 3)
@@ -406,7 +406,7 @@ def test_measuring_gpus_where_there_are_none(run_apart: Run) -> None:
 def test_ranks_for_what_no_rank_does(run: Run, words: str) -> None:
     ended = run(["-n", "2", *words.split()])
     assert (ended.returncode, ended.stdout) == (2, "")
-    one_sentence(ended.stderr, "has nothing for -n to start", "Try: ")
+    one_sentence(ended.stderr, "starts no ranks; remove -n", "Try: ")
 
 
 def one_sentence(errors: str, *says: str) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import runner
-from launch import cli, installation, mpi_library
-from launch.mpi_library import Library
+from launch.cli import selftest
+from launch.cli.main import main
+from launch.mpi import library as mpi_library
+from launch.mpi.library import Library
 from runner import launcher
 from runner.errors import RunError
 from runner.rates import nominal_cpu, rates_file, save
@@ -57,8 +59,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("runner.rank_process.on_termination", lambda _: None)  # for later tests
-    monkeypatch.setattr("launch.refuse.LINGER", 0.0)
+    monkeypatch.setattr(
+        "runner.rank_process.on_termination", lambda _: None
+    )  # this process goes on afterwards
+    monkeypatch.setattr("launch.cli.errors.LINGER", 0.0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", np.arange(600, dtype=np.float32).reshape(100, 6))
@@ -76,7 +80,7 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], 
 
     def run(line: str) -> str:
         before = sorted(place.rglob("[!_]*.[!p]*"))
-        assert cli.main([word if word != "~" else "" for word in line.split()]) == 2
+        assert main([word if word != "~" else "" for word in line.split()]) == 2
         written = capsys.readouterr()
         assert written.out == ""
         assert written.err.count("\n") == 1
@@ -99,7 +103,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         (f"{RUN} --grid 1000000x1000000 --chunk-bytes 1M",
          "--grid cuts the array into too many blocks: got 1000000x1000000 (1,000,000,000,000 blocks), "
          "expected at most 1,048,576"),
-        (f"{RUN} --grid ~", "an empty word after --grid"),
+        (f"{RUN} --grid ~", "empty argument after --grid"),
         (f"{RUN} --grid ٣", "--grid does not parse: got '٣'"),
         ("run mine.py:same raw.raw out.npy --shape 99999999999x99999999999 --dtype f4",
          "--shape is more than any array has: got 99999999999x99999999999"),
@@ -108,21 +112,21 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         (f"{PLAN} --chunk-bytes 1000000T", "--chunk-bytes is more than a rank's chunks may take"),
         (f"{PLAN} --gpu a100 --device-memory 81G", "--device-memory is more than A100 has: got 86,973,08"),
         (f"{PLAN} --depth 1025", "1025 is not in the range 1<=x<=1024"),
-        (f"{PLAN} --grid ~", "an empty word after --grid"),
-        (f"{PLAN} --gpu ~", "an empty word after --gpu"),
+        (f"{PLAN} --grid ~", "empty argument after --grid"),
+        (f"{PLAN} --gpu ~", "empty argument after --gpu"),
         # Names.
         ("run mine.py:same ~ out.npy", "INPUT has no name: got '', expected a file or folder"),
         ("run mine.py:same in.npy ~", "OUTPUT has no name: got ''"),
-        (f"{RUN} --json ~", "an empty word after --json"),
-        (f"{RUN} --timeline ~", "an empty word after --timeline"),
+        (f"{RUN} --json ~", "empty argument after --json"),
+        (f"{RUN} --timeline ~", "empty argument after --timeline"),
         (f"{RUN} --json text.txt/a.json", "the record's folder is a file: got text.txt, expected a folder"),
         ("run ~ in.npy out.npy", "unknown job: got '', expected convolve"),
         ("plan mine.py:same ~ --ranks 2", "INPUT has no name"),
-        (f"{PLAN} --json ~", "an empty word after --json"),
+        (f"{PLAN} --json ~", "empty argument after --json"),
         ("run mine.py:same null.npy out.npy", "cannot read null.npy: got a device or a pipe, expected"),
         ("plan --calibrate --at ~", "--at has no name"),
         ("plan --calibrate --at text.txt", "the test file's folder is a file: got text.txt"),
-        ("doctor --json ~", "an empty word after --json"),
+        ("doctor --json ~", "empty argument after --json"),
         ("doctor --json folder", "the record is a folder: got folder"),
         ("doctor --json gone/a.json", "the record's folder does not exist: got gone. Try: mkdir -p gone"),
         ("doctor --json text.txt/a.json", "the record's folder is a file: got text.txt"),
@@ -145,7 +149,7 @@ def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sen
 
 
 def test_the_advice_for_a_result_of_another_shape_can_be_taken() -> None:
-    assert cli.main(["run", "mine.py:narrowed", "in.npy", "out.npy", "--grid", "0"]) == 0
+    assert main(["run", "mine.py:narrowed", "in.npy", "out.npy", "--grid", "0"]) == 0
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy")[:, ::2])
 
 
@@ -170,7 +174,7 @@ def test_memory_that_a_measured_machine_does_not_have_is_refused(refused: Callab
 
 def test_a_plan_says_what_machine_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
     def planned(*words: str) -> tuple[str, bool]:
-        assert cli.main([*PLAN.split(), "--json", "plan.json", *words]) == 0
+        assert main([*PLAN.split(), "--json", "plan.json", *words]) == 0
         assumed: bool = json.loads(Path("plan.json").read_text())["machine"]["assumed"]
         return capsys.readouterr().out, assumed
 
@@ -208,18 +212,18 @@ def test_a_process_alone_tells_the_mpi_that_ranks_would_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mpi_library, "loaded", lambda: Library("Some MPI", 7))
-    assert cli.main(["doctor", "--device", "cpu", "--json", "facts.json"]) == 0
+    assert main(["doctor", "--device", "cpu", "--json", "facts.json"]) == 0
     assert "MPI         Some MPI 7\n" in capsys.readouterr().out
     assert json.loads(Path("facts.json").read_text())["ranks"][0]["mpi"] == "Some MPI 7"
     monkeypatch.setattr(mpi_library, "loaded", lambda: None)
-    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    assert main(["doctor", "--device", "cpu"]) == 0
     assert "MPI         none\n" in capsys.readouterr().out
 
 
 def test_a_selftest_without_its_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.selftest.main", lambda **_: 2)
-    monkeypatch.setattr("launch.mpiexec.find", lambda: pytest.fail("ranks are started"))
-    assert installation.check_installation("cuda", debug=False) == 2
+    monkeypatch.setattr("launch.mpi.launcher.find", lambda: pytest.fail("ranks are started"))
+    assert selftest.check_installation("cuda", debug=False) == 2
 
 
 def test_a_jobs_failure_on_zeros_has_one_piece_of_advice(refused: Callable[[str], str]) -> None:

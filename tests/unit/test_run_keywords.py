@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import runner
-from launch.options import runner_options
+from launch.cli.job_command import runner_options
 from runner.declare import DeclaredJob
 from runner.errors import UserError
 

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import manifest_launcher
+from launch.kubernetes import launcher_script
 
 ROOT = Path(__file__).parents[2]
 PLACES = (".ci", "benchmarks", "examples", "kubernetes", "launch", "slurm", "tests")
 FILES = [path for place in PLACES for path in sorted((ROOT / place).rglob("*")) if path.is_file()]
-GOLDEN = ROOT / "tests/unit/launch/golden"
 BY_BASH = {".sbatch": "bash", ".sh": "sh"}  # of a file without a first line that says it
 
 # A warning that is none here: why.
@@ -80,12 +79,12 @@ def test_all_scripts_are_found() -> None:
     assert set(SCRIPTS) >= {
         ".ci/packages",
         ".ci/run",
-        "launch/await_hosts.sh",
+        "launch/kubernetes/await_hosts.sh",
         "slurm/array_job.sbatch",
         "slurm/healthcheck.sh",
         "slurm/validate.sbatch",
         "tests/cluster/boot.sh",
-        "tests/unit/launch/golden/everything.sbatch",
+        "tests/unit/launch/slurm/golden/everything.sbatch",
     }
     assert {path.name for path in MANIFESTS if list(embedded_in(path))} >= {
         "validate.yaml",
@@ -114,7 +113,7 @@ def test_scripts_in_manifests(path: Path) -> None:
 
 @pytest.mark.parametrize("mpi", LAUNCHER)
 def test_the_script_of_a_launcher_pod(mpi: Any) -> None:
-    assert shellcheck("sh", manifest_launcher.script(mpi)) == LAUNCHER[mpi]
+    assert shellcheck("sh", launcher_script.script(mpi)) == LAUNCHER[mpi]
 
 
 def test_what_is_wrong_is_seen() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import cli
+from launch.cli.main import main
 from runner import selftest
 from runner.launcher import RANK_ONLY, VARIABLES, Started
 from runner.mutations import MUTATIONS, Mutation
@@ -26,7 +26,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_broken_runner_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["selftest", "--mutate"]) == 0
+    assert main(["selftest", "--mutate"]) == 0
     lines = capsys.readouterr().out.splitlines()[2:]
     caught = [line for line in lines if line.startswith("caught")]
     # What was found, and what should be there, of different values.
@@ -43,7 +43,7 @@ def test_a_broken_runner_that_nobody_notices_is_a_failure(
 ) -> None:
     harmless = Mutation("harmless", "nothing is broken", nullcontext)
     monkeypatch.setattr(selftest, "MUTATIONS", (NAMED["halo skipped"], harmless))
-    assert cli.main(["selftest", "--mutate"]) == 1
+    assert main(["selftest", "--mutate"]) == 1
     lines = capsys.readouterr().out.splitlines()[2:]
     assert lines[0].startswith("caught  halo skipped")
     assert re.fullmatch(r"MISSED  harmless +nothing is broken +the wrong result was accepted", lines[1])

@@ -20,8 +20,8 @@ from jobs.bench.operations import OPERATIONS
 from jobs.bench.record import record, together
 from jobs.bench.result import Footer, Header, Measured, Row
 from jobs.bench.settings import Settings
-from launch.cli import main
-from launch.local import PROGRAM
+from launch.cli.main import main
+from launch.mpi.rank_command import PROGRAM
 from runner import DATATYPES
 from runner.backend.cpu import CpuBackend
 

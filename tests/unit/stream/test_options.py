@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from typed import typed
 
-from launch import cli
-from launch.options import STREAM, stream_options
+from launch.cli.job_command import STREAM, stream_options
+from launch.cli.main import main
 from runner import launcher
 from runner.declaration import Job
 from runner.execute import Options
@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    monkeypatch.setattr("launch.refuse.LINGER", 0.0)
+    monkeypatch.setattr("launch.cli.errors.LINGER", 0.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.py").write_text(JOB)
 
@@ -55,14 +55,16 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
     """The parameters and options that the runner gets for these words."""
     found: list[tuple[dict[str, Any], Options]] = []
 
-    def main(job: Job, input: str, output: str | None, parameters: Any, options: Options, **rest: Any) -> int:
+    def fake_main(
+        job: Job, input: str, output: str | None, parameters: Any, options: Options, **rest: Any
+    ) -> int:
         found.append((parameters, options))
         return 0
 
-    monkeypatch.setattr("runner.main.main", main)
+    monkeypatch.setattr("runner.main.main", fake_main)
 
     def run(*words: str, job: str = "scale") -> tuple[dict[str, Any], Options]:
-        assert cli.main(["run", f"jobs.py:{job}", "in.raw", "out.npy", *words]) == 0
+        assert main(["run", f"jobs.py:{job}", "in.raw", "out.npy", *words]) == 0
         return found.pop()
 
     return run
@@ -73,7 +75,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """The sentence with which these words are refused."""
 
     def run(*words: str) -> str:
-        assert cli.main(["run", "jobs.py:scale", "in.raw", "out.npy", *words]) == 2
+        assert main(["run", "jobs.py:scale", "in.raw", "out.npy", *words]) == 2
         written = capsys.readouterr()
         assert written.out == ""
         assert written.err.startswith("meshrun: ")
@@ -228,19 +230,19 @@ def test_elementwise_has_a_dtype_of_its_own(ran: Ran) -> None:
     words = ["run", "elementwise", "in.raw", "out.npy", "--expression", "x"]
     found = []
 
-    def main(job: Any, input: str, output: str, parameters: Any, options: Options, **rest: Any) -> int:
+    def fake_main(job: Any, input: str, output: str, parameters: Any, options: Options, **rest: Any) -> int:
         found.append((parameters["dtype"], options.form))
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.main.main", main)
-        assert cli.main([*words, "--dtype", "uint8", "--shape", "4"]) == 0
-        assert cli.main([*words, "--input-dtype", "int16", "--shape", "4"]) == 0
+        patch.setattr("runner.main.main", fake_main)
+        assert main([*words, "--dtype", "uint8", "--shape", "4"]) == 0
+        assert main([*words, "--input-dtype", "int16", "--shape", "4"]) == 0
     assert found == [("uint8", Form((4,))), ("float", Form((4,), "int16"))]
 
 
 def test_the_help_of_a_job_shows_which_names_are_left(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "jobs.py:cast", "--help"]) == 0
+    assert main(["run", "jobs.py:cast", "--help"]) == 0
     of_the_job, _, of_the_runner = capsys.readouterr().out.partition("\nOptions:")
     assert "--dtype" in of_the_job
     assert "--input-dtype" in of_the_runner

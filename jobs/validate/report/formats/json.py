@@ -45,7 +45,8 @@ def document(report: Report) -> Json:
     """
     verdict = report.verdict
     findings = [{"part": one.part, "sentence": one.sentence, **encode(one)} for one in verdict.findings]
-    head = {"schema": SCHEMA, "status": verdict.status, "line": headline(report)}
+    head = {"schema": SCHEMA, "kind": "validate", "version": SCHEMA}  # as of every record
+    head |= {"status": verdict.status, "line": headline(report)}
     rest = {one.name: getattr(report, one.name) for one in fields(report) if one.name != "verdict"}
     rest["matrices"] = [cells(one) for one in report.matrices]
     units = {"": "B/s", "product": unit_of("product")}

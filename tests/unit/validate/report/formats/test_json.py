@@ -95,8 +95,9 @@ def test_numbers_that_json_cannot_write_are_null(number: float) -> None:
 
 def test_keys_that_programs_read() -> None:
     found = document(made_report.critical())
-    assert list(found)[:6] == ["schema", "status", "line", "findings", "rungs", "not_judged"]
-    assert found["schema"] == SCHEMA
+    first = ["schema", "kind", "version", "status", "line", "findings", "rungs", "not_judged"]
+    assert list(found)[:8] == first
+    assert [found[key] for key in first[:3]] == [SCHEMA, "validate", SCHEMA]
     assert found["findings"][2]["part"] == "host c7, GPU 3: its NIC"
     assert {one.name for one in fields(Report)} - {"verdict"} <= set(found)
 

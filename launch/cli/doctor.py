@@ -1,0 +1,41 @@
+"""`meshrun doctor`: a table of all ranks, and everything that would make a run fail or mislead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from launch.cli.cli_context import CliContext
+from launch.cli.params import DEVICES
+
+if TYPE_CHECKING:
+    from runner.world import DeviceChoice
+
+
+@click.command()
+@click.option(
+    "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to examine."
+)
+@click.option("--json", "file", metavar="FILE", help="Write all facts as JSON.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_obj
+def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debug: bool) -> int:
+    """Show what every rank has, and what is wrong with it.
+
+    \b
+    meshrun doctor                                     this machine
+    mpirun -n 16 meshrun doctor                        under the launcher of your runs
+    meshrun launch mpirun -j 2x8 --hosts a,b -- doctor
+
+    Exit status 0; 2 where a run would fail.
+    """
+    from launch.mpi import library as mpi_library
+    from runner.doctor import main
+    from runner.launcher import announced
+    from runner.storage.paths import named
+
+    # A single process loads no MPI; another finds out what its ranks would load.
+    library = mpi_library.loaded() if announced() is None else None
+    json = None if file is None else named("--json", file)
+    return main(cli_context.started, device, json, debug, str(library or ""))

@@ -1,0 +1,155 @@
+"""Report an error once for all ranks, in one sentence, before any of them does work."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import re
+import shlex
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
+RANKS = re.compile(
+    r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)"
+)  # as it is typed, and the number that may follow
+LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
+# What a job's own function can raise.
+JOB_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+class ShadowedPackage(click.ClickException):
+    """A folder of the user hides one of our packages."""
+
+    exit_code = 2
+
+
+def check_shadowing() -> None:
+    """ShadowedPackage when `import runner` or `import jobs` would not import ours, as with PYTHONPATH=. ."""
+    home = Path(__file__).resolve().parents[2]
+    for room in ROOMS:
+        spec = importlib.machinery.PathFinder.find_spec(room)
+        if spec is None:
+            continue
+        found = Path(spec.origin or next(iter(spec.submodule_search_locations or ())))
+        if found.name == "__init__.py":
+            found = found.parent
+        if found.resolve() != home / room:
+            raise ShadowedPackage(
+                f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
+                f"Try: another name for that folder, or a PYTHONPATH without {found.parent}"
+            )
+
+
+def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
+    """Print `sentence` once for all ranks; returns `exit_status`.
+
+    With a run directory the first rank to claim the failure prints it, otherwise rank 0. Where another
+    process reads the ranks' output, a rank that outlives rank 0 prints an error of its own.
+    """
+    from runner.errors import tell
+    from runner.launcher import announced
+    from runner.run_status import RunLines, run_at
+
+    launched = announced()
+    rank = launched.rank if launched else 0
+    run = run_at(words[1]) if words[0] == "--run-dir" and len(words) > 1 else None
+    if rank and (run is None or isinstance(run, RunLines)):
+        time.sleep(LINGER)
+    if run is None:
+        reports = rank == 0
+    else:
+        reports = run.claim_failure({"exit_code": exit_status, "sentence": sentence, "rank": rank})
+    if reports:
+        if debug:
+            traceback.print_exc()
+        tell(sentence)
+    elif run is not None:
+        time.sleep(LINGER)
+    if reports and isinstance(run, RunLines):
+        time.sleep(LINGER / 4)  # the other ranks of this host find the claim
+        run.remove_claim()
+    return exit_status
+
+
+def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: click.Context) -> None:
+    """UsageError for an empty argument, which would count as missing, unless it is the option's default.
+
+    words: what follows the command's name, up to a command of its own after `--`.
+    """
+    words = words[: words.index("--")] if "--" in words else words
+    commands: dict[str, click.Command] = getattr(command, "commands", {})
+    called = [command, *(commands[word] for word in words if word in commands)]
+    options = [one for known in called for one in known.params if isinstance(one, click.Option)]
+    taken = {name for one in options if one.default == "" for name in one.opts}
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, value = word.partition("=")
+        joined = bool(equals) and word.startswith("--")
+        if (value if joined else word) == "" and (option := name if joined else before) not in taken:
+            after = f" after {option}" if option else ""
+            kind: type[click.UsageError] = getattr(command, "bad_usage", click.UsageError)
+            raise kind(f"empty argument{after}: is a variable not set?", ctx)
+
+
+def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
+    """The error as one line with a hint. words: the command line; empty for a command without ranks."""
+    ctx = _context(mistake)
+    if typed := _misplaced_ranks(mistake, ctx, words):
+        return typed
+    message = single_line(mistake.format_message()).rstrip(".")
+    end = "" if message.endswith("?") else "."
+    return f"{message}{end} Try: {ctx.command_path if ctx else 'meshrun'} --help"
+
+
+def _context(mistake: click.ClickException) -> click.Context | None:
+    """The context of the wrong command; click leaves it out where an option's value is missing."""
+    if isinstance(mistake, click.UsageError) and mistake.ctx is not None:
+        return mistake.ctx
+    found, trace = None, _first(mistake).__traceback__
+    while trace is not None:
+        ctx = trace.tb_frame.f_locals.get("ctx")
+        found = ctx if isinstance(ctx, click.Context) else found
+        trace = trace.tb_next
+    return found
+
+
+def _first(mistake: BaseException) -> BaseException:
+    """The error as click raised it, before a command changed its exit status."""
+    return mistake if mistake.__cause__ is None else _first(mistake.__cause__)
+
+
+def _misplaced_ranks(mistake: BaseException, ctx: click.Context | None, words: Sequence[str]) -> str | None:
+    """The message for a -n after the command instead of before it; None for other errors."""
+    first = _first(mistake)
+    if not (isinstance(first, click.NoSuchOption) and first.option_name in ("-n", "--ranks")):
+        return None
+    if ctx is None or ctx.parent is None:  # it does stand before the command
+        return None
+    if any("--ranks" in option.opts for option in ctx.command.params):
+        return f"No such option {first.option_name!r}. Did you mean '--ranks'? Try: {ctx.command_path} --help"
+    found = [(at, same[1]) for at, word in enumerate(words) if (same := RANKS.fullmatch(word))]
+    if not found:
+        return None
+    at, count = found[-1]
+    rest = [*words[:at], *words[at + (1 if count else 2) :]]
+    count = count or "".join(words[at + 1 : at + 2])
+    typed = shlex.join(["meshrun", "-n", count if count.isdecimal() else "N", *rest])
+    return f"{first.option_name}, the number of ranks, goes before the command. Try: {typed}"
+
+
+def single_line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,211 @@
+"""A job as a command: its parameters and the runner's own options, parsed by click."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launch.cli.params import SIZE, debug_option, device_option
+
+if TYPE_CHECKING:
+    from runner.declaration import Job
+    from runner.signature import Parameter
+
+VERIFY = ("off", "sample", "full")
+FORM = ("shape", "dtype", "order")
+STREAM = ("chunk_bytes", "host_memory", "device_memory", "depth", "resume", "static", "timeline")
+
+
+class Jobs(click.Group):
+    """Every job as a command: installed ones by name, a user's by FILE.py:NAME."""
+
+    texts = True  # a job's own options may be empty
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from runner.find import names
+
+        return names()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return job_command(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Jobs"):
+            formatter.write_text(f"{', '.join(self.list_commands(ctx))}, or FILE.py:NAME")
+
+
+def job_command(name: str) -> click.Command:
+    """The command `meshrun run NAME`; raises UserError when there is no such job, or it cannot be loaded."""
+    from runner.find import find
+
+    job = find(name)
+    own = [job_option(parameter) for parameter in job.parameters]
+
+    def run(input: str, output: str | None, **values: Any) -> int:
+        from runner.main import main
+        from runner.options import Options, form_of
+        from runner.rates import rates_file
+        from runner.stream.options import StreamOptions
+
+        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+        values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
+        values["rates"] = rates_file()
+        values["stream"] = StreamOptions(**{name: values.pop(name) for name in STREAM})
+        cli_context = click.get_current_context().obj
+        return main(
+            job,
+            input,
+            output,
+            parameters,
+            Options(**values),
+            started=cli_context.started,
+            columns=cli_context.columns,
+        )
+
+    return JobCommand(
+        name,
+        callback=run,
+        params=[
+            click.Argument(["input"]),
+            click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
+            *own,
+            *runner_options({parameter.name for parameter in job.parameters}),
+        ],
+        help=_help_text(job),
+        short_help=job.summary,
+        own=len(own),
+    )
+
+
+class JobCommand(click.Command):
+    """A command whose help lists the job's options apart from the runner's. own: the number of the job's."""
+
+    def __init__(self, *arguments: Any, own: int, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.own = own
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click would take INPUT for the value in `--verify INPUT OUTPUT`.
+        end = args.index("--") if "--" in args else len(args)
+        pairs = enumerate(zip(args, [*args, ""][1:], strict=True))
+        alone = [word == "--verify" and after not in VERIFY and at < end for at, (word, after) in pairs]
+        words = ["--verify=sample" if lone else word for word, lone in zip(args, alone, strict=True)]
+        rest = super().parse_args(ctx, words)
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        for option in options[self.own :]:
+            if ctx.params[option.name or ""] == "":
+                raise click.UsageError(f"empty argument after {option.opts[0]}: is a variable not set?", ctx)
+        return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [row.get_help_record(ctx) for row in self.get_params(ctx) if isinstance(row, click.Option)]
+        rows = [row for row in options if row is not None]
+        for title, section in (("Options of this job", rows[: self.own]), ("Options", rows[self.own :])):
+            if section:
+                with formatter.section(title):
+                    formatter.write_dl(section)
+
+
+def job_option(parameter: Parameter) -> click.Option:
+    """The option for one parameter of a job: `--bin-count` for bin_count, `--x/--no-x` for a bool."""
+    flag = "--" + parameter.name.replace("_", "-")
+    if parameter.type is bool:
+        flag += "/--no-" + flag[2:]
+    # For click even None is a default, which a required option must not have.
+    default = {} if parameter.required else {"default": parameter.default}
+    return click.Option(
+        [flag, parameter.name],
+        **default,
+        type=_click_type(parameter.type),
+        required=parameter.required,
+        show_default=parameter.default is not None,
+        help=parameter.help,
+    )
+
+
+def _click_type(declared: Any) -> Any:
+    if isinstance(declared, tuple):
+        return click.Choice(declared)
+    return click.Path(path_type=Path) if declared is Path else declared
+
+
+def runner_options(taken: Container[str] = ()) -> list[click.Option]:
+    """The options that every job has: the fields of `runner.execute.Options`. taken: the job's own names."""
+    from runner.halo import BOUNDARIES
+
+    return [
+        device_option(),
+        click.Option(["--json"], metavar="FILE", help="Write the run's record to FILE."),
+        click.Option(
+            ["--verify"],
+            type=click.Choice(VERIFY),
+            is_flag=False,
+            flag_value="sample",
+            default="off",
+            metavar="[sample|full]",
+            help="Check the result against the job's reference: some blocks (sample), or all (full).",
+        ),
+        click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
+        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
+        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
+        click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
+        click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
+        *form_options(taken),
+        *stream_options(),
+        debug_option(),
+    ]
+
+
+def form_options(taken: Container[str]) -> list[click.Option]:
+    """Options that describe a file without a header. A job's own --dtype leaves --input-dtype."""
+    return [
+        input_option("shape", taken, metavar="RxC", help="Shape of an input without a header, such as .raw."),
+        input_option("dtype", taken, metavar="NAME", help="Its dtype, such as float32."),
+        input_option(
+            "order",
+            taken,
+            type=click.Choice(("C", "F")),
+            help="Its order; F: the first index varies fastest.",
+        ),
+    ]
+
+
+def input_option(name: str, taken: Container[str], **details: Any) -> click.Option:
+    """--input-NAME, and --NAME where that is not among the job's own names."""
+    short = [] if name in taken else [f"--{name}"]
+    return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
+
+
+def stream_options() -> list[click.Option]:
+    """The fields of `runner.stream.options.StreamOptions`."""
+    return [
+        click.Option(["--chunk-bytes"], type=SIZE, help="Process the array in chunks of this size."),
+        click.Option(["--host-memory"], type=SIZE, help="Host memory for the chunks of each rank."),
+        click.Option(["--device-memory"], type=SIZE, help="GPU memory for them."),
+        depth_option("Chunks in flight."),
+        click.Option(["--resume"], is_flag=True, help="Continue an unfinished run of the same job."),
+        click.Option(["--static"], is_flag=True, help="Do not move chunks from slower ranks to faster ones."),
+        click.Option(["--timeline"], metavar="FILE", help="Write a timeline: .html, or .json for Perfetto."),
+    ]
+
+
+def depth_option(help: str) -> click.Option:
+    """--depth; None where it is not given."""
+    from runner.stream.options import DEPTH, DEPTH_MOST
+
+    return click.Option(
+        ["--depth"], type=click.IntRange(1, DEPTH_MOST), help=f"{help}  [default: {DEPTH}]", metavar="N"
+    )
+
+
+def _help_text(job: Job) -> str:
+    """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
+    text = inspect.getdoc(job.function) or ""
+    for parameter in job.parameters:
+        text = re.sub(rf"^ *{parameter.name}: .+(\n {{2,}}.+)*\n?", "", text, flags=re.MULTILINE)
+    return "\n\n".join(f"\b\n{part}" for part in text.split("\n\n") if part.strip())

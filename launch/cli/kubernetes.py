@@ -1,0 +1,217 @@
+"""`meshrun launch kubernetes`: a run as a job in the cluster that kubectl is set up for."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any, get_args
+
+import click
+
+from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, ParsedText, build_spec
+from launch.cli.plugins import conclude
+from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
+
+LONGEST = 2**31 - 1  # seconds, of a pod's activeDeadlineSeconds
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"([1-9]\d*)([smhd]?)")
+TOLERATION = re.compile(r"([^=:\s]+)(?:=([^=:\s]*))?:(NoSchedule|PreferNoSchedule|NoExecute)")
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"expected NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def counted(text: str) -> tuple[str, int]:
+    name, count = pair(text)
+    if not count.isdecimal() or not int(count):
+        raise ValueError(f"expected RESOURCE=N, not {text!r}")
+    return name, int(count)
+
+
+def mounted(text: str) -> tuple[str, str]:
+    claim, _, path = text.partition(":")
+    if not claim or not PurePosixPath(path).is_absolute():
+        raise ValueError(f"expected CLAIM:PATH with an absolute path, not {text!r}")
+    return claim, path
+
+
+def toleration(text: str) -> Toleration:
+    """K:EFFECT for any value of a taint, K=V:EFFECT for one; in Kubernetes' fields."""
+    match = TOLERATION.fullmatch(text)
+    if not match:
+        raise ValueError(f"expected KEY[=VALUE]:EFFECT, such as nvidia.com/gpu:NoSchedule, not {text!r}")
+    key, value, effect = match.groups()
+    if value is None:
+        return {"key": key, "operator": "Exists", "effect": effect}
+    return {"key": key, "operator": "Equal", "value": value, "effect": effect}
+
+
+def seconds(text: str) -> int:
+    match = DURATION.fullmatch(text)
+    if not match:
+        raise ValueError(f"expected seconds, or 90s, 30m, 2h, 1d, not {text!r}")
+    if (found := int(match[1]) * UNITS[match[2]]) > LONGEST:
+        raise ValueError(f"{text!r} is too long; expected at most {LONGEST} s")
+    return found
+
+
+def size(text: str) -> str:
+    memory_bytes(text)
+    return text
+
+
+@click.command()
+@SHAPE
+@click.option(
+    "--image", required=True, help="Container image with meshrun in it; the Containerfile builds one."
+)
+@click.option("--name", help="Name of the job.  [default: meshrun- and random digits]")
+@click.option("-N", "--namespace", help="Namespace of the job.  [default: kubectl's current one]")
+@click.option("--queue", metavar="NAME", help="Local queue of Kueue.")
+@click.option(
+    "--gpu-resource",
+    default=Pods.gpu_resource,
+    show_default=True,
+    help="Resource of which each rank gets one.",
+)
+@click.option("--no-gpus", is_flag=True, help="Run ranks on CPUs.")
+@click.option(
+    "--rdma",
+    type=ParsedText("RESOURCE=N", counted),
+    multiple=True,
+    metavar="RESOURCE=N",
+    help="Network adapters for each pod with ranks; adds IPC_LOCK, to pin memory for them.",
+)
+@click.option(
+    "--shm",
+    type=ParsedText("SIZE", size),
+    default=Pods.shm,
+    show_default=True,
+    metavar="SIZE",
+    help="Size of /dev/shm, which is in memory.",
+)
+@click.option(
+    "--memory",
+    type=ParsedText("SIZE", size),
+    metavar="SIZE",
+    help="Memory of each pod with ranks, including --shm.",
+)
+@click.option("--cpu", metavar="N", help="CPUs of each pod with ranks.")
+@click.option(
+    "--volume",
+    "volumes",
+    type=ParsedText("CLAIM:PATH", mounted),
+    multiple=True,
+    metavar="CLAIM:PATH",
+    help="Persistent volume claim, and where to mount it for ranks.",
+)
+@click.option(
+    "--node-selector",
+    type=ParsedText("K=V", pair),
+    multiple=True,
+    metavar="K=V",
+    help="Label that nodes must have.",
+)
+@click.option(
+    "--toleration",
+    "tolerations",
+    type=ParsedText("K[=V]:EFFECT", toleration),
+    multiple=True,
+    metavar="K[=V]:EFFECT",
+    help="Taint to tolerate.",
+)
+@click.option(
+    "--service-account", metavar="NAME", help="Service account of the pods.  [default: the namespace's]"
+)
+@click.option(
+    "--time-limit",
+    type=ParsedText("TIME", seconds),
+    metavar="TIME",
+    help="Time limit of the whole job: 90s, 30m, 2h, 1d.",
+)
+@click.option(
+    "--start-timeout",
+    type=ParsedText("TIME", seconds),
+    default=Pods.start_timeout,
+    show_default=True,
+    metavar="TIME",
+    help="Time for pods to start and hosts to answer by ssh.",
+)
+@click.option(
+    "--clean-pods",
+    type=click.Choice(get_args(CleanPods)),
+    default=Pods.clean_pods,
+    show_default=True,
+    help="Worker pods to delete at the end.",
+)
+@click.option(
+    "--mpi",
+    type=click.Choice(get_args(Implementation)),
+    default=Pods.mpi,
+    show_default=True,
+    help="MPI in the image.",
+)
+@click.option(
+    "--python",
+    default=Pods.python,
+    show_default=True,
+    metavar="PATH",
+    help="Python in the image, with meshrun and mpiexec beside it.",
+)
+@click.option("--root", is_flag=True, help="Run as root, the user of the image.")
+@NETWORK
+@SETTING
+@TIMEOUT
+@PRINT
+@DEBUG
+@WORDS
+def kubernetes(
+    wanted: tuple[int | None, int] | None,
+    name: str | None,
+    gpu_resource: str,
+    no_gpus: bool,
+    rdma: Sequence[tuple[str, int]],
+    volumes: Sequence[tuple[str, str]],
+    node_selector: Sequence[tuple[str, str]],
+    network: str | None,
+    settings: Sequence[str],
+    host_timeout: float,
+    show: bool,
+    debug: bool,
+    words: tuple[str, ...],
+    **more: Any,
+) -> int:
+    """Start ranks in pods: an MPIJob (kubeflow.org/v2beta1), or a plain Job on one node.
+
+    \b
+    meshrun launch kubernetes -j 2x8 --image registry/meshrun:1 -- bench all_reduce -b 8 -e 8G -f 2
+    meshrun launch kubernetes -j 8 --image registry/meshrun:1 --print -- selftest
+    """
+    from launch.kubernetes import job as target
+
+    if more["memory"] and memory_bytes(more["memory"]) <= memory_bytes(more["shm"]):
+        raise click.UsageError(
+            f"--shm {more['shm']} uses up --memory {more['memory']}: /dev/shm counts as memory"
+        )
+    spec = build_spec(
+        words, wanted, [], settings=settings, files_here=False, network=network, host_timeout=host_timeout
+    )
+    pods = Pods(
+        name=name or f"meshrun-{secrets.token_hex(3)}",
+        gpu_resource=None if no_gpus else gpu_resource,
+        rdma=dict(rdma),
+        volumes=dict(volumes),
+        node_selector=dict(node_selector),
+        **more,
+    )
+    if show:
+        click.echo(target.preview(spec, pods), nl=False)
+        return 0
+    return target.start(spec, pods, debug=debug, conclude=partial(conclude, spec.words))

@@ -1,0 +1,130 @@
+"""`meshrun launch TARGET`: a run described once, for any launcher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import click
+
+from launch.cli.cli_context import terminal_columns
+from launch.cli.kubernetes import kubernetes
+from launch.cli.params import (
+    DEBUG,
+    PRINT,
+    SETTING,
+    SHAPE,
+    TIMEOUT,
+    WORDS,
+    Seconds,
+    build_spec,
+    known_hosts,
+)
+from launch.cli.plugins import conclude
+from launch.cli.slurm import slurm
+from launch.mpi import ssh_hosts
+
+
+@click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
+def launch() -> None:
+    """Start COMMAND, such as `bench all_reduce`, as ranks on one host or on several.
+
+    \b
+    meshrun launch local -j 4 -- run laplacian in.npy out.npy
+    meshrun launch mpirun -j 2x8 --hosts n1,n2 -- bench all_reduce -b 8 -e 8G -f 2
+    meshrun launch mpirun --hostfile hosts --print -- selftest
+    meshrun launch slurm -j 2x8 --partition gpu -- run laplacian in.npy out.npy
+    meshrun launch kubernetes -j 2x8 --image IMAGE -- bench all_reduce
+    """
+
+
+launch.add_command(slurm)
+launch.add_command(kubernetes)
+
+
+@launch.command()
+@SHAPE
+@SETTING
+@PRINT
+@DEBUG
+@WORDS
+def local(
+    wanted: tuple[int | None, int] | None,
+    settings: Sequence[str],
+    show: bool,
+    debug: bool,
+    words: tuple[str, ...],
+) -> int:
+    """Start ranks on this machine, as `meshrun -n` does."""
+    from launch.mpi import local as here
+
+    spec = build_spec(words, wanted or (1, 1), [], settings=settings)
+    if spec.hosts > 1:
+        raise click.UsageError(
+            f"{spec.hosts} hosts requested, and this is one; use launch mpirun, for example"
+        )
+    if show:
+        click.echo(here.preview(spec))
+        return 0
+    os.environ.update(spec.settings)
+    return here.start(
+        spec.ranks, spec.words, terminal_columns(), debug=debug, conclude=partial(conclude, spec.words)
+    )
+
+
+@launch.command()
+@SHAPE
+@click.option("--hosts", metavar="A:8,B:8", help="Hosts, in the order of ranks.")
+@click.option(
+    "--hostfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File of hosts, a line each: HOST slots=N or HOST:N.",
+)
+@click.option(
+    "--network", metavar="IFACE",
+    help="Interface for NCCL, MPI and UCX.  [default: the route to the hosts]",
+)  # fmt: skip
+@SETTING
+@TIMEOUT
+@click.option(
+    "--ssh-timeout", type=Seconds(1.0), default=ssh_hosts.TIMEOUT, show_default=True, metavar="SECONDS",
+    help="Time for a host to answer before the run.",
+)  # fmt: skip
+@PRINT
+@DEBUG
+@WORDS
+def mpirun(
+    wanted: tuple[int | None, int] | None,
+    hosts: str | None,
+    hostfile: Path | None,
+    network: str | None,
+    settings: Sequence[str],
+    host_timeout: float,
+    ssh_timeout: float,
+    show: bool,
+    debug: bool,
+    words: tuple[str, ...],
+) -> int:
+    """Start ranks on hosts reached by ssh, by the MPI launcher installed here."""
+    from launch.mpi import mpirun as target
+
+    spec = build_spec(
+        words,
+        wanted,
+        known_hosts(hosts, hostfile),
+        settings=settings,
+        network=network,
+        host_timeout=host_timeout,
+    )
+    if not spec.names:
+        raise click.UsageError(
+            "no hosts given; use --hosts a,b or --hostfile FILE, or launch local for this machine"
+        )
+    if show:
+        click.echo(target.preview(spec))
+        return 0
+    return target.start(
+        spec, terminal_columns(), timeout=ssh_timeout, debug=debug, conclude=partial(conclude, spec.words)
+    )

@@ -1,0 +1,201 @@
+"""The `meshrun` command: starts ranks or becomes one.
+
+Nothing outside the standard library and click is imported before a command runs. A process
+becomes a rank when a launcher started it or when it is alone; `-n` starts ranks on this machine,
+each with the same words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launch.cli.cli_context import CliContext, terminal_columns
+from launch.cli.command_line import command_in, without_ranks
+from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
+from launch.cli.job_command import Jobs
+from launch.cli.plugins import ARGUMENTS, Commands, conclude
+from launch.cli.selftest import selftest
+from launch.spec import HOST_TIMEOUT
+
+if TYPE_CHECKING:
+    from runner.errors import MeshrunError
+    from runner.launcher import Announced
+
+HELP = ("--help", "-h")
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        click.echo(f"meshrun {version('meshrun')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": HELP[::-1]}, subcommand_metavar="COMMAND ..."
+)
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Start this many ranks on this machine."
+)
+@click.option("--run-dir", hidden=True)
+@click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
+@click.option("--expect", nargs=2, type=int, hidden=True)
+@click.option("--expect-network", hidden=True)
+@click.option("--tty", "columns", type=int, hidden=True)
+@click.option("--colour", is_flag=True, hidden=True)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    ranks: int | None,
+    run_dir: str | None,
+    host_timeout: float,
+    expect: tuple[int, int] | None,
+    expect_network: str | None,
+    columns: int | None,
+    colour: bool,
+) -> None:
+    """Run array work over many GPUs and nodes, and prove that the result is right.
+
+    \b
+    meshrun -n 4 run laplacian in.npy out.npy          4 ranks on this machine
+    mpirun -n 32 meshrun run laplacian in.npy out.npy  a cluster; likewise srun
+    meshrun run laplacian --help                       what a job does and takes
+    """
+    from runner.launcher import announced, check_expected
+
+    launched, words = announced(), ctx.meta[ARGUMENTS]
+    if ranks is not None and not {*words} & {*HELP}:
+        if ranks > 1 and (alone := without_ranks(words)):
+            raise click.UsageError(f"`meshrun {alone}` starts no ranks; remove -n")
+        if ranks > 1 and run_dir is None and not _is_rank(launched):
+            from launch.mpi.local import start
+
+            answer = partial(conclude, words)
+            ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words, conclude=answer))
+        if launched is not None and launched.size is not None:
+            check_expected(ranks, launched.size, launched)
+    ctx.obj = CliContext(
+        ranks,
+        run_dir,
+        host_timeout,
+        expect or (None, None),
+        expect_network,
+        columns if launched else terminal_columns(),
+        colour if launched else sys.stdout.isatty(),
+        words,
+    )
+
+
+def _is_rank(launched: Announced | None) -> bool:
+    # An interactive shell under srun is a step of one task, and may start ranks.
+    return launched is not None and not (launched.size == 1 and "SLURM_STEP_ID" in os.environ)
+
+
+@command.group(
+    cls=Jobs,
+    subcommand_metavar="JOB INPUT [OUTPUT] [OPTIONS]",
+    options_metavar="",
+    no_args_is_help=False,
+)
+def run() -> None:
+    """Run a job on a file.
+
+    JOB is the name of an installed job (meshrun jobs lists them) or a function in a file of
+    yours, FILE.py:NAME. meshrun run JOB --help describes it and its options.
+    """
+
+
+@command.command()
+def jobs() -> None:
+    """List the installed jobs."""
+    from runner.errors import MeshrunError
+    from runner.find import find, names
+
+    rows = []
+    for name in names():
+        try:
+            rows.append((name, find(name).summary))
+        except MeshrunError as reason:
+            rows.append((name, f"does not work: {single_line(reason)}"))
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, summary in rows:
+        click.echo(f"{name:{width}}  {summary}".rstrip())
+
+
+command.add_command(selftest)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status: 0, 1 for a failed run, 2 for a usage error, 130 for Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    debug = "--debug" in words
+    try:
+        check_shadowing()
+        with command.make_context("meshrun", words.copy()) as ctx:
+            status: Any = command.invoke(ctx)
+            sys.stdout.flush()
+            return status if isinstance(status, int) else 0
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    except ShadowedPackage as reason:
+        print(f"meshrun: {reason.message}", file=sys.stderr)
+        return reason.exit_code
+    except click.ClickException as mistake:
+        return _ended(
+            words, mistake.exit_code, usage_message(mistake, () if without_ranks(words) else words), debug
+        )
+    except (KeyboardInterrupt, click.Abort):
+        print("meshrun: interrupted", file=sys.stderr)
+        return conclude(command_in(words), 130, "interrupted")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at its end
+        return 0
+    except OSError as failure:
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:  # Python flushes stdout again
+            os.dup2(nothing.fileno(), 1)
+        return _ended(words, 1, _full(failure), debug)
+    except _meshrun_error() as failure:
+        return _ended(words, failure.exit_code, str(failure), debug)
+
+
+def _full(failure: OSError) -> str:
+    """The message for a file error that no one else has handled, most often a full disk."""
+    from runner.errors import RunError, describe
+
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), got=failure.strerror))
+    return describe(failure)
+
+
+def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:
+    """Report an error, and give the answer of a command that has one; the exit status."""
+    from runner.launcher import announced
+
+    status, launched = report_error(sentence, status, words, debug), announced()
+    if words[0] == "--run-dir" or (launched is not None and launched.rank):
+        return status  # the process that started the ranks answers, or rank 0
+    return conclude(command_in(words), status, sentence)
+
+
+def _meshrun_error() -> type[MeshrunError]:
+    # Evaluated when something was raised, not when `main` is defined or succeeds.
+    from runner.errors import MeshrunError
+
+    return MeshrunError

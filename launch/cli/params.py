@@ -1,0 +1,151 @@
+"""Options that several commands share, their types, and the launch specification made of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from launch.cli.command_line import check_words
+from launch.spec import HOST_TIMEOUT, Host, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
+
+Value = TypeVar("Value")
+
+
+class ParsedText(click.ParamType[Value]):
+    """A text as `function` parses it; a ValueError of it is a usage error."""
+
+    def __init__(self, name: str, function: Callable[[str], Value]) -> None:
+        self.name, self._function = name, function
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        if not isinstance(value, str):  # a default
+            default: Value = value
+            return default
+        try:
+            return self._function(value)
+        except ValueError as reason:
+            self.fail(str(reason), param, ctx)
+
+
+class Seconds(click.FloatRange):
+    """Seconds, from `least` to a day; rejects "nan", which would pass every range."""
+
+    name = "number of seconds"
+
+    def __init__(self, least: float) -> None:
+        super().__init__(min=least, max=86400.0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a valid number of seconds.", param, ctx)
+        return seconds
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: 64M, 1.5G; K, M, G and T are powers of 1024."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from runner.errors import UserError
+        from runner.stream.options import parse_size
+
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except UserError as reason:
+            self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
+
+
+SIZE = Size()
+
+DEVICES = ("auto", "cpu", "cuda")
+
+SHAPE = click.option(
+    "-j",
+    "wanted",
+    type=ParsedText("HOSTSxGPUS", parse_shape),
+    metavar="HOSTSxGPUS",
+    help="Number of hosts, and of ranks on each: 2x8.",
+)
+PRINT = click.option("--print", "show", is_flag=True, help="Print what would be started, and stop.")
+SETTING = click.option(
+    "-x",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable for every rank.",
+)
+NETWORK = click.option(
+    "--network", metavar="IFACE", help="Interface for NCCL, MPI and UCX.  [default: the choice of each]"
+)
+TIMEOUT = click.option(
+    "--host-timeout", type=Seconds(3.0), default=HOST_TIMEOUT, show_default=True,
+    metavar="SECONDS", help="Time that a host may be silent.",
+)  # fmt: skip
+DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own messages.")
+WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
+
+
+def device_option() -> click.Option:
+    return click.Option(
+        ["--device"],
+        type=click.Choice(DEVICES),
+        default="auto",
+        show_default=True,
+        help="Where blocks are computed.",
+    )
+
+
+def debug_option() -> click.Option:
+    return click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
+
+
+def known_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
+    if hosts and hostfile:
+        raise click.UsageError("--hosts or --hostfile, not both")
+    try:
+        return parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
+    except OSError as reason:
+        raise click.UsageError(f"{hostfile}: {reason.strerror}") from reason
+    except ValueError as reason:
+        raise click.UsageError(str(reason)) from reason
+
+
+def build_spec(
+    words: tuple[str, ...],
+    wanted: tuple[int | None, int] | None,
+    known: Sequence[Host],
+    *,
+    settings: Sequence[str],
+    files_here: bool = True,
+    **more: Any,
+) -> LaunchSpec:
+    """The specification; UsageError where `words` is not a command that ranks run.
+
+    files_here: a job's file is on this machine; otherwise it may be in the image only.
+    """
+    if files_here or words[0] != "run":
+        check_words(click.get_current_context().find_root().command, words)
+    try:
+        return make_spec(words, wanted, known, settings=dict(map(parse_setting, settings)), **more)
+    except ValueError as reason:
+        raise click.UsageError(str(reason)) from reason
+
+
+def parse_setting(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE, or NAME for its value in this environment."""
+    name, equals, value = text.partition("=")
+    if not name.isidentifier():
+        raise ValueError(f"-x {text}: expected NAME=VALUE")
+    if not equals and name not in os.environ:
+        raise ValueError(f"-x {name}: not set here, and no value given")
+    return name, value if equals else os.environ[name]

@@ -1,0 +1,96 @@
+"""Plug-in commands, found by entry point and imported only when used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from launch.cli.errors import check_empty_arguments
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+COMMAND_GROUP = "meshrun.commands"  # group of entry points
+# Of our own plug-ins, whose import would take longer than the rest of the help.
+SUMMARIES = {
+    "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
+    "launch.cli.doctor:doctor": "Show what every rank has, and what is wrong with it.",
+    "launch.cli.launch:launch": "Start ranks on several hosts.",
+    "launch.cli.plan:plan": "Predict what a run will take, without a GPU or MPI.",
+    "jobs.validate.cli:validate": "Say whether the GPUs and wires are healthy.",
+}
+ARGUMENTS = "meshrun.words"  # in click's meta: the command and all that follows
+
+
+class Commands(click.Group):
+    """The built-in commands, and plug-ins, which are imported only when used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_entry_points()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or _load(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.meta[ARGUMENTS] = tuple(args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not getattr(command, "texts", False):
+            check_empty_arguments(command, rest, click.Context(command, info_name=name, parent=ctx))
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
+        further = _entry_points()
+        rows += [
+            (name, SUMMARIES.get(entry.value, f"from {entry.value}"))
+            for name, entry in further.items()
+            if name not in self.commands
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows))
+
+
+def conclude(
+    ran: Sequence[str],
+    status: int,
+    why: str,
+    *,
+    rank_status: int | None = None,
+    answer: str | None = None,
+    files: bool = True,
+) -> int:
+    """Have a command give its answer after a run that ended without one; the exit status.
+
+    Only a command with a method `conclude(words, status, why, rank_status, answer, files)` has one. ran: its
+    name and its words. `partial(conclude, ran)` is a `launch.supervise.judge.Conclude`, which see.
+    """
+    from runner.errors import MeshrunError
+
+    try:
+        give = getattr(_load(ran[0]), "conclude", None) if ran else None
+    except (MeshrunError, click.UsageError):  # reported when the command was loaded
+        return status
+    return status if give is None else int(give(ran[1:], status, why, rank_status, answer, files))
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
+
+
+def _load(name: str) -> click.Command | None:
+    entry = _entry_points().get(name)
+    if entry is None:
+        return None
+    from runner.errors import Importing
+
+    with Importing(f"the command {name} ({entry.value})"):
+        command = entry.load()
+    if not isinstance(command, click.Command):
+        raise click.UsageError(f"the command {name} ({entry.value}) is no click command")
+    return command

@@ -1,0 +1,66 @@
+"""`meshrun selftest`: in a process of its own first this process, then ranks under the launcher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from launch.cli.cli_context import CliContext
+from launch.cli.params import DEVICES
+
+if TYPE_CHECKING:
+    from runner.world import DeviceChoice
+
+
+@click.command()
+@click.option("--mutate", is_flag=True, help="Break the runner on purpose; every mutation must be detected.")
+@click.option(
+    "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to test."
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_obj
+def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
+    """Test whether this installation works."""
+    from runner.launcher import announced
+    from runner.selftest import main as test
+
+    alone = cli_context.run is None and announced() is None
+    if mutate and not alone:
+        raise click.UsageError("--mutate simulates its ranks: it runs in one process")
+    if mutate and device == "cuda":
+        raise click.UsageError("--mutate simulates its ranks on the CPU: leave --device cuda out")
+    if alone and cli_context.ranks is None and not mutate:
+        return check_installation(device, debug)
+    return test(mutate=mutate, device=device, started=cli_context.started, debug=debug)
+
+
+def check_installation(device: DeviceChoice, debug: bool) -> int:
+    """Test what runs without MPI, then start ranks that find each other and test again; 0 or 1."""
+    from launch.mpi import launcher as mpi_launcher
+    from launch.mpi import local
+    from runner.errors import UserError
+    from runner.launcher import Started, working_directory
+    from runner.selftest import launcher_ranks
+    from runner.selftest import main as test
+
+    working_directory()  # else each part would report that it is gone
+    status = test(device=device, started=Started(ranks=1), debug=debug)
+    if status == UserError.exit_code:  # reported already: there is no such device
+        return status
+    parts = {"one rank": status == 0}
+    try:
+        launcher = mpi_launcher.find()
+    except UserError as reason:
+        return _conclude(parts, f"; one rank only: {reason}")
+    ranks = launcher_ranks(device)
+    words = ["selftest", "--device", device, *(["--debug"] if debug else [])]
+    parts[f"{ranks} ranks under {launcher}"] = local.start(ranks, words, debug=debug) == 0
+    return _conclude(parts, ".")
+
+
+def _conclude(parts: dict[str, bool], remark: str) -> int:
+    works = all(parts.values())
+    listed = ", ".join(f"{part} {'passed' if passed else 'FAILED'}" for part, passed in parts.items())
+    click.echo(f"This installation {'works' if works else 'does NOT work'}: {listed}{remark}")
+    return 0 if works else 1

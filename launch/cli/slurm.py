@@ -1,0 +1,155 @@
+"""`meshrun launch slurm`: a run as a batch job, or in the current allocation."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import click
+
+from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, ParsedText, build_spec
+from launch.cli.plugins import conclude
+from launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, JobRequest, script, srun
+
+# Options that only a new job can have.
+NEW_JOB_ONLY = (
+    "partition", "account", "time", "constraint", "array", "dependency", "requeue", "exclusive", "output",
+)  # fmt: skip
+
+
+LIMIT = re.compile(r"\d+(-\d+)?(:\d+){0,2}|unlimited|infinite", re.IGNORECASE)  # of time
+INDICES = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
+
+
+def limit(text: str) -> str:
+    if not LIMIT.fullmatch(text):
+        raise ValueError(f"{text!r} is not a time limit; expected minutes, HH:MM:SS or D-HH")
+    return text
+
+
+def indices(text: str) -> str:
+    if not INDICES.fullmatch(text):
+        raise ValueError(f"{text!r} is not a list of indices; expected for example 0-9%2 or 1,3,5")
+    return text
+
+
+@click.command()
+@SHAPE
+@click.option("--partition", metavar="NAME", help="Partition to submit to; sinfo lists them.")
+@click.option("--account", metavar="NAME", help="Account to charge.")
+@click.option(
+    "--time", type=ParsedText("LIMIT", limit), metavar="LIMIT", help="Time limit: minutes, HH:MM:SS or D-HH."
+)
+@click.option("--constraint", metavar="FEATURES", help="Features that hosts must have.")
+@click.option("--exclusive", is_flag=True, help="Share the hosts with no other job: for measurements.")
+@click.option(
+    "--array",
+    type=ParsedText("INDICES", indices),
+    metavar="0-9%2",
+    help="One run for each index; %a in COMMAND stands for it.",
+)
+@click.option("--dependency", metavar="LIST", help="Wait for other jobs: afterok:17.")
+@click.option("--requeue", is_flag=True, help="Restart the job when a host fails or it is preempted.")
+@click.option("--cpus-per-task", type=click.IntRange(min=1), metavar="N",
+              help=f"Cores for each rank.  [default: {CPUS_PER_RANK}; in a job, its share]")  # fmt: skip
+@click.option("--gpus/--no-gpus", default=True, show_default=True, help="Request one GPU for each rank.")
+@click.option("--bind-gpus", type=click.Choice(["node", "task"]), default="node", show_default=True,
+              help="node: each rank sees all GPUs of its host and takes one; task: it sees one.")  # fmt: skip
+@click.option("--mpi", "mpi", metavar="NAME", default="auto", show_default=True,
+              help="srun's --mpi: pmix, pmi2, ...; auto: as the MPI on this machine needs.")  # fmt: skip
+@click.option(
+    "--container", metavar="IMAGE", help="Container image with meshrun in it; needs Pyxis on the cluster."
+)
+@click.option("--container-mounts", metavar="A:B,...", help="Folders to mount besides the working directory.")
+@click.option("--srun-args", metavar="WORDS", default="", help="More options for srun, as one argument.")
+@click.option("--output", metavar="FILE", help="Output file of the job.  [default: meshrun-%j.out]")
+@NETWORK
+@SETTING
+@TIMEOUT
+@PRINT
+@DEBUG
+@WORDS
+def slurm(
+    wanted: tuple[int | None, int] | None,
+    bind_gpus: Literal["node", "task"],
+    mpi: str,
+    srun_args: str,
+    network: str | None,
+    settings: Sequence[str],
+    host_timeout: float,
+    show: bool,
+    debug: bool,
+    words: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Start ranks by Slurm: as a batch job, or as a step of the current allocation."""
+    from launch.slurm import job as slurm_job
+    from launch.slurm.queries import program
+    from runner.errors import tell
+    from runner.launcher import working_directory
+
+    # Check the command with a number in place of an array task's index.
+    known = tuple(word.replace(INDEX, "0") for word in words) if options["array"] else words
+    spec = build_spec(known, wanted, [], settings=settings, network=network, host_timeout=host_timeout)
+    spec = replace(spec, words=words)
+    inside = "SLURM_JOB_ID" in os.environ
+    given = next((name for name in NEW_JOB_ONLY if options[name]), None)
+    if inside and given:
+        raise click.UsageError(
+            f"--{given} needs a new job, and this is inside job {os.environ['SLURM_JOB_ID']}; "
+            "to submit one: env -u SLURM_JOB_ID -u SLURM_ARRAY_JOB_ID"
+        )
+    if not show:
+        program("srun" if inside else "sbatch")
+    if options["cpus_per_task"] is None:
+        options["cpus_per_task"] = cores(os.environ, spec.per_host) if inside else CPUS_PER_RANK
+    mpi, reason = _mpi(mpi, spec.ranks, options["container"], show)
+    try:
+        job = JobRequest(mpi, working_directory(), bind_gpus=bind_gpus, srun_args=split(srun_args), **options)
+        text = shlex.join(srun(spec, job)) + "\n" if inside else script(spec, job)
+    except ValueError as mistake:
+        raise click.UsageError(str(mistake)) from mistake
+    tell(f"mpi: {mpi}, {reason}")
+    if job.gpus and bind_gpus == "task":
+        tell(PER_TASK)
+    if show:
+        click.echo(text, nl=False)
+        return 0
+    if inside:
+        tell(f"inside job {os.environ['SLURM_JOB_ID']}: starting a step of it by srun")
+        return slurm_job.start_inside(spec, job, debug=debug, conclude=partial(conclude, spec.words))
+    return slurm_job.start(spec, job, debug=debug, conclude=partial(conclude, spec.words))
+
+
+def split(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as reason:
+        raise ValueError(f"--srun-args {text}: {reason}") from reason
+
+
+def cores(environment: Mapping[str, str], ranks: int) -> int:
+    """Cores for each rank, of those that this allocation has on a host."""
+    there = environment.get("SLURM_CPUS_ON_NODE", "")
+    return max(int(there) // ranks, 1) if there.isdecimal() else 1
+
+
+def _mpi(mpi: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
+    """srun's --mpi, and why. A named one is printed without a query: Slurm may be on another machine."""
+    from launch.mpi.library import loaded
+    from launch.slurm.pmi import choose_mpi, offered, suggestion
+    from runner.errors import UserError
+
+    library = None if container else loaded()
+    try:
+        known = None if show and mpi != "auto" else offered()
+    except UserError as reason:
+        if show:
+            reason.hint = f"{suggestion(library)}; {reason.hint}"
+        raise
+    return choose_mpi(mpi, ranks, library, known)

@@ -1,0 +1,225 @@
+"""Submit a job to Kubernetes, pass on its log, and judge the run by the ranks' status lines.
+
+Neither the job's status nor a pod's proves anything about the results. The status lines are in the launcher
+pod's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Sequence
+
+from launch.kubernetes import kubectl, manifest, pod_state, schema
+from launch.kubernetes.kubectl import ClusterJob, NoAnswer
+from launch.kubernetes.manifest import Document
+from launch.kubernetes.pod_log import PodLog
+from launch.kubernetes.pod_state import Object
+from launch.kubernetes.pods import Pods
+from launch.spec import LaunchSpec
+from launch.supervise.judge import Conclude, Outcome, judge, no_answer
+from launch.supervise.status_lines import StatusLines
+from launch.supervise.supervisor import signal_handlers
+
+STEP = 0.2  # seconds after which a signal is noticed
+LOOK = 2.0  # seconds between two looks at pods that are starting,
+CALM = 15.0  # and at pods that run
+DEAF = 60.0  # seconds without an answer from the cluster
+BROKEN = 20  # streams of a log that break at once, one after another
+PAUSES = 3  # looks until the cluster says why the launcher pod is gone
+
+
+def preview(spec: LaunchSpec, pods: Pods) -> str:
+    """The manifest that `start` submits, without the options of one run; UserError for an invalid one."""
+    return manifest.text(_document(spec, pods))
+
+
+def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
+    """Submit the job, follow it to its end, and judge the run; the run's exit status.
+
+    A job whose pods cannot start is deleted, and so is one that is interrupted: 130 (128 + signal). Raises
+    UserError where nothing is submitted, and RunError where the cluster stops answering.
+    """
+    from runner.errors import tell
+    from runner.run_status import RunDirectory
+
+    token = secrets.token_hex(8)
+    document = _document(spec, pods, token)
+    job = ClusterJob(kubectl.find(), document["kind"], pods.name, pods.namespace)
+    run = RunDirectory.create()
+    followed = _Followed(job, StatusLines(run, token), pods.start_timeout)
+    try:
+        with signal_handlers(followed.signalled):
+            job.create(document)
+            tell(f"{job} is submitted; to see its pods: kubectl get pods -l {manifest.JOB}={pods.name}")
+            followed.to_its_end()
+        if followed.fault:
+            failure = {"exit_code": 1, "sentence": followed.fault, "rank": None}
+            if not run.claim_failure(failure):  # of which this may be the cause
+                tell(followed.fault)
+        (run.path / "partial").unlink(missing_ok=True)  # a file in the cluster, not here
+        return judge(run, followed.outcome(), debug, conclude=conclude, files=False)
+    except KeyboardInterrupt:  # the second signal
+        tell(f"not waiting for the pods of {job} to end")
+        return 128 + (followed.interrupted or signal.SIGINT)
+    finally:
+        followed.log.close()
+        shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document:
+    from runner.errors import UserError
+
+    document = manifest.document(spec, pods, token)
+    if wrong := schema.problems(document):
+        raise UserError(f"the {document['kind']} would be refused: {'; '.join(wrong)}")
+    return document
+
+
+class _Followed:
+    """A job on its way. status: of mpiexec. fault: why the cluster has ended it, or cannot start it."""
+
+    def __init__(self, job: ClusterJob, status_lines: StatusLines, timeout: float) -> None:
+        self.job, self.timeout = job, timeout
+        self.log = PodLog(lambda since: job.log(self._launcher, since), status_lines)
+        self.interrupted: signal.Signals | None = None
+        self.status = 1
+        self.fault: str | None = None
+        self._launcher = ""
+        self._running = self._doomed = False
+        self._missed = 0
+        self._begun = self._heard = time.monotonic()
+        self._told: set[str] = set()
+
+    def signalled(self, number: int, _: object) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = signal.Signals(number)
+
+    def to_its_end(self) -> None:
+        """Pass on the log until mpiexec has ended, or the job must; then no pod of it is left running."""
+        while not self.interrupted and not self._over():
+            self._relay(CALM if self._running else LOOK)
+        self.log.finish()
+        if self.interrupted or self._doomed:
+            self._delete()
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.status, self.interrupted, self.log.launcher_output, self.log.output_tail)
+
+    def _relay(self, seconds: float) -> None:
+        """Pass on the log for some time, which an end of the stream, or a signal, cuts short."""
+        until, ended = time.monotonic() + seconds, not self._launcher
+        while time.monotonic() < until and not self.interrupted:
+            if ended:
+                time.sleep(STEP)
+            elif not self.log.relay(STEP):
+                self._broken()
+                # The pod's status may be late, or the cluster busy.
+                until, ended = time.monotonic() + min(LOOK, seconds), True
+
+    def _over(self) -> bool:
+        """Look at the pods; whether it is over with the run."""
+        try:
+            return self._judged(self.job.pods())
+        except NoAnswer as reason:
+            self._unanswered(reason)
+            return False
+
+    def _judged(self, pods: Sequence[Object]) -> bool:
+        self._heard = time.monotonic()
+        launcher = pod_state.launcher(pods)
+        if launcher is None:
+            return self._has_no_launcher()
+        status = pod_state.exit_status(launcher)
+        if status is not None and not pod_state.deleted(launcher):
+            self.status, self._launcher = status, pod_state.name(launcher)
+            self.log.rest()
+            # For a pod that waits still, the others have waited in vain.
+            reasons = (*map(pod_state.fault, pods), *map(pod_state.waits_for, pods))
+            self.fault = _first(reasons) if status else None
+            return True
+        self.fault = _first((*map(pod_state.fault, pods), *map(pod_state.lost_worker, pods)))
+        if self.fault:
+            self._doomed = True
+            return True
+        for waits in filter(None, map(pod_state.waits_for, pods)):
+            self._tell(waits)
+        if pod_state.running(launcher):
+            self._launcher = pod_state.name(launcher)
+            self._running = all(map(pod_state.running, pods))
+        return not self._launcher and self._too_late()
+
+    def _has_no_launcher(self) -> bool:
+        """Whether it is over with a job without a launcher pod: not yet, or not any more."""
+        found = self.job.get()
+        self.fault = pod_state.failure(found) if found else f"{self.job} was deleted"
+        if self.fault:
+            return True
+        assert found is not None
+        if self._launcher:
+            self._missed += 1
+            self.fault = f"pod {self._launcher} was deleted" if self._missed > PAUSES else None
+            return self.fault is not None
+        if pod_state.suspended(found):
+            self._tell(f"{self.job} is held back by its queue")
+            self._begun = time.monotonic()
+            return False
+        return self._too_late()
+
+    def _too_late(self) -> bool:
+        """Whether the pods have had their time to start; tells what the cluster says of them meanwhile."""
+        last = ""
+        with contextlib.suppress(NoAnswer):  # not everyone may read events
+            for last in self.job.warnings():
+                self._tell(last)
+        self._doomed = time.monotonic() - self._begun > self.timeout
+        if self._doomed:
+            self.fault = f"{self.job} has not started in {self.timeout:g} s" + (last and f": {last}")
+        return self._doomed
+
+    def _delete(self) -> None:
+        from runner.errors import RunError
+
+        try:
+            self.job.delete()
+        except NoAnswer as reason:
+            raise RunError(
+                f"{self.job} may still be there" + (f"; {self.fault}" if self.fault else ""),
+                got=str(reason),
+                hint=f"kubectl delete {self.job}",
+            ) from reason
+
+    def _broken(self) -> None:
+        from runner.errors import RunError
+
+        if self.log.failures >= BROKEN:
+            raise RunError(
+                f"the log of {self._launcher} cannot be read, and the job goes on unjudged",
+                got=self.log.reason,
+                hint=f"kubectl auth can-i get pods/log; kubectl delete {self.job}",
+            )
+
+    def _unanswered(self, reason: NoAnswer) -> None:
+        from runner.errors import RunError
+
+        if time.monotonic() - self._heard > DEAF:
+            raise RunError(
+                f"the cluster has not answered for {DEAF:g} s, and {self.job} goes on unjudged",
+                got=str(reason),
+                hint=f"kubectl cluster-info; kubectl delete {self.job}",
+            )
+
+    def _tell(self, sentence: str) -> None:
+        from runner.errors import tell
+
+        if sentence not in self._told:
+            self._told.add(sentence)
+            tell(sentence)
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next(filter(None, found), None)

@@ -1,0 +1,110 @@
+"""A job in the cluster that kubectl is set up for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launch.kubernetes import pod_state
+from launch.kubernetes.manifest import JOB, Document
+from launch.kubernetes.pod_state import Object
+from launch.supervise.query import query
+
+TIMEOUT = 20  # seconds for an answer
+ENDING = 120  # seconds for a deleted job's pods to end; they get 30 to do so in order
+UNKNOWN_KIND = "no matches for kind"
+
+
+class NoAnswer(Exception):
+    """A query to the cluster failed."""
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """A job by its kind and name. program: kubectl. namespace: None for the one that kubectl is set to."""
+
+    program: str
+    kind: str
+    name: str
+    namespace: str | None
+
+    def __str__(self) -> str:
+        return f"{self.kind.lower()}/{self.name}"
+
+    def create(self, manifest: Document) -> None:
+        """Submit it; UserError where the cluster rejects it."""
+        from runner.errors import UserError
+
+        try:
+            self._ask(["create", "-f", "-"], text=json.dumps(manifest))
+        except NoAnswer as reason:
+            lacking = UNKNOWN_KIND in str(reason)
+            raise UserError(
+                f"the cluster rejected {self}",
+                got=str(reason),
+                hint="install the MPI operator (github.com/kubeflow/mpi-operator), or -j 1xN for a plain Job"
+                if lacking
+                else "kubectl config current-context, kubectl auth can-i create "
+                + ("mpijobs" if self.kind == "MPIJob" else "jobs"),
+            ) from reason
+
+    def delete(self, *, wait: bool = True) -> None:
+        """Remove it and its pods, and wait until they are gone."""
+        waiting = [f"--timeout={ENDING}s"] if wait else ["--wait=false"]
+        words = ["delete", str(self), "--ignore-not-found", "--cascade=foreground", *waiting]
+        self._ask(words, seconds=ENDING + TIMEOUT)
+
+    def get(self) -> Object | None:
+        """Its object in the API; None when it is gone."""
+        found = self._read(["get", str(self), "--ignore-not-found"])
+        return found or None
+
+    def pods(self) -> list[Object]:
+        return list(self._read(["get", "pods", "-l", f"{JOB}={self.name}"])["items"])
+
+    def warnings(self) -> list[str]:
+        events = self._read(["get", "events", "--field-selector", "type=Warning"])
+        return pod_state.warnings(events["items"], self.name)
+
+    def log(self, pod: str, since: str | None) -> subprocess.Popen[bytes]:
+        """Follow the output of a pod from its beginning or a time, each line with its time."""
+        after = [f"--since-time={since}"] if since else []
+        return subprocess.Popen(
+            self._words(["logs", "--follow", "--timestamps", *after, pod]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _read(self, words: Sequence[str]) -> Object:
+        text = self._ask([*words, "-o", "json"])
+        try:
+            found: Object = json.loads(text or "{}")
+        except ValueError as reason:
+            raise NoAnswer(text) from reason
+        return found
+
+    def _ask(self, words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> str:
+        done = query(self._words(words), text, seconds)
+        if done.returncode:
+            raise NoAnswer(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
+        return done.stdout
+
+    def _words(self, words: Sequence[str]) -> list[str]:
+        return [self.program, *words, *(["-n", self.namespace] if self.namespace else [])]
+
+
+def find() -> str:
+    from runner.errors import UserError
+
+    found = shutil.which("kubectl")
+    if found is None:
+        raise UserError(
+            "no kubectl on PATH, which is needed to submit jobs",
+            hint="install it (kubernetes.io/docs/tasks/tools), or --print the manifest for where it is",
+        )
+    return found

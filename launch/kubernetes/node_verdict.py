@@ -1,0 +1,136 @@
+"""Mark a Kubernetes node with its validation's verdict: a label, two annotations and, if critical, a taint.
+
+    python -I -m launch.kubernetes.node_verdict REPORT NODE
+
+In a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only
+added: an administrator removes it after repairing the node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+KEY = "meshrun.dev/interconnect"  # of the label and the taint
+SENTENCE, WHEN = "meshrun.dev/verdict", "meshrun.dev/validated"
+STATUSES = ("ok", "warning", "critical", "unknown")
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TIMEOUT = 20  # seconds for an answer
+ATTEMPTS = 5  # when others change the node at the same time
+CONFLICT = 409
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NodeVerdict:
+    """The verdict on a node. status: one of STATUSES."""
+
+    status: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Api:
+    """The cluster's API. url: such as https://10.0.0.1:443. trust: verifies its certificate."""
+
+    url: str
+    token: str
+    trust: ssl.SSLContext | None = None
+
+    def node(self, name: str) -> Object:
+        return self._ask("GET", name)
+
+    def patch(self, name: str, change: Object) -> None:
+        self._ask("PATCH", name, change)
+
+    def _ask(self, method: str, node: str, change: Object | None = None) -> Object:
+        """OSError where there is no answer; HTTPError, one of them, for a refusal."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/nodes/{quote(node, safe='')}",
+            method=method,
+            data=None if change is None else json.dumps(change).encode(),
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/merge-patch+json"},
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT, context=self.trust) as answer:
+            found: Object = json.load(answer)
+        return found
+
+
+def read_verdict(report: Path, host: str, node: str) -> NodeVerdict:
+    """The verdict in the JSON report of `meshrun validate`; unknown where there is no report, or none in it.
+
+    host: the node's name in the report, which is the pod's.
+    """
+    try:
+        document = json.loads(report.read_text())
+        status, line = document["status"], document["line"]
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        return NodeVerdict("unknown", f"no report: {reason}")
+    if status not in STATUSES or not isinstance(line, str):
+        return NodeVerdict("unknown", f"a report without a verdict: {status!r}")
+    return NodeVerdict(status, line.replace(f"host {host}", f"host {node}"))
+
+
+def merge_patch(node: Object, found: NodeVerdict, now: str) -> Object:
+    """The merge patch for the node. The API refuses it (409) when the node has changed meanwhile."""
+    patch: Object = {
+        "metadata": {
+            "resourceVersion": node["metadata"]["resourceVersion"],
+            "labels": {KEY: found.status},
+            "annotations": {SENTENCE: found.sentence, WHEN: now},
+        }
+    }
+    taints = node["spec"].get("taints", [])
+    if found.status == "critical" and not any(taint["key"] == KEY for taint in taints):
+        # A merge patch replaces a list: the others' taints are in it too.
+        patch["spec"] = {"taints": [*taints, {"key": KEY, "value": "critical", "effect": "NoSchedule"}]}
+    return patch
+
+
+def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
+    """Patch the node, again where others change it at the same time. OSError where the cluster refuses."""
+    for attempt in range(ATTEMPTS):
+        try:
+            api.patch(name, merge_patch(api.node(name), found, now))
+            return
+        except urllib.error.HTTPError as refusal:
+            if refusal.code != CONFLICT or attempt == ATTEMPTS - 1:
+                raise
+
+
+def cluster_api(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
+    """The API of the cluster around this pod. KeyError or OSError outside of one."""
+    host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
+    address = f"[{host}]" if ":" in host else host
+    trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    return Api(f"https://{address}:{port}", (account / "token").read_text().strip(), trust)
+
+
+def main(report: str, node: str, account: Path = ACCOUNT) -> int:
+    """0 when the node is marked, whatever the verdict; 1 when not."""
+    found = read_verdict(Path(report), socket.gethostname(), node)
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    print(f"node {node}: {found.status}: {found.sentence}", flush=True)
+    try:
+        publish(cluster_api(os.environ, account), node, found, now)
+    except (KeyError, OSError) as reason:
+        message = reason.read().decode(errors="replace") if isinstance(reason, urllib.error.HTTPError) else ""
+        print(f"meshrun: node {node} cannot be marked: {reason!r} {message}".rstrip(), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

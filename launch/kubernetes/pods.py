@@ -1,0 +1,72 @@
+"""What the pods of a job are made of, and what the image has that they run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+# The Containerfile's.
+PYTHON = "/opt/meshrun/bin/python"
+USER = 1000
+HOME = "/home/mpiuser"
+SSHD = ("/usr/sbin/sshd", "-De")
+
+PREFIXES = ("", "K", "M", "G", "T")
+MEMORY = re.compile(r"(\d+(?:\.\d+)?)((?:[KMGT]i)?|[kMGT])")
+
+Implementation = Literal["openmpi", "mpich", "intel"]
+CleanPods = Literal["Running", "All", "None"]
+Toleration = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The pods of a job: what is in them, where they may go, how long they may take.
+
+    gpu_resource: of which each rank gets one; None for ranks on CPUs. rdma, shm, memory, cpu: of each pod
+    with ranks, in Kubernetes' own quantities; /dev/shm counts as memory. volumes: claims, and where they are
+    mounted. time_limit, start_timeout: seconds, of the whole job and for its pods to start and answer by
+    ssh. clean_pods: which of an MPIJob's end with it. root: the image's user is root, not the
+    Containerfile's `USER`. python: in the image; meshrun and mpiexec are beside it.
+    """
+
+    image: str
+    name: str = "meshrun"
+    namespace: str | None = None
+    queue: str | None = None
+    gpu_resource: str | None = "nvidia.com/gpu"
+    rdma: Mapping[str, int] = field(default_factory=dict)
+    shm: str = "16Gi"
+    memory: str | None = None
+    cpu: str | None = None
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    service_account: str | None = None
+    time_limit: int | None = None
+    start_timeout: int = 300
+    clean_pods: CleanPods = "Running"
+    mpi: Implementation = "openmpi"
+    root: bool = False
+    python: str = PYTHON
+
+    @property
+    def ssh_folder(self) -> str:
+        """Where the operator puts keys: the home of the user that sshd and ssh run as."""
+        return "/root/.ssh" if self.root else f"{HOME}/.ssh"
+
+    def beside_python(self, program: str) -> str:
+        return str(Path(self.python).with_name(program))
+
+
+def memory_bytes(text: str) -> float:
+    """A quantity of memory, such as 16Gi, 512Mi, 2G."""
+    match = MEMORY.fullmatch(text)
+    if not match:
+        raise ValueError(f"expected a size such as 16Gi, not {text!r}")
+    number, prefix = match.groups()
+    base = 1024 if prefix.endswith("i") else 1000
+    return float(number) * float(base ** PREFIXES.index(prefix[:1].upper()))

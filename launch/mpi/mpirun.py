@@ -1,0 +1,89 @@
+"""Start ranks on several hosts, by the installed MPI launcher: its arguments, variables and network."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import library as mpi_library
+from launch.mpi import ssh_hosts
+from launch.mpi.environment import environment, forwarded, on_interface, shell_command
+from launch.mpi.launcher import Launcher
+from launch.mpi.rank_command import PROGRAM, run_options, spec_options
+from launch.spec import LaunchSpec
+from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.judge import Conclude, no_answer
+from launch.supervise.supervisor import supervise
+
+CLEANUP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
+
+
+def launcher_command(spec: LaunchSpec, launcher: Launcher, variables: Mapping[str, str]) -> list[str]:
+    """The launcher and its options: ranks in blocks, host after host, not bound to single cores.
+
+    variables: of `environment`, those that ranks need.
+    """
+    counted = [f"{name}:{spec.per_host}" for name in spec.names]
+    start = [str(launcher.path)]
+    if launcher.vendor == "Open MPI":
+        passed_on = [word for name in sorted(variables) for word in ("-x", name)]
+        place = ["--host", ",".join(counted), "--map-by", "slot", "--bind-to", "none"]
+        return [*start, *place, *passed_on, "-n", str(spec.ranks)]
+    # `-hosts` of Intel MPI takes no counts; -ppn does for both.
+    place = ["-hosts", ",".join(spec.names), "-ppn", str(spec.per_host)]
+    interface = ["-iface", spec.network] if spec.network else []
+    return [*start, *place, *interface, "-n", str(spec.ranks)]
+
+
+def start(
+    spec: LaunchSpec,
+    columns: int | None = None,
+    *,
+    timeout: float = ssh_hosts.TIMEOUT,
+    debug: bool = False,
+    conclude: Conclude = no_answer,
+) -> int:
+    """Run the spec on its hosts, which must answer within `timeout` seconds; the run's exit status.
+
+    Raises UserError where there is no launcher, or where a host does not answer.
+    """
+    from runner.errors import tell
+
+    launcher = mpi_launcher.find()
+    if launcher.whole_lines:  # raw output might cut the ranks' status lines
+        columns = None
+    found = ssh_hosts.probe_hosts(spec, sys.executable, timeout)
+    mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
+    chosen = on_interface("").keys() & os.environ.keys()  # the user's choice
+    if spec.network is None and not chosen and (interface := ssh_hosts.common_interface(found)):
+        spec = replace(spec, network=interface)
+        tell(f"network: {interface}, which reaches {', '.join(spec.names)} (--network for another)")
+    token = secrets.token_hex(8)
+
+    def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
+        base = launcher.clean_environment(os.environ, sockets)
+        variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
+        ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
+        start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
+        return [*start, *PROGRAM, *ours, *spec.words], variables
+
+    def clean_up(run: Path, sockets: Path, seconds: float) -> list[str]:
+        return ssh_hosts.run_on_others(
+            spec.names, [sys.executable, "-I", CLEANUP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
+        )
+
+    return supervise(prepare, columns, token=token, debug=debug, clean_up_hosts=clean_up, conclude=conclude)
+
+
+def preview(spec: LaunchSpec) -> str:
+    """The shell command for what `start` runs, without the options of a single run; contacts no host."""
+    launcher = mpi_launcher.find()
+    here = launcher.clean_environment(os.environ)
+    variables = environment(spec, launcher, here)
+    start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
+    return shell_command(variables, start, [*PROGRAM, *spec_options(spec), *spec.words])

@@ -1,0 +1,28 @@
+"""What every rank runs: meshrun, with options about its run before the command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launch.spec import LaunchSpec
+
+PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "__main__.py"))
+
+
+def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
+    """Options by which a rank checks that it was started as specified.
+
+    token: of its status lines; None where no process reads them.
+    """
+    run = ["--run-dir", f"@{token}"] if token else []
+    network = ["--expect-network", spec.network] if spec.network else []
+    silence = ["--host-timeout", f"{spec.host_timeout:g}"]
+    return [*run, *silence, "--expect", str(spec.hosts), str(spec.per_host), *network, "-n", str(spec.ranks)]
+
+
+def run_options(place: str, columns: int | None) -> list[str]:
+    """Options about the process that waits for the ranks. place: as `runner.run_status.run_at` takes it."""
+    terminal = [] if columns is None else ["--tty", str(columns)]
+    colour = ["--colour"] if sys.stdout.isatty() else []
+    return ["--run-dir", place, *terminal, *colour]

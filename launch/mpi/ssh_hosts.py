@@ -1,0 +1,169 @@
+"""Probe hosts by ssh: do they answer, have this Python, with which MPI, and by which interface."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from launch.mpi.library import ASK, Library, parse_library
+from launch.spec import LaunchSpec
+
+TIMEOUT = 30.0  # seconds for a host to answer: its sshd may just be starting
+ATTEMPT = 5  # seconds for one connection
+PAUSE = 0.5  # seconds between two
+IMPORT = 10  # seconds for Python to load its MPI, perhaps from a slow file system
+CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables that choose the MPI library
+CLEANUP_TIMEOUT = 10.0  # seconds to clean up a host
+AT_ONCE = 128  # hosts probed at the same time
+# Where the answer begins, after what a login shell may print; whether the program is there; the MPI that it
+# loads; the interface with the address by which this host was reached; all of them.
+BEGIN = "meshrun-host"
+SCRIPT = """\
+echo {begin}
+test -x {python} && echo python || echo none
+echo $({variables} timeout {seconds} {python} -c {ask} 2>/dev/null)
+set -- $SSH_CONNECTION
+echo $(ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2)
+echo $(cut -s -d : -f 1 /proc/net/dev)
+"""
+NO_ROUTE = 255  # ssh's own exit status
+
+
+@dataclass(frozen=True)
+class HostProbe:
+    """The result for one host. interface: None on this machine, "" where unknown."""
+
+    host: str
+    mpi: Library | None
+    interface: str | None
+
+
+def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[HostProbe]:
+    """Probe all hosts at the same time; UserError names those that do not answer, or lack Python."""
+    from runner.errors import UserError
+
+    if shutil.which("ssh") is None:
+        raise UserError(
+            "no ssh on PATH, which is needed to reach other hosts",
+            hint="apt-get install openssh-client, or the site's batch system",
+        )
+    variables = {**os.environ, **spec.settings}  # as ranks there get them
+    script = SCRIPT.format(
+        begin=BEGIN,
+        variables=" ".join(f"{n}={shlex.quote(v)}" for n, v in variables.items() if n.startswith(CHOOSING)),
+        seconds=IMPORT,
+        python=shlex.quote(python),
+        ask=shlex.quote(ASK),
+    )
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(lambda host: _probe(host, script, timeout), spec.names))
+    silent = {host: result for host, result in zip(spec.names, found, strict=True) if isinstance(result, str)}
+    if silent:
+        raise UserError(
+            f"no answer by ssh from {', '.join(f'{host} ({result})' for host, result in silent.items())}",
+            expected=f"ssh {next(iter(silent))} true, without a password, within {timeout:g} s",
+            hint="ssh-copy-id, or the host's name, power and firewall",
+        )
+    answered = {
+        host: result for host, result in zip(spec.names, found, strict=True) if not isinstance(result, str)
+    }
+    without_python = [host for host, lines in answered.items() if lines[0] != "python"]
+    if without_python:
+        raise UserError(
+            f"{python} is not there on {', '.join(without_python)}",
+            expected="the same Python environment at the same path on every host",
+            hint="a shared file system, or the same installation everywhere",
+        )
+    if spec.network is not None:
+        without = [host for host, lines in answered.items() if spec.network not in lines[3].split()]
+        if without:
+            raise UserError(
+                f"there is no network interface {spec.network} on {', '.join(without)}",
+                expected=f"one of {', '.join(answered[without[0]][3].split())}",
+                hint="--network, or none for the route to the hosts",
+            )
+    return [
+        HostProbe(host, parse_library(lines[1]), None if is_local(host) else lines[2])
+        for host, lines in answered.items()
+    ]
+
+
+def _probe(host: str, script: str, timeout: float) -> list[str] | str:
+    """The lines that the script prints on the host, or the reason why it failed."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            done = subprocess.run(
+                ["sh", "-s"] if is_local(host) else _ssh(host, "sh -s"),  # whatever the login shell is
+                input=script,
+                capture_output=True,
+                text=True,
+                timeout=max(left, ATTEMPT) + IMPORT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "connected, but no answer"
+        lines = done.stdout.split("\n")
+        if done.returncode == 0 and BEGIN in lines:
+            return [*lines[lines.index(BEGIN) + 1 :], "", "", "", ""]
+        message = done.stderr.strip() or done.stdout.strip() or "no reason given"
+        reason = message.splitlines()[-1].strip()
+        if done.returncode != NO_ROUTE or is_permanent(reason) or time.monotonic() + PAUSE > deadline:
+            return reason
+        time.sleep(PAUSE)
+
+
+def _ssh(host: str, command: str) -> list[str]:
+    # Without the brackets around an IPv6 address, which launchers need.
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}"]
+    return ["ssh", *options, host.strip("[]"), command]
+
+
+def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = CLEANUP_TIMEOUT) -> list[str]:
+    """Run a command on all hosts but this one at the same time; returns those where it failed."""
+
+    def run(host: str) -> bool:
+        ssh = _ssh(host, shlex.join(words))
+        try:
+            done = subprocess.run(
+                ssh, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    others = [host for host in names if not is_local(host)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        swept = list(pool.map(run, others))
+    return [host for host, done in zip(others, swept, strict=True) if not done]
+
+
+def is_permanent(reason: str) -> bool:
+    """Whether waiting is useless: the name or the key is wrong, the host is not just late."""
+    return any(
+        words in reason
+        for words in ("Could not resolve", "Permission denied", "Host key verification", "Bad configuration")
+    )
+
+
+def common_interface(found: Sequence[HostProbe]) -> str | None:
+    """The interface of all other hosts; None where they differ, one is unknown, or it is lo."""
+    names = {answer.interface for answer in found if answer.interface is not None}
+    name = names.pop() if len(names) == 1 else None
+    return None if name in ("", "lo") else name
+
+
+def is_local(host: str) -> bool:
+    """Whether `host` is a name of this machine."""
+    return host.rpartition("@")[2] in (
+        "localhost",
+        os.uname().nodename,
+        os.uname().nodename.partition(".")[0],
+    )

@@ -1,0 +1,204 @@
+"""The batch script of a launch: what to request of Slurm, and the one srun that starts the ranks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.mpi.environment import OVER_TCP, required_variables
+from launch.mpi.rank_command import PROGRAM, spec_options
+from launch.spec import LaunchSpec
+
+# Threads of a rank: its own, those that read and write files, and NCCL's for the network.
+CPUS_PER_RANK = 4
+INDEX = "%a"  # the index of an array task, in arguments as in file names
+PER_TASK = "One GPU to each task: where Slurm shuts the others off, NCCL copies through the host's memory."
+# After srun, of a job that may be started again.
+AGAIN = """\
+status=$?
+# Ranks miss a host before Slurm does, which would call the job failed, and not start it again. Three times at
+# most: a host that Slurm does not miss at all may be given to the job for ever.
+if [ $status -ne 0 ] && [ -e "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+    scontrol requeue "$job"
+fi
+exit $status"""
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What Slurm must know besides the specification; texts as for sbatch's options of the same names.
+
+    mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
+    container. gpus: one for each rank. bind_gpus: "node", every rank sees the GPUs of its host and takes its
+    own by local rank; "task", each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
+    the hosts. container: an image, for Pyxis. srun_args: further words for srun. output: a file
+    name with %j, or %A and %a for the tasks of an array.
+    """
+
+    mpi: str
+    folder: str
+    gpus: bool = True
+    bind_gpus: Literal["node", "task"] = "node"
+    cpus_per_task: int = CPUS_PER_RANK
+    exclusive: bool = False
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    constraint: str | None = None
+    array: str | None = None
+    dependency: str | None = None
+    requeue: bool = False
+    container: str | None = None
+    container_mounts: str | None = None
+    srun_args: tuple[str, ...] = ()
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.container_mounts and not self.container:
+            raise ValueError("--container-mounts without --container")
+        if self.array and INDEX not in self.output_file:
+            raise ValueError(
+                f"--output {self.output}: must contain {INDEX}, to separate the tasks of the array"
+            )
+
+    @property
+    def output_file(self) -> str:
+        return self.output or ("meshrun-%A_%a.out" if self.array else "meshrun-%j.out")
+
+
+def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
+    """The batch script. ValueError where a value does not fit on a line of it.
+
+    token: of the ranks' status lines in the output; None where no process reads them.
+    """
+    exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
+    attempt = [_attempt(token)] if job.requeue else []
+    again = [AGAIN] if job.requeue else []
+    options = " \\\n    ".join(["srun", *_grouped(spec, job), _program(spec, job, token)])
+    comment = f"# {PER_TASK}\n" if job.gpus and job.bind_gpus == "task" else ""
+    sections = [
+        "\n".join(["#!/bin/bash", *_requests(spec, job)]),
+        *attempt,
+        "\n".join(exported),
+        comment + options,
+        *again,
+    ]
+    return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def srun(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> list[str]:
+    """The srun command that starts the ranks in the current allocation, beside other steps."""
+    options = shlex.split(" ".join(_grouped(spec, job)))
+    return ["srun", "--overlap", *options, *program(spec, job, token), *spec.words]
+
+
+def defaults(job: JobRequest) -> dict[str, str]:
+    """Default values of variables of the ranks.
+
+    None for MPICH: its only variable for that, FI_PROVIDER, would affect NCCL's OFI plugin too.
+    """
+    return OVER_TCP if job.mpi.startswith("pmix") else {}
+
+
+def program(spec: LaunchSpec, job: JobRequest, token: str | None) -> list[str]:
+    """The program of each rank, before the command; in a container, the image's own."""
+    start = ["meshrun"] if job.container else list(PROGRAM)
+    return [*start, *spec_options(spec, token)]
+
+
+def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
+    """The #SBATCH lines. No --signal: at the time limit Slurm sends SIGTERM by itself and then waits, 30 s by
+    default; an earlier one, rounded by up to a minute, would end a short job before it starts."""
+    values = {
+        "job-name": "meshrun",
+        "nodes": str(spec.hosts),
+        "ntasks-per-node": str(spec.per_host),
+        "cpus-per-task": str(job.cpus_per_task),
+        "gpus-per-node": str(spec.per_host) if job.gpus else None,
+        "partition": job.partition,
+        "account": job.account,
+        "time": job.time,
+        "constraint": job.constraint,
+        "array": job.array,
+        "dependency": job.dependency,
+        "output": job.output_file,
+    }
+    flags = {
+        "exclusive": job.exclusive,
+        "kill-on-invalid-dep=yes": job.dependency is not None,  # else it would wait forever
+        "open-mode=append": job.requeue,
+        "requeue": job.requeue,
+        "no-requeue": not job.requeue,
+    }
+    valued = [f"--{name}={_line(name, value)}" for name, value in values.items() if value is not None]
+    return [
+        f"#SBATCH {word}" for word in (*valued, *(f"--{name}" for name, wanted in flags.items() if wanted))
+    ]
+
+
+def _line(name: str, value: str) -> str:
+    if CONTROL.search(value):
+        raise ValueError(f"--{name} {value!r}: control characters do not fit on a line of a script")
+    return shlex.quote(value)
+
+
+def _exports(spec: LaunchSpec, job: JobRequest) -> list[tuple[str, str]]:
+    firm = required_variables(spec)
+    yielding = [
+        (name, f'"${{{name}:-{value}}}"') for name, value in defaults(job).items() if name not in firm
+    ]
+    return yielding + [(name, shlex.quote(value)) for name, value in sorted(firm.items())]
+
+
+def _attempt(token: str | None) -> str:
+    # Each attempt of a restarted job begins with this line, which voids the reports of the one before.
+    from runner.run_status import LINE, lost_note
+
+    # For one task of an array SLURM_JOB_ID would mean the whole array to scontrol.
+    job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+    lines = [f'job="{job}"', f'lost="{lost_note("$job")}"', 'rm -f "$lost"']
+    if token:
+        lines.append(f"printf '\\{ord(LINE[0]):03o}%s\\n' '{LINE[1:]} {token} attempt 0' >&2")
+    return "\n".join(lines)
+
+
+def _grouped(spec: LaunchSpec, job: JobRequest) -> list[str]:
+    """srun's options, grouped by purpose. All are repeated: srun does not inherit every one."""
+    per_host = str(spec.per_host)
+    place = [f"--nodes={spec.hosts}", f"--ntasks={spec.ranks}", f"--ntasks-per-node={per_host}"]
+    # On exclusive hosts the job has more cores than it requested.
+    cores = f"$((SLURM_CPUS_ON_NODE / {per_host}))" if job.exclusive else str(job.cpus_per_task)
+    gpus = [f"--gpus-per-node={per_host}"] if job.gpus else []
+    gpus += ["--gpus-per-task=1"] if job.gpus and job.bind_gpus == "task" else []
+    # Ranks in the order of hosts. A rank with a GPU may run on all cores of the job, also those near the GPU;
+    # a rank without stays on its own cores.
+    order = ["--distribution=block:block", f"--cpu-bind={'none' if job.gpus else 'cores'}"]
+    end = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]
+    lines = [place, gpus, order, end, *([word] for word in _container(spec, job)), list(job.srun_args)]
+    first = f"--mpi={shlex.quote(job.mpi)} --cpus-per-task={cores}"
+    return [first, *(shlex.join(line) for line in lines if line)]
+
+
+def _container(spec: LaunchSpec, job: JobRequest) -> list[str]:
+    if job.container is None:
+        return []
+    mounts = [f"{job.folder}:{job.folder}", *([job.container_mounts] if job.container_mounts else [])]
+    # Python packages in the home would hide the image's, and the image's variables those of the run.
+    names = ",".join(name for name, _ in _exports(spec, job))
+    words = [f"--container-image={job.container}", f"--container-mounts={','.join(mounts)}"]
+    words += [f"--container-workdir={job.folder}", "--no-container-mount-home"]
+    return [*words, f"--container-env={names}"] if names else words
+
+
+def _program(spec: LaunchSpec, job: JobRequest, token: str | None) -> str:
+    words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in spec.words)
+    return f"{shlex.join(program(spec, job, token))} \\\n    {words}"
+
+
+def _indexed(word: str) -> str:
+    """`word` quoted for the shell, with the index of the array task for %a."""
+    parts = [shlex.quote(part) if part else "" for part in word.split(INDEX)]
+    return '"$SLURM_ARRAY_TASK_ID"'.join(parts) or "''"

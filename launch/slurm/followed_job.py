@@ -1,0 +1,170 @@
+"""Follow one job of Slurm, or one task of an array: its output as it grows, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launch.slurm import queries
+from launch.slurm.queries import GONE, State
+from launch.supervise.judge import MEMORY
+from launch.supervise.status_lines import StatusLines
+from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
+
+if TYPE_CHECKING:
+    from runner.run_status import RunDirectory
+
+LATE = 10.0  # seconds for a file system to show here what was written on another host
+AT_ONCE = 0.5  # the same where a failure left no message to wait for
+HINTS = {
+    "NODE_FAIL": "the run again; --requeue has Slurm do it",
+    "OUT_OF_MEMORY": "--srun-args --mem=0 for all of a host's memory, or more hosts",
+    "PREEMPTED": "--requeue, or another --partition",
+    "TIMEOUT": "a longer --time",
+}
+# "srun: error: c2: task 3: Killed"; of several tasks, the first.
+TASK_ENDS = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
+NOT_STARTED = re.compile(r"^srun: error: task (\d+) launch failed: (.+)$", re.MULTILINE)
+BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end when another has failed
+NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
+
+
+class RestartableStatusLines(StatusLines):
+    """StatusLines of a job that Slurm may restart: a new attempt voids what the one before has reported."""
+
+    def _receive(self, line: bytes) -> None:
+        if line.split(b" ")[2:3] == [b"attempt"]:
+            self._run.remove_leftovers()
+            for note in self._run.path.iterdir():
+                note.unlink()
+        else:
+            super()._receive(line)
+
+
+@dataclass
+class FollowedJob:
+    """A job, or one task of an array, and what is known about it.
+
+    shown: pass on its output. requeue: Slurm may restart it.
+    """
+
+    run: RunDirectory
+    status_lines: StatusLines
+    state: State
+    shown: bool
+    requeue: bool = False
+    nodes: str = ""  # all nodes that it had: Slurm forgets failed ones
+    output_tail: bytes = b""
+    begun: float = float("inf")
+    ended: float = float("inf")
+    failed: float = float("inf")
+    cancelled: bool = False
+    closed: bool = False
+    _found: bool = False
+    _read: int = 0
+
+    def update(self, state: State) -> bool:
+        """Store a new state from Slurm; whether it differs."""
+        news = (state.state, state.reason) != (self.state.state, self.state.reason)
+        self.state = state
+        if len(state.nodes) > len(self.nodes):
+            self.nodes = state.nodes
+        if state.state == "RUNNING":
+            self.begun = min(self.begun, time.monotonic())
+        self.ended = min(self.ended, time.monotonic()) if state.over else float("inf")
+        return news
+
+    def read_output(self) -> None:
+        """Read on in the output file. It is opened each time, so that a network file system updates it."""
+        with contextlib.suppress(FileNotFoundError), open(self.state.output or os.devnull, "rb") as file:
+            self._found = True
+            file.seek(self._read)
+            while chunk := file.read(1 << 20):
+                self._read += len(chunk)
+                self._pass_on(self.status_lines.feed(chunk))
+        self._look_for_the_lost()
+        if self.run.failure() is not None:
+            self.failed = min(self.failed, time.monotonic())
+        if self.done:
+            self._pass_on(self.status_lines.finish())
+            self.closed = True
+
+    def _look_for_the_lost(self) -> None:
+        """Read the note by which ranks report that the host that writes the output is lost."""
+        from runner.run_status import lost_note
+
+        if self.state.state not in ("", "PENDING") and not self.requeue:
+            with contextlib.suppress(OSError):  # none, or one that is just being replaced
+                note = lost_note(self.state.id)
+                sentence = note.read_text().strip().removeprefix("meshrun: ")
+                self.run.claim_failure({"exit_code": 1, "sentence": sentence, "rank": None})
+                note.unlink(missing_ok=True)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether Slurm keeps a job running that has reported a failure: a dead host delays the end."""
+        return not self.state.over and time.monotonic() > self.failed + CLAIMED
+
+    @property
+    def missing(self) -> bool:
+        """Whether the output file is overdue."""
+        return not self._found and time.monotonic() > self.begun + LATE
+
+    @property
+    def reported(self) -> bool:
+        """Whether the ranks have reported how the run ended."""
+        return self.run.failure() is not None or self.run.record() is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is over and its output complete."""
+        if self.cancelled and time.monotonic() > self.failed + 2 * CLAIMED:
+            return True
+        late = LATE if self.nodes and (self.state.succeeded or not self._found) else AT_ONCE
+        return self.state.over and (self.reported or time.monotonic() > self.ended + late)
+
+    def failure(self) -> str | None:
+        """Why the job failed, according to Slurm and srun; None where it did not."""
+        from runner.errors import RunError
+
+        state, recorded = self.state, self.run.record() is not None
+        if recorded and (state.succeeded or state.state == GONE):
+            return None
+        got, expected, hint = None, None, HINTS.get(state.state)
+        what = f"job {state.id} ended as {state.state} ({state.reason})"
+        text = self.output_tail.decode(errors="replace")
+        if failed := sorted({*NODE_FAILURE.findall(text), *self._failed_nodes()}):
+            what, hint = f"{what}: {', '.join(failed)} failed", HINTS["NODE_FAIL"]
+        elif state.state in ("COMPLETED", "FAILED", GONE):
+            what, hint = task_end(text) or (what, None)
+            status = state.exit_code.partition(":")[0]
+            got = f"exit status {status}, {'a' if recorded else 'no'} completion record"
+            expected = "exit status 0, and a record that rank 0 writes as its last act"
+        if self.nodes and not self._found:
+            hint = f"a working directory or --output that all hosts share: {state.output} is not here"
+        hint = hint or f"scontrol show job {state.id}, and {state.output}"
+        return str(RunError(what, got=got, expected=expected, hint=hint))
+
+    def _failed_nodes(self) -> list[str]:
+        if self.state.state != "NODE_FAIL" and self.state.reason != "NodeDown":
+            return []
+        return queries.failed_nodes(self.nodes)
+
+    def _pass_on(self, text: bytes) -> None:
+        self.output_tail = (self.output_tail + text)[-TAIL:]
+        if self.shown:
+            pass_on(1, text)
+
+
+def task_end(text: str) -> tuple[str, str] | None:
+    """The task that failed first according to srun, and what to try; None where srun does not say."""
+    if match := NOT_STARTED.search(text):
+        return f"rank {match[1]} could not be started: {match[2]}", "the log of slurmd on its host"
+    for host, task, end in TASK_ENDS.findall(text):
+        if not end.startswith(BY_SLURM):
+            return f"[rank {task}, host {host}] ended before its time: {end}", MEMORY
+    return None

@@ -1,0 +1,90 @@
+"""Query Slurm by its own commands: the state of jobs and nodes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from launch.supervise.query import query
+
+HINT = "on a login node of the cluster; meshrun launch mpirun for hosts that ssh reaches"
+GONE = "GONE"  # our own: Slurm has forgotten the job
+OVER = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+    "REVOKED", "TIMEOUT", GONE,
+)  # fmt: skip
+FIELD = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Reason|NodeList|ExitCode)=(\S+)")
+OUTPUT = re.compile(r"^\s*StdOut=(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class State:
+    """A job, or one task of an array. id: "17", "17_3"; "17_[4-9]" for tasks not yet started."""
+
+    id: str
+    state: str
+    reason: str = "None"
+    exit_code: str = "0:0"
+    nodes: str = ""
+    output: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state == "COMPLETED" and self.exit_code == "0:0"
+
+
+def states(text: str) -> list[State]:
+    """The jobs of `scontrol show job`."""
+    return [_state(record) for record in re.split(r"\n\s*\n", text) if "JobState=" in record]
+
+
+def _state(record: str) -> State:
+    values = {name: "" if value == "(null)" else value for name, value in FIELD.findall(record)}
+    index, output = values.get("ArrayTaskId"), OUTPUT.search(record)
+    name = values["JobId"]
+    if index is not None:
+        name = f"{values['ArrayJobId']}_{index if index.isdecimal() else f'[{index}]'}"
+    reason, code, nodes = (
+        values.get("Reason", "None"),
+        values.get("ExitCode", "0:0"),
+        values.get("NodeList", ""),
+    )
+    return State(name, values["JobState"], reason, code, nodes, output[1] if output else "")
+
+
+def query_job(number: str) -> list[State] | str:
+    """The states of a job, one for each task of an array, none once Slurm forgets it; or an error."""
+    done = query([program("scontrol"), "show", "job", number])
+    if done.returncode and "Invalid job id" in done.stdout + done.stderr:
+        return []
+    return last_line(done) if done.returncode else states(done.stdout)
+
+
+def failed_nodes(nodes: str) -> list[str]:
+    """Those of `nodes`, in Slurm's notation, that do not answer."""
+    words = ["--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
+    return query([program("sinfo"), *words]).stdout.split()
+
+
+def program(name: str) -> str:
+    """The path of one of Slurm's commands; UserError where there is none."""
+    from runner.errors import UserError
+
+    path = shutil.which(name)
+    if path is None:
+        raise UserError(
+            f"no {name} on PATH: Slurm is not installed here",
+            hint=f"{HINT}; Debian's package is slurm-client",
+        )
+    return path
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    return lines[-1]

@@ -1,0 +1,205 @@
+"""Judge a run whose launcher has ended: which account of it counts, what is reported, what is removed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from launch.supervise.launcher_output import process_ends
+
+if TYPE_CHECKING:
+    from runner.run_status import RunDirectory
+
+# From the last output of a launcher: which rank ended first, and what to try. None where it does not say.
+Explain = Callable[[str], tuple[str, str] | None]
+
+MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
+# The most frequent cause of each signal, and what to do.
+HINTS: dict[int, str] = {
+    signal.SIGKILL: MEMORY,
+    signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
+    signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
+    signal.SIGABRT: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
+    signal.SIGTERM: "the batch system's log: someone ended this rank from outside",
+}
+DEBUG_HINT = "--debug for the launcher's own messages"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the launcher ended.
+
+    status: its exit status, negative for a signal. interrupted: the signal by which the user ended the run.
+    launcher_output: the launcher's own messages. output_tail: the last output of the ranks, on stderr.
+    """
+
+    status: int
+    interrupted: signal.Signals | None
+    launcher_output: str
+    output_tail: str
+
+
+class Conclude(Protocol):
+    """Gives the answer of a command, such as `meshrun validate`, whose run failed before it could give one.
+
+    why: the reason, as it was printed. rank_status: the exit status of ranks that end without a message; None
+    where none was started. answer: the part that rank 0 has left. files: the files on the command line may be
+    written here. Returns the exit status.
+    """
+
+    def __call__(
+        self,
+        status: int,
+        why: str,
+        *,
+        rank_status: int | None = None,
+        answer: str | None = None,
+        files: bool = True,
+    ) -> int: ...
+
+
+def no_answer(
+    status: int, why: str, *, rank_status: int | None = None, answer: str | None = None, files: bool = True
+) -> int:
+    """`Conclude` for a command whose only answer is its exit status."""
+    return status
+
+
+def judge(
+    run: RunDirectory,
+    outcome: Outcome,
+    debug: bool = False,
+    lost: Sequence[str] = (),
+    explain: Explain | None = None,
+    conclude: Conclude = no_answer,
+    files: bool = True,
+) -> int:
+    """Report what the ranks could not report themselves; the run's exit status. Cleans up a failed run.
+
+    lost: hosts that did not answer afterwards. explain: for a launcher whose messages were passed on.
+    conclude: gives the command's answer where rank 0 has not. files: those on the command line are of this
+    machine.
+
+    The launcher's exit status is not the verdict. The run has succeeded when rank 0 has left the completion
+    record, its last act after every rank has reported that its part is done, and no rank claims a failure.
+    A signal that kills a rank after that (a crash while MPI or CUDA shuts down) changes nothing about the
+    results: that is a warning. Any other bad status of the launcher is a failure, record or not, and so is a
+    good one without the record.
+    """
+    from runner.errors import tell
+
+    status, why = _judge(run, outcome, debug, lost, explain)
+    words, answer = run.recovery_hint(), run.answer()
+    if status and words not in outcome.output_tail:
+        tell(words)
+    if status and answer != "":
+        files = files and (answer is not None or not run.any_registered())  # else rank 0 has written them
+        return conclude(status, why, rank_status=run.exit_status(), answer=answer, files=files)
+    return status
+
+
+def _judge(
+    run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], explain: Explain | None
+) -> tuple[int, str]:
+    """The exit status, and why it is not 0."""
+    from runner.errors import tell
+
+    failure, record = run.failure(), run.record()
+    if debug and outcome.launcher_output:
+        sys.stderr.write(outcome.launcher_output)
+    run.remove_leftovers()  # nothing, where the output has got its final name
+    if outcome.interrupted:
+        why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
+        tell(why)
+        return 128 + outcome.interrupted, why
+    killed = _killed(run, outcome)
+    if lost:
+        tell(_silent(lost))
+    if failure:
+        # Claimed but not printed: the launcher ended that rank before it could.
+        if failure["sentence"] not in outcome.output_tail:
+            tell(failure["sentence"])
+        if killed and killed.sure and killed.rank != failure["rank"]:
+            tell(killed.sentence)
+        return int(failure["exit_code"]), failure["sentence"]
+    if record is not None and (killed or outcome.status == 0):
+        if killed:
+            tell(f"warning: the run was complete when this happened: {killed.sentence}")
+        return 0, ""
+    why = _silent(lost) if lost else ""
+    if killed or not lost:
+        why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, explain)
+        tell(why)
+    return run.exit_status(), why
+
+
+def _silent(hosts: Sequence[str]) -> str:
+    from runner.errors import RunError
+
+    hint = "check their power and network; processes and files of the run may be left there"
+    return str(RunError(f"host {', '.join(hosts)} does not answer any more", hint=hint))
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A rank ended by a signal. sure: there is no doubt that the launcher names the right rank."""
+
+    rank: int | None
+    sentence: str
+    sure: bool
+
+
+def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
+    """The rank ended by a signal, according to the launcher."""
+    from runner.errors import RunError
+
+    ends = process_ends(outcome.launcher_output)
+    end = next((end for end in ends if end.signal is not None), None)
+    if end is None or end.signal is None:
+        return None
+    known = (run.rank_of(end.pid, end.host) if end.pid else None) or {}
+    rank, host = known.get("rank", end.rank), known.get("host", end.host)
+    who = f"process {end.pid}" if rank is None else f"rank {rank}"
+    what = f"[{who}, host {host}] killed by {_status(-end.signal)}"
+    if end.maybe_by_launcher:
+        what += ", perhaps by MPICH's launcher because another rank had died"
+        hint = f"{MEMORY}; PYTHONFAULTHANDLER=1 for the lines of a crash"
+    else:
+        hint = HINTS.get(end.signal, DEBUG_HINT)
+    return Killed(rank, str(RunError(what, hint=hint)), not end.maybe_by_launcher)
+
+
+def _unexplained(outcome: Outcome, recorded: bool, debug: bool, explain: Explain | None) -> str:
+    from runner.errors import RunError
+
+    left = next(iter(process_ends(outcome.launcher_output)), None)
+    hint = DEBUG_HINT
+    if explain and (explained := explain(outcome.output_tail)):
+        what, hint = explained
+    elif left is None:
+        what = "the run failed, and no rank reported why"
+        if not debug:
+            sys.stderr.write(outcome.launcher_output)
+    else:
+        where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
+        what = f"{where} ended before its time" + (f", exit status {left.status}" if left.status else "")
+    failure = RunError(
+        what,
+        got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
+        expected="exit status 0, and a record that rank 0 writes as its last act",
+        hint=hint,
+    )
+    return str(failure)
+
+
+def _status(status: int) -> str:
+    """An exit status as subprocess gives it, in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:  # a real-time signal
+        return f"signal {-status}"

@@ -1,0 +1,166 @@
+"""Separate a launcher's own messages from the output of the ranks.
+
+When a rank fails, its message would drown in banners: "Primary job terminated normally, but
+1 process returned a non-zero exit code", "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES".
+They are withheld, parsed for how each rank ended, and shown when nothing better is known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from signal import SIGKILL
+
+RULER = re.compile(rb"(-{70,}|={70,})\r?\n$")
+# What follows a ruler in a launcher's banner, unlike in a program's own table.
+BANNER = re.compile(
+    rb"\w+ (noticed that (process|the job)|detected that one or more|has exited due to process)"
+    rb"|Primary job +terminated normally"
+    rb"|MPI_ABORT was invoked on rank"
+    rb"|= +BAD TERMINATION OF ONE OF YOUR"
+)
+LONGEST_BANNER = 60  # lines; Open MPI's longest has 24
+LINE = re.compile(
+    rb"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: "
+    rb"|This typically refers to a problem with your application\."
+    rb"|Please see the FAQ page for debugging suggestions"
+    rb"|Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort"
+    rb"|Abort is in progress\.\.\.hit ctrl-c again"
+    rb"|\[(mpiexec|proxy:\S+)@\S+\] "
+    rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\."  # of Open MPI's libevent, when a rank's pipe is gone
+    rb"|\[\S+:\d+\] (\[\[\d+,\d+\],\d+\] )?(ORTE_ERROR_LOG|PRTE ERROR|PMIX ERROR)"
+)
+HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
+LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy", b"[warn] Epoll")
+
+# How launchers report the end of one process, white space joined.
+ENDS = (
+    # Open MPI. Version 4 says PID 0.
+    re.compile(
+        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) "
+        r"exited on signal (?P<signal>\d+)"
+    ),
+    re.compile(r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exiting improperly"),
+    re.compile(r"Process name: \[\S+,(?P<rank>\d+)\] Exit code: (?P<status>\d+)"),
+    # Intel MPI
+    re.compile(
+        r"= RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = KILLED BY SIGNAL: (?P<signal>\d+)"
+    ),
+    # MPICH
+    re.compile(
+        r"= PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = EXIT CODE: \d+ .*?"
+        r"TERMINATED WITH THE EXIT STRING: [^()]*\(signal (?P<signal>\d+)\)"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How one process of a run ended; None for what the launcher did not report.
+
+    maybe_by_launcher: when a rank dies, MPICH's launcher kills the others, and then names the
+    first that was killed by anyone.
+    """
+
+    rank: int | None = None
+    pid: int | None = None
+    host: str | None = None
+    signal: int | None = None
+    status: int | None = None
+    maybe_by_launcher: bool = False
+
+
+def process_ends(text: str) -> list[ProcessEnd]:
+    """The processes named in a launcher's messages, those killed by a signal first."""
+    text = " ".join(text.split())
+    found = [_process_end(match.groupdict()) for pattern in ENDS for match in pattern.finditer(text)]
+    return sorted(found, key=lambda end: end.signal is None)
+
+
+def _process_end(fields: dict[str, str | None]) -> ProcessEnd:
+    numbers = {name: int(value) for name, value in fields.items() if name != "host" and value is not None}
+    return ProcessEnd(
+        numbers.get("rank"),
+        numbers.get("pid"),
+        fields.get("host"),
+        numbers.get("signal"),
+        numbers.get("status"),
+        maybe_by_launcher="rank" not in fields and numbers.get("signal") == SIGKILL,
+    )
+
+
+class OutputFilter:
+    """Filter of one stream of a launcher, in chunks of any size. `withheld`: the launcher's own messages.
+
+    Everything else passes at once, also an unfinished line: a progress bar has no newline.
+    """
+
+    def __init__(self) -> None:
+        self.withheld = b""
+        self._pending = b""  # an unfinished line that may be the launcher's
+        self._ruler = b""  # an empty line or a ruler, or both, that may open a banner
+        self._banner = b""  # an unfinished banner
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The part of `chunk`, and of what was held back before it, that comes from the ranks."""
+        *lines, rest = (self._pending + chunk).split(b"\n")
+        passed = b"".join(self._judge(line + b"\n") for line in lines)
+        if self._may_be_launchers(rest):
+            self._pending = rest
+            return passed
+        blank, self._ruler, self._pending = self._ruler, b"", b""
+        return passed + blank + self._without_nul(rest)
+
+    def finish(self) -> bytes:
+        """What was held back at the end of the stream."""
+        rest = self._banner + self._ruler + self._pending
+        self._banner = self._ruler = self._pending = b""
+        return rest
+
+    def _judge(self, line: bytes) -> bytes:
+        if self._banner:
+            return self._judge_in_banner(line)
+        line = self._without_nul(line)
+        ruler, self._ruler = self._ruler, b""
+        if ruler.strip() and BANNER.match(line):
+            self._banner = ruler + line
+            return b""
+        if LINE.match(line):
+            self.withheld += line
+            return ruler
+        if line == b"\n":
+            self._ruler = line
+            return ruler
+        if opening := RULER.search(line):
+            blank = (
+                ruler if ruler == b"\n" and line.startswith(b"=") else b""
+            )  # MPICH's banner begins with it
+            self._ruler = blank + line[opening.start() :]
+            return ruler.removeprefix(blank) + line[: opening.start()]
+        return ruler + line
+
+    def _judge_in_banner(self, line: bytes) -> bytes:
+        if line.startswith(b"meshrun: "):  # of a rank, meanwhile
+            return line
+        self._banner += line
+        if RULER.match(line) and line[:1] == self._banner.lstrip()[:1]:
+            self.withheld += self._banner
+            self._banner = b""
+        elif self._banner.count(b"\n") > LONGEST_BANNER:
+            return self.finish()
+        return b""
+
+    def _may_be_launchers(self, rest: bytes) -> bool:
+        return bool(
+            self._banner
+            or self._ruler.strip()
+            or not rest.strip(b"-")
+            or not rest.strip(b"=")
+            or LINE.match(rest)
+            or HOST_AND_PROCESS.fullmatch(rest)
+            or any(rest.startswith(start) or start.startswith(rest) for start in LINE_STARTS)
+        )
+
+    def _without_nul(self, text: bytes) -> bytes:
+        # Open MPI 5 ends its banners with a zero byte.
+        return text.lstrip(b"\0") if self.withheld else text

@@ -1,0 +1,22 @@
+"""Run another program for its answer: sbatch, kubectl, a Python."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+TIMEOUT = 60.0  # seconds
+
+
+def query(words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end with `text` as input; after `seconds` it counts as failed, as stderr says.
+
+    It gets a session of its own, so that Ctrl-C reaches only this process, which may have more to ask.
+    """
+    try:
+        return subprocess.run(
+            words, input=text, capture_output=True, text=True, timeout=seconds, check=False,
+            start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"no answer within {seconds:g} s")

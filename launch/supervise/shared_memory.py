@@ -1,0 +1,48 @@
+"""Remove shared memory left by a run that was ended.
+
+MPICH always leaves some, Open MPI when its launcher is killed. It would fill /dev/shm, which is small in a
+container, and a full one ends later runs with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+ATTEMPTS = 20  # while a process still maps a segment; one second in all
+NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.")
+
+
+def segments(folder: Path = FOLDER) -> set[Path]:
+    """The segments of this user, of any MPI."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):  # removed meanwhile
+                if path.name.startswith(NAMES) and path.stat().st_uid == os.geteuid():
+                    found.add(path)
+    return found
+
+
+def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
+    """Remove the segments created since `before`, except those mapped by another run."""
+    for _ in range(ATTEMPTS):
+        new = segments(folder) - before
+        mapped = _mapped(new) if new else set()
+        for path in new - mapped:
+            path.unlink(missing_ok=True)
+        if not mapped:
+            return
+        time.sleep(0.05)  # most likely by a killed rank that is still exiting
+
+
+def _mapped(paths: set[Path]) -> set[Path]:
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            text = maps.read_text(errors="replace")
+            mapped |= {path for path in paths if str(path) in text}
+    return mapped

@@ -1,0 +1,217 @@
+"""Run a launcher: pass on its output, hand down signals, judge the run, leave nothing running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.supervise import shared_memory
+from launch.supervise.cleanup import RUN_MARK, end_strays
+from launch.supervise.judge import Conclude, Explain, Outcome, judge, no_answer
+from launch.supervise.launcher_output import OutputFilter
+from launch.supervise.status_lines import StatusLines
+
+if TYPE_CHECKING:
+    from runner.run_status import RunDirectory
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 5.0  # seconds for the launcher to end its ranks in order
+CLAIMED = 2.0  # seconds for the launcher to end once a rank has reported a failure; MPICH's may never do so
+STRAY_OUTPUT = 1.0  # seconds to read on after the launcher's end, when a process still holds its pipes
+TAIL = 1 << 16  # bytes kept of the ranks' last output
+# Clear the line and show the cursor, as a rank that was ended could not.
+AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
+SHORT = 24  # characters of a path, to which launchers add up to 70
+EXEC_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
+
+
+def supervise(
+    prepare: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
+    columns: int | None = None,
+    *,
+    token: str | None = None,
+    debug: bool = False,
+    clean_up_hosts: Callable[[Path, Path, float], list[str]] | None = None,
+    explain: Explain | None = None,
+    conclude: Conclude = no_answer,
+) -> int:
+    """Run a launcher to its end, judge the run and clean up after it; the run's exit status.
+
+    prepare: returns the launcher's command and environment, given the run's directory and a private folder
+    with a short path. columns: the width of a progress bar that ranks may draw. token: of the status lines of
+    ranks that cannot write to the run's directory. clean_up_hosts: cleans up on other hosts, given the same
+    two and the seconds since the start, and returns those that do not answer. explain, conclude: as `judge`
+    takes them.
+    """
+    from runner.launcher import working_directory
+    from runner.run_status import RunDirectory, RunLines
+
+    working_directory()  # launchers do not say so where it is gone
+    run = RunDirectory.create()
+    sockets = socket_folder()
+    segments = shared_memory.segments()
+    begun = time.monotonic()
+    sys.stdout.flush()  # the ranks' output goes straight to the file descriptor
+    in_order = False
+    try:
+        command, environment = prepare(run.path, sockets)
+        outcome = watch_launcher(command, environment, token)
+        if columns is not None and outcome.status:
+            sys.stderr.write(AFTER_PROGRESS_BAR)
+        lost = clean_up_hosts(run.path, sockets, time.monotonic() - begun) if clean_up_hosts else []
+        status = judge(run, outcome, debug, lost, explain, conclude)
+        in_order = status == outcome.status == 0
+        return status
+    finally:
+        if not in_order:
+            shared_memory.remove_orphans(segments)
+        if token:
+            RunLines(token).remove_claim()  # of a rank that was killed before it could
+        for folder in (run.path, sockets):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def watch_launcher(
+    command: Sequence[str], environment: Mapping[str, str], token: str | None = None
+) -> Outcome:
+    """Run the launcher to its end; whatever happens, no process of the run is left on this machine.
+
+    token: of the status lines on stderr, which go to the run's directory.
+
+    The ranks run in a session of their own, so that Ctrl-C reaches them once, and through the launcher, which
+    knows them all. The first signal ends the run in order; the second, or `GRACE` seconds, at once.
+    """
+    from runner.run_status import RunDirectory
+
+    watched = _WatchedLauncher(RunDirectory(Path(environment[RUN_MARK])), token)
+    with signal_handlers(watched.signalled):
+        try:
+            watched.start(command, environment)
+            watched.relay()
+        except KeyboardInterrupt:  # the second signal
+            pass
+        finally:
+            end_strays(environment[RUN_MARK])
+    return watched.outcome()
+
+
+class _WatchedLauncher:
+    def __init__(self, run: RunDirectory, token: str | None) -> None:
+        self.run = run
+        self.status_lines = StatusLines(run, token) if token else None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.interrupted: signal.Signals | None = None
+        self.abandoned = False
+        self.deadline = float("inf")
+        self.filters = {1: OutputFilter(), 2: OutputFilter()}
+        self.output_tail = b""
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [*EXEC_WITH_PARENT, str(os.getpid()), *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        if self.interrupted:
+            self.process.terminate()
+
+    def signalled(self, number: int, _: object) -> None:
+        if self.interrupted:
+            if self.process is None or self.abandoned:
+                return
+            self.abandoned = True
+            raise KeyboardInterrupt
+        self.interrupted = signal.Signals(number)
+        self.deadline = time.monotonic() + GRACE
+        if self.process is not None:
+            # SIGTERM for any of them: Open MPI and MPICH pass a SIGINT on to the ranks and wait.
+            self.process.terminate()
+
+    def relay(self) -> None:
+        """Pass on both streams until both have ended, or no process is left that should write to them."""
+        assert self.process is not None
+        with selectors.DefaultSelector() as selector:
+            for stream, target in ((self.process.stdout, 1), (self.process.stderr, 2)):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, target)
+            while selector.get_map() and time.monotonic() < self.deadline:
+                for key, _ in selector.select(timeout=0.1):
+                    chunk = os.read(key.fd, 1 << 16)
+                    text = self.status_lines.feed(chunk) if self.status_lines and key.data == 2 else chunk
+                    self._pass_on(key.data, self.filters[key.data].feed(text))
+                    if not chunk:
+                        selector.unregister(key.fileobj)
+                if self.deadline == float("inf") and self.run.failure() is not None:
+                    self.deadline = time.monotonic() + CLAIMED
+                if self.process.poll() is not None:
+                    self.deadline = min(self.deadline, time.monotonic() + STRAY_OUTPUT)
+        if self.status_lines:
+            self._pass_on(2, self.filters[2].feed(self.status_lines.finish()))
+        for target, output_filter in self.filters.items():
+            self._pass_on(target, output_filter.finish())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, min(self.deadline - time.monotonic(), GRACE)))
+
+    def _pass_on(self, target: int, text: bytes) -> None:
+        if target == 2:
+            self.output_tail = (self.output_tail + text)[-TAIL:]
+        pass_on(target, text)
+
+    def outcome(self) -> Outcome:
+        assert self.process is not None
+        own = b"".join(each.withheld for each in self.filters.values())
+        return Outcome(
+            self.process.wait(),
+            self.interrupted,
+            own.decode(errors="replace"),
+            self.output_tail.decode(errors="replace"),
+        )
+
+
+def pass_on(target: int, text: bytes) -> None:
+    """Write all of `text` to a file descriptor."""
+    # When the reader has gone (`| head -1`), the run goes on for the sake of its output file.
+    with contextlib.suppress(BrokenPipeError):
+        while text:
+            text = text[os.write(target, text) :]
+
+
+@contextlib.contextmanager
+def signal_handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Install `handler` for the signals that would end this process; an ignored one (nohup) stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    listener = signal.set_wakeup_fd(-1)  # a rank's, where this process has been one
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    changed = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in changed:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in changed.items():
+            signal.signal(number, old)
+        signal.set_wakeup_fd(listener)
+
+
+def socket_folder() -> Path:
+    """A new private folder with a short path: among the temporary files, else in /tmp."""
+    home = tempfile.gettempdir()
+    if len(home) > SHORT and os.access("/tmp", os.W_OK | os.X_OK):
+        home = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="mr", dir=home))

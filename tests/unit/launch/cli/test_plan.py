@@ -1,0 +1,172 @@
+"""`meshrun plan`: what it prints, what it keeps, and every mistake as one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.cli.main import main
+from runner import binding, calibrate, launcher
+from runner.rates import load, nominal, nominal_cpu, rates_file, save
+
+JOBS = """
+import runner
+
+@runner.map_blocks
+def halved(block, *, by: float = 2.0):
+    return block / by
+
+@runner.map_blocks
+def broken(block):
+    raise ZeroDivisionError("by design")
+
+@runner.map_blocks(out=lambda shape, dtype, **_: (shape, dtype))
+def clash(block, *, ranks: int = 3):
+    return block
+
+@runner.reduce_blocks(combine=lambda a, b: a + b)
+def total(block):
+    return block.sum()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    np.save("in.npy", np.zeros((100, 80), np.float32))
+    np.zeros((100, 80), np.float32).tofile("in.raw")
+    Path("mine.py").write_text(JOBS)
+    return tmp_path
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == 0
+    written = capsys.readouterr()
+    assert written.err == ""
+    return written.out
+
+
+def test_a_file_is_planned_with_nominal_rates_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    out = planned(capsys, "laplacian", "in.npy", "--ranks", "8", "--boundary", "wrap", "--dtype", "float64")
+    assert "laplacian on 100x80 float32 to 100x80 float64: 8 ranks on 1 host (H200; nominal rates)" in out
+    assert "limited by: " in out
+    assert "rates are nominal: meshrun plan --calibrate" in out
+
+
+@pytest.mark.parametrize("name", ["in.raw", "in.npy"])
+def test_a_file_is_planned_of_which_options_tell(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    words = ("--input-shape", "100x80", "--input-dtype", "float32", "--ranks", "8")
+    assert "laplacian on 100x80 float32 to" in planned(capsys, "laplacian", name, *words)
+
+
+def test_a_shape_is_planned_on_hosts_of_eight(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("laplacian", "--shape", "131072x131072", "--input-dtype", "float32", "--ranks", "16")
+    assert "16 ranks on 2 hosts (L40S; nominal rates)" in planned(capsys, *words, "--gpu", "l40s")
+    assert "16 ranks on 4 hosts" in planned(capsys, *words, "--hosts", "4", "--json", "plan.json")
+    record = json.loads(Path("plan.json").read_text())
+    assert [one["hosts"] for one in record["by_ranks"]] == [1, 1, 1, 2, 4]
+    assert record["shape"] == [131072, 131072]
+
+
+def test_a_job_of_ones_own_is_called_to_see_its_result(capsys: pytest.CaptureFixture[str]) -> None:
+    out = planned(capsys, "mine.py:halved", "--shape", "50x4", "--dtype", "int16", "--ranks", "2")
+    assert "halved on 50x4 int16 to 50x4 float64" in out
+
+
+def test_memory_that_is_short_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("laplacian", "in.npy", "--ranks", "2", "--gpu", "cpu")
+    assert "each rank: in one piece" in planned(capsys, *words)
+    assert "each rank: streamed" in planned(capsys, *words, "--host-memory", "32K")
+
+
+def test_measured_rates_are_used_for_their_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    save(replace(nominal("h200"), date="2025-01-31", host="n1"), rates_file())
+    assert "rates measured on n1, 2025-01-31" in planned(capsys, "laplacian", "in.npy", "--ranks", "2")
+    other = planned(capsys, "laplacian", "in.npy", "--ranks", "2", "--gpu", "a100")
+    assert "(A100; nominal rates)" in other
+
+
+def test_calibration_is_printed_and_kept(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "FILE", calibrate.PIECE)
+    monkeypatch.setattr(binding, "visible_gpus", lambda choice: 0)
+    monkeypatch.setattr(
+        calibrate, "calibrate", lambda *_: replace(nominal_cpu(3, 1 << 30), date="2025-01-31", host="n1")
+    )
+    out = planned(capsys, "--calibrate", "--at", str(place))
+    file = place / "config" / "meshrun" / "rates.json"
+    assert out.splitlines()[-1] == f"kept in {file}"
+    assert "read and write" not in out
+    assert "host memory" in out
+    kept = load(file)
+    assert kept is not None
+    assert (kept.host, kept.cores) == ("n1", 3)
+    assert "CPU, cpu; rates measured on n1" in planned(capsys, "laplacian", "in.npy", "--ranks", "2")
+
+
+def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    assert rates_file() == place / "config" / "meshrun" / "rates.json"
+    monkeypatch.setenv("HOME", str(place))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    assert rates_file() == place / ".config" / "meshrun" / "rates.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("", "Missing JOB, or --calibrate"),
+        ("--calibrate laplacian in.npy --ranks 2", "--calibrate measures the machine, for no job"),
+        ("--calibrate --at nowhere", "folder does not exist"),
+        ("laplacian in.npy", "Missing option '--ranks'"),
+        ("laplacian in.npy --ranks 0", "0 is not in the range"),
+        ("laplacian in.npy --ranks 2 --gpu mi300", "unknown GPU: got mi300"),
+        ("laplacian --ranks 2", "neither INPUT nor --shape"),
+        ("laplacian --input-dtype int8 --ranks 2", "neither INPUT nor --shape"),
+        ("laplacian in.npy --shape 5x5 --ranks 2", "in.npy is of another shape than --input-shape says"),
+        ("laplacian in.npy --input-dtype int8 --ranks 2", "in.npy is of another dtype than --input-dtype"),
+        ("laplacian in.raw --ranks 2", "Try: --input-shape 1000x1000 --input-dtype float32"),
+        ("laplacian in.raw --shape 100x80 --input-dtype int8 --ranks 2", "in.raw is not of this shape"),
+        ("laplacian --shape 5x5 --ranks 2", "--input-dtype float32"),
+        ("laplacian --shape 5y5 --input-dtype int8 --ranks 2", "--shape does not parse"),
+        ("laplacian --shape 5x5 --input-dtype float31 --ranks 2", "unknown --input-dtype: got float31"),
+        ("laplacian --shape 5x5 --input-dtype complex64 --ranks 2", "cannot work on elements of this type"),
+        ("laplacian none.npy --ranks 2", "cannot read none.npy"),
+        ("laplacian mine.py --ranks 2", "unknown file format"),
+        ("laplacian in.npy --ranks 2 --grid 3x1", "--grid does not use every rank"),
+        ("laplacian in.npy --ranks 2 --json no/plan.json", "the plan's folder does not exist"),
+        ("laplacian in.npy --ranks 2 --host-memory lots", "'lots' is no"),
+        ("statistics in.npy --ranks 2", "job statistics cannot be planned"),
+        ("mine.py:total in.npy --ranks 2", "job total cannot be planned"),
+        ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
+        ("mine.py:clash in.npy --ranks 2", "options of the same names as its own: got ranks"),
+        ("nothing in.npy --ranks 2", "unknown job: got nothing"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words.split()]) == 2
+    written = capsys.readouterr()
+    (line,) = written.err.splitlines()
+    assert line.startswith("meshrun: ")
+    assert sentence in line
+    assert written.out == ""
+
+
+def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-n", "2", "plan", "laplacian", "in.npy", "--ranks", "2"]) == 2
+    assert "`meshrun plan` starts no ranks; remove -n" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "plan.md").read_text()
+    ((words, shown),) = re.findall(r"^```console\n\$ meshrun plan (.*)\n((?:.*\n)*?)```", page, re.MULTILINE)
+    assert planned(capsys, *words.split()) == shown

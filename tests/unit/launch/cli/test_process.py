@@ -1,0 +1,197 @@
+"""The command as a process: what it imports, what a user's folders can do to it, how it is piped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import launch
+from launch.mpi import library as mpi_library
+from launch.mpi import ssh_hosts
+from launch.mpi.rank_command import PROGRAM
+from launch.spec import LaunchSpec
+
+HOME = Path(launch.__file__).parent
+ROOMS = ("launch", "runner", "jobs")
+# The console script that pip writes.
+SCRIPT = "import sys\nfrom launch.cli.main import main\nsys.exit(main())\n"
+
+
+def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def shadows(tmp_path: Path) -> Path:
+    """A working directory with folders called like ours, none of which may be imported."""
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('the wrong folder was imported')\n")
+    return tmp_path
+
+
+@pytest.fixture
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """meshrun as pip installs it, with our packages on the path as an installation has them: last."""
+    path = tmp_path_factory.mktemp("bin") / "meshrun"
+    path.write_text(f"import sys\nsys.path.append({str(HOME.parent)!r})\n{SCRIPT}")
+    return str(path)
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder with a file for every module that we may import, and where each leaves a mark if it is run."""
+    folder, marks = tmp_path / "planted", tmp_path / "marks"
+    for made in (folder, marks):
+        made.mkdir()
+    for name in {*sys.stdlib_module_names, "mpi4py", "numpy", "click", "rich", "runner", "jobs", "launch"}:
+        (folder / f"{name}.py").write_text(f"open({str(marks / name)!r}, 'w').close()\nraise ImportError\n")
+    np.save(folder / "in.npy", np.ones((64, 64), np.float32))
+    return folder, marks
+
+
+SAME = """\
+from runner import map_blocks
+
+@map_blocks
+def same(block):
+    return block
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["launch", "slurm", "--print", "-j", "1x2", "--", "selftest"],
+        ["-n", "2", "run", "job.py:same", "in.npy", "out.npy", "--device", "cpu", "--verify"],
+        ["run", "job.py:same", "in.npy", "out.npy", "--device", "cpu", "--chunk-bytes", "4096"],
+    ],
+)
+def test_no_file_of_the_working_directory_is_run(
+    planted: tuple[Path, Path], script: str, words: list[str]
+) -> None:
+    if "-n" in words and mpi_library.loaded() is None:
+        pytest.skip("no MPI")
+    folder, marks = planted
+    (folder / "job.py").write_text(SAME)
+    run(script, *words, cwd=folder)
+    assert not list(marks.iterdir())
+    assert "run" not in words or (folder / "out.npy").exists()
+
+
+def test_no_file_of_the_working_directory_is_run_to_see_which_mpi_is_there(
+    planted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marks = planted
+    before = mpi_library.loaded()
+    monkeypatch.chdir(folder)
+    assert mpi_library.loaded() == before
+    (answer,) = ssh_hosts.probe_hosts(LaunchSpec(("selftest",), 1, 1, ("localhost",)), sys.executable)
+    assert answer.mpi == before
+    assert not list(marks.iterdir())
+
+
+def test_packages_that_pythonpath_names_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "mpi4py"  # where a site's modules have it
+    site.mkdir()
+    (site / "__init__.py").write_text("class rc: initialize = True\n")
+    (site / "MPI.py").write_text("def get_vendor(): return 'Site MPI', (7, 0, 1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert mpi_library.loaded() == mpi_library.Library("Site MPI", 7)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], []])
+def test_help_imports_nothing_that_costs(tmp_path: Path, words: list[str]) -> None:
+    code = (
+        "import json, sys\n"
+        f"sys.path.append({str(HOME.parent)!r})\n"
+        "from launch.cli.main import main\n"
+        f"status = main({words!r})\n"
+        "print(json.dumps([status, sorted(sys.modules)]))\n"
+    )
+    ended = run("-c", code, cwd=tmp_path)
+    status, modules = json.loads(ended.stdout.splitlines()[-1])
+    assert status == 0
+    costly = {"numpy", "cupy", "mpi4py", "PIL", "rich", "ctypes", "jinja2", "prometheus_client"}
+    if "run" not in words:
+        costly |= {"runner", "jobs"}
+    assert not costly & set(modules)
+
+
+def test_the_command_is_not_misled_by_the_working_directory(shadows: Path, script: str) -> None:
+    ended = run(script, "run", "--help", cwd=shadows)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_ranks_are_not_misled_by_the_working_directory(shadows: Path) -> None:
+    ended = run(*PROGRAM[1:], "run", "--help", cwd=shadows)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_ranks_are_not_misled_by_what_lies_beside_the_door(tmp_path: Path) -> None:
+    ended = run("-P" if sys.version_info >= (3, 11) else "-s", *PROGRAM[1:], "run", "--help", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    code = f"import runpy, sys; sys.path.insert(0, {str(HOME)!r}); sys.argv = ['x', '--help']\n"
+    ended = run("-c", code + f"runpy.run_path({PROGRAM[1]!r}, run_name='__main__')", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_python_m_launch_ignores_the_other_folders(tmp_path: Path) -> None:
+    for room in ("runner", "jobs"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('the wrong folder was imported')\n")
+    code = (
+        "import runpy, sys\n"
+        f"sys.path[:] = ['', *sys.path[1:], {str(HOME.parent)!r}]\n"
+        "sys.argv = ['x', 'run', '--help']\n"
+        "runpy.run_module('launch', run_name='__main__', alter_sys=True)\n"
+    )
+    ended = run("-c", code, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("room", ["runner", "jobs"])
+@pytest.mark.parametrize("kind", ["package", "module"])
+def test_a_folder_that_hides_ours_gets_a_sentence(tmp_path: Path, script: str, room: str, kind: str) -> None:
+    if kind == "package":
+        (tmp_path / room).mkdir()
+    hiding = tmp_path / (f"{room}/__init__.py" if kind == "package" else f"{room}.py")
+    hiding.write_text("raise SystemExit('the wrong one was imported')\n")
+    ended = run(script, "jobs", cwd=tmp_path, PYTHONPATH=".")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("meshrun: ")
+    assert ended.stderr.count("\n") == 1
+    assert f"hides meshrun's own package {room}" in ended.stderr
+    assert str(hiding.parent if kind == "package" else hiding) in ended.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, script: str) -> None:
+    # The reader's end is closed before the command writes its first word.
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        ended = subprocess.run(
+            [sys.executable, script, "run", "--help"],
+            cwd=tmp_path,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.stderr == ""

@@ -1,0 +1,94 @@
+"""`meshrun launch slurm`: what its words ask for, and every mistake in them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from launch.cli.main import command
+from launch.cli.slurm import cores
+from launch.mpi.library import Library
+from launch.slurm.batch_script import JobRequest, script
+from launch.spec import LaunchSpec
+from runner.errors import UserError
+
+SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
+JOB = JobRequest("pmix", "/work")
+OPEN_MPI = Library("Open MPI", 5)
+
+
+@pytest.mark.parametrize(("there", "ranks", "each"), [("8", 2, 4), ("8", 3, 2), ("2", 4, 1), ("", 2, 1)])
+def test_the_cores_of_an_allocation_are_shared_out(there: str, ranks: int, each: int) -> None:
+    assert cores({"SLURM_CPUS_ON_NODE": there}, ranks) == each
+
+
+@pytest.fixture(autouse=True)
+def open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever MPI this environment has: another refuses --mpi pmix."""
+    monkeypatch.setattr("launch.mpi.library.loaded", lambda: OPEN_MPI)
+
+
+def invoke(*words: str, **environment: str | None) -> Result:
+    clean = {name: None for name in os.environ if name.startswith("SLURM_")}
+    return CliRunner().invoke(
+        command, ["launch", "slurm", *words], env={**clean, **environment}, standalone_mode=False
+    )
+
+
+def test_print_needs_no_slurm(tmp_path: Path) -> None:
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, PATH=str(tmp_path))
+    assert done.stdout == script(SPEC, replace(JOB, folder=os.getcwd()))
+    assert "meshrun: mpi: pmix, as asked\n" in done.stderr
+
+
+def test_a_machine_without_slurm(tmp_path: Path) -> None:
+    done = invoke("-j", "2x8", "--", *SPEC.words, PATH=str(tmp_path))
+    assert isinstance(done.exception, UserError)
+    assert str(done.exception).startswith(
+        "no sbatch on PATH: Slurm is not installed here. Try: on a login node"
+    )
+
+
+def test_one_gpu_a_task_is_told() -> None:
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--bind-gpus", "task", "--print", "--", *SPEC.words)
+    assert "meshrun: One GPU to each task" in done.stderr
+    assert "--gpus-per-node=8 --gpus-per-task=1" in done.stdout
+
+
+def test_a_container_has_an_mpi_of_its_own() -> None:
+    done = invoke(
+        "-j", "2x8", "--container", "image.sqsh", "--print", "--", *SPEC.words, PATH=os.environ["PATH"]
+    )
+    assert isinstance(done.exception, UserError)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--", "bench", "all_reduce", "-n", "%a"), "'%a'"),
+        (("--srun-args", "'", "--", *SPEC.words), "No closing quotation"),
+        (("--", "jobs"), "`meshrun jobs` starts no ranks"),
+        (("--", "run", "nothing"), "unknown job"),
+    ],
+)
+def test_words_that_are_none(words: tuple[str, ...], reason: str) -> None:
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", *words)
+    assert reason in str(getattr(done.exception, "message", done.exception))
+
+
+def test_the_index_of_an_array_is_a_number() -> None:
+    words = ("bench", "all_reduce", "-w", "%a")
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--array", "0-3", "--print", "--", *words)
+    assert done.stdout.endswith('bench all_reduce -w "$SLURM_ARRAY_TASK_ID"\n')
+
+
+def test_options_of_a_new_job_inside_another() -> None:
+    inside = {"SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "32"}
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
+    assert done.stdout.startswith("srun --overlap --mpi=pmix --cpus-per-task=4 --nodes=2 --ntasks=16")
+    done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
+    assert "--array needs a new job, and this is inside job 17" in str(done.exception)

@@ -1,0 +1,355 @@
+"""Plans as Kubernetes manifests: the whole text, what a strict schema says of it, and the image that fits."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.kubernetes import manifest, pods
+from launch.kubernetes.launcher_script import HOSTFILE, script
+from launch.kubernetes.pods import Pods, memory_bytes
+from launch.kubernetes.schema import problems
+from launch.spec import LaunchSpec
+from runner.errors import UserError
+
+ROOT = Path(__file__).parents[4]
+GOLDEN = Path(__file__).with_name("golden")
+BENCH = ("bench", "all_reduce", "-b", "8", "-e", "8G", "-f", "2")
+
+MPI_JOB = (
+    LaunchSpec(
+        BENCH, 2, 8, settings={"NCCL_DEBUG": "INFO", "PRICE": "$5"}, network="eth0", host_timeout=30.0
+    ),
+    Pods(
+        "registry.example/meshrun:1",
+        name="wires",
+        namespace="lab",
+        queue="gpus",
+        rdma={"rdma/ib": 8},
+        memory="200Gi",
+        cpu="96",
+        volumes={"pictures": "/data"},
+        node_selector={"cloud.google.com/gke-accelerator": "nvidia-h200-141gb"},
+        tolerations=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},),
+        service_account="runs",
+        time_limit=7200,
+        clean_pods="All",
+    ),
+)
+JOB = (LaunchSpec(BENCH, 1, 8), Pods("registry.example/meshrun:1", name="wires", memory="200Gi", cpu="96"))
+CPU_MPICH = (
+    LaunchSpec(("selftest",), 3, 4),
+    Pods("registry.example/meshrun:mpich", name="wires", gpu_resource=None, shm="1Gi", mpi="mpich"),
+)
+CASES = {"mpijob_2x8": MPI_JOB, "job_1x8": JOB, "mpijob_cpu_mpich": CPU_MPICH}
+
+
+def made(
+    spec: LaunchSpec = MPI_JOB[0], chosen: Pods = MPI_JOB[1], token: str | None = None
+) -> dict[str, Any]:
+    return manifest.document(spec, chosen, token)
+
+
+def pod(document: dict[str, Any], role: str = "Launcher") -> Any:
+    return document["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    spec, chosen = CASES[name]
+    assert manifest.text(made(spec, chosen)) == (GOLDEN / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_texts_are_what_the_cluster_takes(name: str) -> None:
+    import yaml
+
+    document = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
+    assert document == made(*CASES[name])
+    assert problems(document) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pods_are_good_by_the_schema_of_kubernetes_itself(name: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    document = made(*CASES[name])
+    jobs = [document]
+    if document["kind"] == "MPIJob":
+        jobs = [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": document["metadata"],
+                "spec": {
+                    "template": {
+                        **each["template"],
+                        "spec": {**each["template"]["spec"], "restartPolicy": "Never"},
+                    }
+                },
+            }
+            for each in document["spec"]["mpiReplicaSpecs"].values()
+        ]
+    for job in jobs:
+        validate.validate(job, "1.31", strict=True)
+
+
+def test_only_a_followed_job_has_a_token() -> None:
+    followed = made(token="f00d")
+    launcher = pod(followed)["containers"][0]
+    assert {"name": "MESHRUN_TOKEN", "value": "f00d"} in launcher["env"]
+    assert launcher["args"][launcher["args"].index("--run-dir") + 1] == "@f00d"
+    assert problems(followed) == []
+    assert "run-dir" not in manifest.text(made())
+
+
+def test_what_the_user_says_is_not_kubernetes_syntax() -> None:
+    launcher = pod(made(LaunchSpec(("run", "elementwise", "$(HOME)", "a$$b"), 2, 1)))["containers"][0]
+    assert launcher["args"][-2:] == ["$$(HOME)", "a$$$$b"]
+    assert {"name": "PRICE", "value": "$$5"} in pod(made())["containers"][0]["env"]
+
+
+def test_kubernetes_leaves_the_script_alone() -> None:
+    """It replaces $$, and $(NAME) where NAME is a variable."""
+    for mpi in ("openmpi", "mpich", "intel"):
+        text = script(mpi)
+        assert "$$" not in text
+        assert not re.search(r"\$\([A-Za-z0-9_.-]+\)", text)
+
+
+def test_the_image_s_own_user_or_root() -> None:
+    for root, user, folder, allowed in (
+        (False, 1000, "/home/mpiuser/.ssh", False),
+        (True, 0, "/root/.ssh", True),
+    ):
+        document = made(chosen=Pods("image", root=root))
+        assert document["spec"]["sshAuthMountPath"] == folder
+        for role in ("Launcher", "Worker"):
+            assert pod(document, role)["containers"][0]["securityContext"]["runAsUser"] == user
+        names = [each["name"] for each in pod(document)["containers"][0]["env"]]
+        assert ("OMPI_ALLOW_RUN_AS_ROOT" in names) == allowed
+        assert ("-f" in pod(document, "Worker")["containers"][0]["command"]) != root
+
+
+def test_intel_mpi() -> None:
+    launcher = pod(made(chosen=Pods("image", mpi="intel")))["containers"][0]
+    assert launcher["args"][:8] == [
+        "/opt/meshrun/bin/mpiexec", "-f", HOSTFILE, "-ppn", "8", "-iface", "eth0", "-n",
+    ]  # fmt: skip
+    assert {"name": "I_MPI_PIN", "value": "off"} in launcher["env"]
+
+
+def set_at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        *way, last = path.split(".")
+        at: Any = document
+        for key in way:
+            at = at[int(key)] if key.isdecimal() else at[key]
+        if value is None:
+            del at[last]
+        else:
+            at[last] = value
+
+    return change
+
+
+CONTAINER = "spec.mpiReplicaSpecs.Launcher.template.spec.containers"
+WORKER = "spec.mpiReplicaSpecs.Worker"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        # Unknown fields, at each depth.
+        ("spec.slotPerWorker", 8, "spec.slotPerWorker: no such field"),
+        ("spec.runPolicy.cleanPodPolcy", "All", "spec.runPolicy.cleanPodPolcy: no such field"),
+        (f"{CONTAINER}.0.resourcess", {}, "containers[0].resourcess: no such field"),
+        (f"{WORKER}.template.spec.nodeSelecter", {}, "Worker.template.spec.nodeSelecter: no such field"),
+        (
+            f"{WORKER}.template.spec.restartPolicy",
+            "Never",
+            "Worker.template.spec.restartPolicy: no such field",
+        ),
+        ("spec.mpiReplicaSpecs.Workers", {}, "spec.mpiReplicaSpecs.Workers: no such field"),
+        # Types and choices.
+        ("spec.slotsPerWorker", "8", "spec.slotsPerWorker: got '8', expected a whole number"),
+        ("spec.slotsPerWorker", True, "spec.slotsPerWorker: got True, expected a whole number"),
+        (f"{WORKER}.replicas", "2", "Worker.replicas: got '2'"),
+        (
+            "spec.mpiImplementation",
+            "OMPI",
+            "spec.mpiImplementation: got 'OMPI', expected OpenMPI or Intel or MPICH",
+        ),
+        ("apiVersion", "kubeflow.org/v1", "apiVersion: got 'kubeflow.org/v1'"),
+        ("kind", "MpiJob", "kind: expected MPIJob or Job"),
+        (f"{CONTAINER}.0.env.0.value", 1, "env[0].value: got 1, expected a text"),
+        # The operator's own rules.
+        ("spec.mpiReplicaSpecs.Launcher", None, "spec.mpiReplicaSpecs.Launcher: missing"),
+        ("spec.mpiReplicaSpecs.Launcher.replicas", 2, "Launcher.replicas: got 2"),
+        (f"{WORKER}.replicas", 0, "Worker.replicas: got 0"),
+        (f"{WORKER}.replicas", None, "Worker.replicas: missing"),
+        (
+            f"{WORKER}.restartPolicy",
+            "Always",
+            "Worker.restartPolicy: got 'Always', expected Never or OnFailure",
+        ),
+        (f"{WORKER}.restartPolicy", None, "Worker.restartPolicy: missing"),
+        (CONTAINER, [], "containers: got [], expected a list of at least 1"),
+        ("spec.runPolicy.cleanPodPolicy", None, "spec.runPolicy.cleanPodPolicy: missing"),
+        ("spec.runPolicy.cleanPodPolicy", "Some", "spec.runPolicy.cleanPodPolicy: got 'Some'"),
+        ("spec.runPolicy.backoffLimit", -1, "spec.runPolicy.backoffLimit: got -1"),
+        ("spec.runPolicy.ttlSecondsAfterFinished", -1, "ttlSecondsAfterFinished: got -1"),
+        ("spec.runPolicy.activeDeadlineSeconds", 0, "activeDeadlineSeconds: got 0"),
+        ("spec.runPolicy.managedBy", "me", "spec.runPolicy.managedBy: got 'me'"),
+        ("spec.sshAuthMountPath", None, "spec.sshAuthMountPath: missing"),
+        ("spec.slotsPerWorker", None, "spec.slotsPerWorker: missing"),
+        ("metadata.name", "Wires", "metadata.name: got 'Wires', expected a DNS label"),
+        (
+            "metadata.name",
+            "a" * 55,
+            f"metadata.name: a pod would be called {'a' * 55}-worker-1, 64 characters",
+        ),
+        # Values that are the user's.
+        ("metadata.labels", {manifest.QUEUE: "a b"}, "metadata.labels[kueue.x-k8s.io/queue-name]: got 'a b'"),
+        (f"{WORKER}.template.spec.nodeSelector", {"a b": "c"}, "nodeSelector, key: got 'a b'"),
+        (
+            f"{WORKER}.template.spec.volumes.0.emptyDir.sizeLimit",
+            "16 GB",
+            "sizeLimit: got '16 GB', expected a",
+        ),
+        (f"{CONTAINER}.0.image", "", "containers[0].image: got ''"),
+        (f"{CONTAINER}.0.env.0.name", "A B", "env[0].name: got 'A B'"),
+    ],
+)
+def test_what_the_schema_refuses(path: str, value: Any, said: str) -> None:
+    document = made()
+    set_at(path, value)(document)
+    found = problems(document)
+    assert len(found) == 1
+    assert said in found[0]
+
+
+def test_the_longest_name() -> None:
+    document = made()
+    document["metadata"]["name"] = "a" * 54
+    assert problems(document) == []
+
+
+def test_without_a_yaml_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(UserError, match=re.escape("pip install 'meshrun[kubernetes]'")):
+        manifest.text(made())
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("2k", 2000), ("2Ki", 2048), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)]
+)
+def test_sizes(text: str, size: float) -> None:
+    assert memory_bytes(text) == size
+
+
+# The launcher's script, with an ssh of our own.
+
+SSH = """#!/bin/sh
+for word; do case $word in n*) host=$word;; esac; done
+echo "$host" >>"$LOG"
+[ "$host" != n2 ] || [ "$(grep -c n2 "$LOG")" -gt "$LATE" ] || { echo "no route to n2" >&2; exit 255; }
+"""
+
+
+def launched(
+    folder: Path, late: int, patience: int, text: str, *words: str
+) -> subprocess.CompletedProcess[str]:
+    (folder / "hostfile").write_text("n1 slots=8\nn2:8\n")
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(stat.S_IRWXU)
+    return subprocess.run(
+        ["/bin/sh", "-c", text, "await_hosts", str(folder / "hostfile"), str(patience), *words],
+        env={
+            "PATH": f"{folder}:{os.defpath}",
+            "LOG": str(folder / "log"),
+            "LATE": str(late),
+            "MESHRUN_TOKEN": "f00d",
+            "NCCL_DEBUG": "INFO",
+            "UCX_TLS": "tcp",
+            "LD_LIBRARY_PATH": "/a b",
+            "OTHER": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_script_waits_for_every_host(tmp_path: Path) -> None:
+    done = launched(tmp_path, 1, 30, script("mpich"), "/bin/echo", "two  words", "$HOME")
+    assert (done.returncode, done.stdout) == (0, "two  words $HOME\n")
+    assert done.stderr == "meshrun: waiting for ssh to n2, attempt 1, 0 s: no route to n2\n"
+
+
+def test_the_script_hands_open_mpi_the_variables_that_there_are(tmp_path: Path) -> None:
+    done = launched(tmp_path, 0, 30, script("openmpi"), "/bin/echo", "-n 16")
+    words = done.stdout.split()
+    assert {words[i + 1] for i, word in enumerate(words) if word == "-x"} == {
+        "NCCL_DEBUG", "UCX_TLS", "LD_LIBRARY_PATH", "MESHRUN_TOKEN",
+    }  # fmt: skip
+    assert words[-2:] == ["-n", "16"]
+
+
+def test_the_script_gives_up_with_the_host_s_name(tmp_path: Path) -> None:
+    done = launched(tmp_path, 1000, 2, script("openmpi"), "/bin/echo", "started")
+    assert (done.returncode, done.stdout) == (1, "")
+    *waits, said, told, _ = done.stderr.split("\n")
+    assert all(line.startswith("meshrun: waiting for ssh to n2, attempt ") for line in waits)
+    sentence = re.fullmatch(
+        r"meshrun: (no answer by ssh from n2 in \d+ s\. Try: kubectl describe pod n2)", said
+    )
+    assert sentence
+    assert told == (
+        f'\x1emeshrun-run f00d failure {{"exit_code": 1, "sentence": "{sentence[1]}", "rank": 0}}'
+    )
+
+
+# The image.
+
+
+def containerfile() -> list[str]:
+    text = re.sub(r"(?m)^\s*#.*\n", "", (ROOT / "Containerfile").read_text())
+    return re.sub(r"\\\n\s*", "", text).splitlines()
+
+
+def test_the_image_has_what_the_manifests_name() -> None:
+    lines = containerfile()
+    venv = str(Path(pods.PYTHON).parents[1])
+    assert f"COPY --from=build {venv} {venv}" in lines
+    assert any(f"python -m venv {venv}" in line for line in lines)
+    assert f"USER {pods.USER}:{pods.USER}" in lines
+    assert any(f"--uid {pods.USER}" in line and line.rstrip().endswith(".sshd_config") for line in lines)
+    assert f"WORKDIR {pods.HOME}" in lines
+    assert any(f"PATH={venv}/bin:" in line for line in lines if line.startswith("ENV"))
+    assert any(f"> {pods.HOME}/.sshd_config" in line for line in lines)
+
+
+def test_the_image_s_sshd_and_ssh_agree() -> None:
+    written = {
+        path: re.findall(r"'([^']*)'", texts)
+        for line in containerfile()
+        for texts, path in re.findall(r"printf '%s\\n' ((?:'[^']*' )+)> (\S+)", line)
+    }
+    server = written[f"{pods.HOME}/.sshd_config"]
+    client = [line.strip() for line in written["/etc/ssh/ssh_config.d/meshrun.conf"]]
+    folder = Pods("image").ssh_folder
+    assert "Port 2222" in server
+    assert "Port 2222" in client
+    assert f"HostKey {folder}/id_rsa" in server  # the names under which the operator mounts its keys
+    assert f"AuthorizedKeysFile {folder}/authorized_keys" in server
+    assert "StrictModes no" in server
+    assert {"StrictHostKeyChecking no", "UserKnownHostsFile /dev/null"} <= set(client)

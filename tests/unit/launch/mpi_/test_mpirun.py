@@ -1,0 +1,362 @@
+"""A spec in each launcher's words, and what a run across hosts starts; the launcher is a script here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.mpi import launcher as mpi_launcher
+from launch.mpi import library as mpi_library
+from launch.mpi import local, mpirun, ssh_hosts
+from launch.mpi.environment import environment, forwarded, on_interface
+from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
+from launch.mpi.mpirun import launcher_command
+from launch.mpi.rank_command import PROGRAM
+from launch.spec import LaunchSpec
+from launch.supervise.cleanup import RUN_MARK
+from runner.errors import UserError
+from runner.run_status import LINE
+
+OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11"
+OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
+MPICH = "HYDRA build details:"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 20260301 (id: 1234)"
+VENDORS: tuple[Vendor, ...] = ("Open MPI", "MPICH", "Intel MPI")
+SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8"), 2, 8, ("n1", "n2"))
+ON_ETH1 = LaunchSpec(("selftest",), 2, 8, ("n1", "me@n2"), network="eth1", host_timeout=30.0)
+SSH = (
+    "-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 "
+    "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+)
+# A launcher that notes how it was called. A rank 0 would leave the record.
+FAKE = """\
+#!{python}
+import json, os, sys
+if sys.argv[1:] == ["--version"]:
+    print({version!r})
+    sys.exit()
+with open({note!r}, "w") as note:
+    json.dump([sys.argv[1:], dict(os.environ)], note)
+for word in sys.argv:
+    if word.startswith("@"):
+        sys.stderr.write(f"{line} {{word[1:]}} record {{{{}}}}\\n")
+"""
+
+
+@dataclass
+class Machine:
+    """One with a launcher that is a script, and with an ssh that reaches nobody."""
+
+    folder: Path
+
+    def install(self, version: str) -> Launcher:
+        path = self.folder / "bin" / "mpiexec"
+        text = FAKE.format(python=sys.executable, version=version, note=str(self.note), line=LINE)
+        path.write_text(text)
+        path.chmod(0o755)
+        return mpi_launcher.find()
+
+    @property
+    def note(self) -> Path:
+        return self.folder / "called.json"
+
+    def called(self) -> tuple[list[str], dict[str, str]]:
+        called, variables = json.loads(self.note.read_text())
+        return called, variables
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    for folder in ("env", "bin"):
+        (tmp_path / folder).mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(mpi_library, "check", lambda *_: None)  # the launcher is not this Python's
+    return Machine(tmp_path)
+
+
+def launcher(vendor: Vendor) -> Launcher:
+    return Launcher(Path("/opt/mpiexec"), vendor, bundled=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "spec", "variables", "expected"),
+    [
+        (OPEN_MPI_5, SPEC, {}, "--host n1:8,n2:8 --map-by slot --bind-to none -n 16"),
+        (OPEN_MPI_4, SPEC, {}, "--host n1:8,n2:8 --map-by slot --bind-to none -n 16"),
+        (
+            OPEN_MPI_5,
+            ON_ETH1,
+            {"UCX_TLS": "tcp", "NCCL_DEBUG": "INFO"},
+            "--host n1:8,me@n2:8 --map-by slot --bind-to none -x NCCL_DEBUG -x UCX_TLS -n 16",
+        ),
+        (MPICH, SPEC, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
+        (MPICH, ON_ETH1, {}, "-hosts n1,me@n2 -ppn 8 -iface eth1 -n 16"),
+        (INTEL, SPEC, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
+        (INTEL, ON_ETH1, {}, "-hosts n1,me@n2 -ppn 8 -iface eth1 -n 16"),
+    ],
+)
+def test_each_vendors_words(
+    machine: Machine, version: str, spec: LaunchSpec, variables: dict[str, str], expected: str
+) -> None:
+    found = machine.install(version)
+    assert launcher_command(spec, found, variables) == [str(found.path), *expected.split()]
+
+
+NETWORK = {
+    "NCCL_SOCKET_IFNAME": "=eth1",
+    "UCX_NET_DEVICES": "eth1",
+    "FI_TCP_IFACE": "eth1",
+    "OMPI_MCA_btl_tcp_if_include": "eth1",
+    "OMPI_MCA_oob_tcp_if_include": "eth1",
+    "PRTE_MCA_prte_if_include": "eth1",
+}
+OPEN_MPI_VARIABLES = {
+    "PRTE_MCA_plm_ssh_args": SSH,
+    "OMPI_MCA_plm_rsh_args": SSH,
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "^ofi,openib,uct",
+}
+INTEL_VARIABLES = {
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH,
+    "I_MPI_PIN": "off",
+    "I_MPI_OFI_PROVIDER": "tcp",
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        (OPEN_MPI_5, OPEN_MPI_VARIABLES),
+        (OPEN_MPI_4, OPEN_MPI_VARIABLES),
+        (MPICH, {"HYDRA_LAUNCHER_EXTRA_ARGS": SSH, "FI_PROVIDER": "tcp"}),
+        (INTEL, INTEL_VARIABLES),
+    ],
+)
+def test_each_vendors_variables(machine: Machine, version: str, expected: dict[str, str]) -> None:
+    found = machine.install(version)
+    assert environment(SPEC, found, {"HOME": "/home/me"}) == {"HOME": "/home/me", **expected}
+    later = {name: value.replace("Interval=5", "Interval=10") for name, value in expected.items()}
+    assert environment(ON_ETH1, found, {}) == {**later, **NETWORK}
+
+
+def test_ssh_notices_a_silent_host_in_about_the_time_that_it_may_be_silent() -> None:
+    for seconds, interval in ((3.0, 1), (15.0, 5), (600.0, 200)):
+        told = environment(LaunchSpec(("selftest",), host_timeout=seconds), launcher("MPICH"), {})
+        assert f"ServerAliveInterval={interval} " in told["HYDRA_LAUNCHER_EXTRA_ARGS"]
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_what_the_user_has_set_stays(vendor: Vendor) -> None:
+    defaults = environment(SPEC, launcher(vendor), {})
+    mine = dict.fromkeys(defaults, "mine")
+    assert environment(SPEC, launcher(vendor), mine) == mine
+
+
+def test_a_variable_for_this_run_wins_over_an_inherited_one() -> None:
+    spec = LaunchSpec(("selftest",), settings={"OMPI_MCA_btl": "self,tcp", "NCCL_DEBUG": "INFO"})
+    told = environment(spec, launcher("Open MPI"), {"NCCL_DEBUG": "WARN"})
+    assert (told["OMPI_MCA_btl"], told["NCCL_DEBUG"]) == ("self,tcp", "INFO")
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_the_network_wins_over_an_inherited_one(vendor: Vendor) -> None:
+    inherited = dict.fromkeys(on_interface("eth1"), "ib")
+    told = environment(ON_ETH1, launcher(vendor), inherited)
+    assert {name: told[name] for name in inherited} == NETWORK
+    untouched = environment(SPEC, launcher(vendor), inherited)
+    assert {name: untouched[name] for name in inherited} == inherited
+
+
+def test_root_is_allowed_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+    for euid, expected in ((1000, set[str]()), (0, names)):
+        monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
+        assert names & environment(SPEC, launcher("Open MPI"), {}).keys() == expected
+        assert not names & environment(SPEC, launcher("MPICH"), {}).keys()
+
+
+def test_a_provider_of_the_users_is_intel_mpis_too(machine: Machine) -> None:
+    found = machine.install(INTEL)
+    assert "I_MPI_OFI_PROVIDER" not in environment(SPEC, found, {"FI_PROVIDER": "verbs"})
+
+
+def test_what_ranks_on_other_hosts_must_have() -> None:
+    theirs = {
+        "NCCL_DEBUG": "INFO",
+        "UCX_TLS": "tcp",
+        "FI_PROVIDER": "tcp",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "MESHRUN_RUN": "/run",
+        "LD_LIBRARY_PATH": "/opt/lib",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    ours = {"HOME": "/home/me", "PATH": "/bin", "NCCL": "1", "MY_NCCL_DEBUG": "1", "LD_LIBRARY_PATH_32": "x"}
+    assert forwarded({**theirs, **ours}) == theirs
+
+
+def here(**rest: Any) -> LaunchSpec:
+    """Two hosts that both are this one, and are asked without ssh."""
+    command = ("bench", "all_reduce", "--min-busbw", "1e-9; exit 3", "it's")
+    return LaunchSpec(command, 2, 3, (os.uname().nodename, "localhost"), **rest)
+
+
+SETTINGS = {"MY_SETTING": "two words; $HOME 'quoted'", "NCCL_DEBUG": "INFO"}
+# What only a run has; what a shell sets.
+OF_A_RUN = {RUN_MARK, "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"}
+OF_A_SHELL = {"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"}
+
+
+@pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH, INTEL])
+@pytest.mark.parametrize("network", [None, "lo"])
+def test_what_is_shown_is_what_is_started(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, version: str, network: str | None
+) -> None:
+    """For a shell of the same surroundings, in which a batch system speaks of other hosts."""
+    machine.install(version)
+    for name, value in (
+        ("SLURM_JOB_ID", "7"),
+        ("PMI_RANK", "0"),
+        ("NCCL_SOCKET_IFNAME", "ib"),
+        ("UCX_B", ""),
+    ):
+        monkeypatch.setenv(name, value)
+    spec = here(settings=SETTINGS, network=network, host_timeout=7.5)
+    shown = mpirun.preview(spec)
+    assert mpirun.start(spec) == 0
+    started, variables = machine.called()
+    machine.note.unlink()
+    subprocess.run(["sh", "-c", shown], check=True)
+    typed, variables_typed = machine.called()
+
+    place = started.index("--run-dir")
+    assert started[place + 1][0] == "@"
+    del started[place : place + 2]
+    if RUN_MARK in started:
+        mark = started.index(RUN_MARK)
+        assert started[mark - 1] == "-x"
+        del started[mark - 1 : mark + 1]
+    assert typed == started
+    ignored = OF_A_RUN | OF_A_SHELL
+    assert {name: value for name, value in variables_typed.items() if name not in ignored} == {
+        name: value for name, value in variables.items() if name not in ignored
+    }
+    assert variables["MY_SETTING"] == SETTINGS["MY_SETTING"]
+    assert "SLURM_JOB_ID" not in variables
+
+
+def test_what_is_shown_for_this_machine_is_what_is_started(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root with more ranks than cores, where Open MPI needs most variables."""
+    machine.install(OPEN_MPI_5)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(mpi_launcher, "cores", lambda: 1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    spec = LaunchSpec(("selftest",), 1, 2, settings=SETTINGS)
+    shown = local.preview(spec)
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    local.start(spec.ranks, spec.words)
+    started, variables = machine.called()
+    for name in SETTINGS:
+        monkeypatch.delenv(name)
+    subprocess.run(["sh", "-c", shown], check=True)
+    typed, variables_typed = machine.called()
+    place = started.index("--run-dir")
+    assert typed == [*started[:place], *started[place + 2 :]]
+    ignored = OF_A_RUN | OF_A_SHELL
+    assert {name: value for name, value in variables_typed.items() if name not in ignored} == {
+        name: value for name, value in variables.items() if name not in ignored
+    }
+    assert AS_ROOT.items() <= variables.items()
+    assert variables[RUN_MARK] == started[place + 1]
+    assert "OMPI_MCA_mpi_yield_when_idle" in variables
+
+
+def test_ranks_are_told_the_plan_and_where_to_leave_the_verdict(machine: Machine) -> None:
+    machine.install(OPEN_MPI_5)
+    assert mpirun.start(here(network="lo", host_timeout=7.5), 93) == 0
+    called, variables = machine.called()
+    program = called.index(PROGRAM[0])
+    assert tuple(called[program : program + 2]) == PROGRAM
+    assert called[called.index("--expect") :][:3] == ["--expect", "2", "3"]
+    assert called[called.index("--expect-network") :][:2] == ["--expect-network", "lo"]
+    assert called[called.index("--host-timeout") :][:2] == ["--host-timeout", "7.5"]
+    assert "--tty" not in called, "a bar would be passed on when all is over"
+    assert "-x MESHRUN_RUN" in " ".join(called[:program])
+    assert variables["PRTE_MCA_prte_tmpdir_base"] == variables["OMPI_MCA_orte_tmpdir_base"]
+    for folder in (variables[RUN_MARK], variables["PRTE_MCA_prte_tmpdir_base"]):
+        assert not Path(folder).exists(), "nothing is left"
+
+
+def test_a_bar_is_drawn_where_the_launcher_passes_it_on(machine: Machine) -> None:
+    machine.install(OPEN_MPI_4)
+    assert mpirun.start(here(), 93) == 0
+    called, _ = machine.called()
+    assert called[called.index("--tty") :][:2] == ["--tty", "93"]
+
+
+def test_the_launchers_good_status_without_a_record_is_a_failure(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = machine.install(OPEN_MPI_5)
+    found.path.write_text(found.path.read_text().replace(" record ", " nothing "))
+    assert mpirun.start(here()) == 1
+    assert "no completion record" in capsys.readouterr().err
+
+
+def test_nothing_is_started_unless_every_host_answers(machine: Machine) -> None:
+    machine.install(OPEN_MPI_5)
+    with pytest.raises(UserError, match=r"no answer by ssh from n1 \(Permission denied"):
+        mpirun.start(LaunchSpec(("selftest",), 2, 1, (os.uname().nodename, "n1")), timeout=1.0)
+    assert not machine.note.exists()
+
+
+def test_the_route_to_the_hosts_is_the_network_where_none_is_asked_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.install(MPICH)
+    spec = here()
+    found = [ssh_hosts.HostProbe(name, None, "eth7") for name in spec.names]
+    monkeypatch.setattr(ssh_hosts, "probe_hosts", lambda *_: found)
+    assert mpirun.start(spec) == 0
+    called, variables = machine.called()
+    assert called[called.index("-iface") :][:2] == ["-iface", "eth7"]
+    assert called[called.index("--expect-network") :][:2] == ["--expect-network", "eth7"]
+    assert variables["NCCL_SOCKET_IFNAME"] == "=eth7"
+    assert f"network: eth7, which reaches {', '.join(spec.names)}" in capsys.readouterr().err
+
+
+def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = machine.install(OPEN_MPI_5)
+    found.path.write_text(found.path.read_text().replace(" record ", " nothing "))
+    swept: list[list[str]] = []
+
+    def run_on_others(names: tuple[str, ...], command: list[str]) -> list[str]:
+        assert names == here().names
+        swept.append(command)
+        return ["localhost"]
+
+    monkeypatch.setattr(ssh_hosts, "run_on_others", run_on_others)
+    assert mpirun.start(here()) == 1
+    called, variables = machine.called()
+    ((python, isolated, script, mark, folder, seconds, token),) = swept
+    assert (python, isolated, Path(script).name) == (sys.executable, "-I", "cleanup.py")
+    assert (mark, folder) == (variables[RUN_MARK], variables["PRTE_MCA_prte_tmpdir_base"])
+    assert float(seconds) >= 1
+    assert f"@{token}" in called
+    assert "host localhost does not answer any more" in capsys.readouterr().err

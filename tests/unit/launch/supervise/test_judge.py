@@ -1,0 +1,155 @@
+"""The verdict over a run that has ended: who is believed, what is said, what is cleaned up."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from launch.slurm.followed_job import task_end
+from launch.supervise.judge import MEMORY, Outcome, judge
+from runner.run_status import RunDirectory
+
+KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
+LEFT = "Process name: [prterun-vm-6461@1,1] Exit code: 3"
+MPICH_KILLED = """
+=   PID 4711 RUNNING AT n1
+=   EXIT CODE: 9
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def outcome(
+    status: int = 0, launcher_output: str = "", tail: str = "", interrupted: signal.Signals | None = None
+) -> Outcome:
+    return Outcome(status, interrupted, launcher_output, tail)
+
+
+def fail(run: RunDirectory, status: int = 1, rank: int = 0) -> None:
+    run.claim_failure({"exit_code": status, "sentence": f"[rank {rank}] no good", "rank": rank})
+
+
+def test_the_record_and_a_good_status_are_success(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.complete({})
+    assert judge(run, outcome()) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_good_status_without_the_record_is_not(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert judge(run, outcome()) == 1
+    assert "got exit status 0 of the launcher, no completion record" in capsys.readouterr().err
+
+
+def test_a_bad_status_is_not_either_though_there_is_a_record(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.complete({})
+    assert judge(run, outcome(3, LEFT)) == 1
+    assert "[rank 1] ended before its time, exit status 3: got exit status 3" in capsys.readouterr().err
+
+
+def test_a_signal_after_the_record_is_a_warning(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.complete({})
+    assert judge(run, outcome(137, KILLED)) == 0
+    assert "warning: the run was complete when this happened: [rank 1, host n1]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_claimed_failure_outweighs_everything(
+    run: RunDirectory, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.complete({})
+    fail(run, status)
+    assert judge(run, outcome(0, tail="meshrun: [rank 0] no good\n")) == status
+    assert capsys.readouterr().err == ""
+
+
+def test_a_claimed_failure_that_was_not_heard_is_told(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(run)
+    judge(run, outcome(1))
+    assert capsys.readouterr().err == "meshrun: [rank 0] no good\n"
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, True), (1, False)])
+def test_a_killed_rank_is_named_beside_the_failure_that_it_caused(
+    run: RunDirectory, rank: int, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(run, rank=rank)
+    assert judge(run, outcome(137, KILLED, tail=f"meshrun: [rank {rank}] no good\n")) == 1
+    assert ("[rank 1, host n1] killed by signal 9 (SIGKILL)" in capsys.readouterr().err) is told
+
+
+def test_a_rank_that_mpichs_launcher_may_have_killed_is_not(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(run)
+    judge(run, outcome(9, MPICH_KILLED, tail="meshrun: [rank 0] no good\n"))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_process_gets_its_rank(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    run.register(5, "gpu-host", 4711)
+    judge(run, outcome(9, MPICH_KILLED))
+    assert (
+        "[rank 5, host gpu-host] killed by signal 9 (SIGKILL), perhaps by MPICH's" in capsys.readouterr().err
+    )
+
+
+def test_an_unknown_process_keeps_its_number(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    judge(run, outcome(9, MPICH_KILLED))
+    assert "[process 4711, host n1] killed by" in capsys.readouterr().err
+
+
+def test_a_real_time_signal_is_a_number(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    judge(run, outcome(170, KILLED.replace("signal 9 (Killed)", "signal 42 (RTMIN+8)")))
+    assert "killed by signal 42" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_the_launchers_words_are_shown_once_when_nothing_better_is_known(
+    run: RunDirectory, debug: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge(run, outcome(1, "a banner without sense\n"), debug)
+    assert capsys.readouterr().err.count("a banner without sense") == 1
+
+
+def test_a_launcher_whose_words_are_shown_is_asked_for_its_account(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = outcome(137, tail="srun: error: c2: task 3: Killed\n")
+    assert judge(run, said, explain=task_end) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("meshrun: [rank 3, host c2] ended before its time: Killed: got exit status 137")
+    assert line.endswith("Try: " + MEMORY)
+
+
+def test_an_account_of_nothing(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge(run, outcome(137, tail="srun: job 7 queued\n"), explain=task_end) == 1
+    assert "the run failed, and no rank reported why" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge(run, outcome(1, KILLED, interrupted=signal.SIGINT)) == 130
+    assert capsys.readouterr().err == "meshrun: interrupted by SIGINT: every rank has ended\n"
+
+
+def test_the_unfinished_output_goes(run: RunDirectory, tmp_path: Path) -> None:
+    partial = tmp_path / ".out.partial"
+    partial.touch()
+    run.note_partial(partial)
+    judge(run, outcome(137, KILLED))
+    assert not partial.exists()

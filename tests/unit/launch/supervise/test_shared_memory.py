@@ -1,0 +1,59 @@
+"""Shared memory that dead runs left: whose it is, and whether someone still uses it."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.supervise import shared_memory
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+def segment(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    return path
+
+
+def test_only_mpis_segments_count(folder: Path) -> None:
+    known = {
+        segment(folder, name) for name in ("mpich_shm_1_0", "sm_segment.n1.0.1.0", "vader_segment.n1.0.1.0")
+    }
+    segment(folder, "nccl-abc")
+    assert shared_memory.segments(folder) == known
+
+
+def test_a_missing_folder_has_none(folder: Path) -> None:
+    assert shared_memory.segments(folder / "nosuch") == set()
+
+
+def test_new_and_unused_segments_go(folder: Path) -> None:
+    old = segment(folder, "mpich_shm_old")
+    before = shared_memory.segments(folder)
+    new = segment(folder, "mpich_shm_new")
+    used = segment(folder, "mpich_shm_used")
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        shared_memory.remove_orphans(before, folder)
+    assert old.exists()
+    assert used.exists()
+    assert not new.exists()
+
+
+def test_a_segment_of_a_rank_that_is_going_is_waited_for(folder: Path) -> None:
+    before = shared_memory.segments(folder)
+    leaving = segment(folder, "mpich_shm_leaving")
+    with leaving.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+        threading.Timer(0.2, mapped.close).start()
+        shared_memory.remove_orphans(before, folder)
+    assert not leaving.exists()

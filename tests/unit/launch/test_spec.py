@@ -1,0 +1,125 @@
+"""What is asked for, as a spec; what cannot be one is refused with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.spec import Host, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
+
+WORDS = ("bench", "all_reduce")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2x8", (2, 8)), ("8", (None, 8)), ("1x1", (1, 1))])
+def test_shapes(text: str, expected: tuple[int | None, int]) -> None:
+    assert parse_shape(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x8", "2x", "0x8", "2x0", "0", "2 x 8", "2x8x1", "-2x8", "two"])
+def test_no_shapes(text: str) -> None:
+    with pytest.raises(ValueError, match="expected HOSTSxGPUS such as 2x8"):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:8,b:8", [Host("a", 8), Host("b", 8)]),
+        ("a,b", [Host("a"), Host("b")]),
+        ("me@10.0.0.7:2", [Host("me@10.0.0.7", 2)]),
+        ("[fd00::7]:4,[fd00::8]", [Host("[fd00::7]", 4), Host("[fd00::8]")]),
+    ],
+)
+def test_hosts(text: str, expected: list[Host]) -> None:
+    assert parse_hosts(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a,,b", "'' is no host"),
+        ("a:x", "'a:x' is no host"),
+        ("a;reboot", "'a;reboot' is no host"),
+        ("-oProxyCommand", "is no host"),
+        ("a:0", "a host with 0 slots"),
+        ("a,b,a:2", "host a is named twice"),
+    ],
+)
+def test_no_hosts(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_hosts(text)
+
+
+def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# rack 7\nn1 slots=8 max_slots=8\n\nn2:4   # half of it\nn3\n")
+    assert read_hostfile(file) == [Host("n1", 8), Host("n2", 4), Host("n3")]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("n1 slots=8\nn2 slots = 8\n", r"hosts, line 2: expected HOST slots=N or HOST:N, not 'n2 slots = 8'"),
+        ("n1 slots=eight\n", "line 1: expected HOST slots=N"),
+        ("n1\nn2 cpus=4\n", "line 2: expected"),
+        ("n1 slots=0\n", "line 1: a host with 0 slots"),
+        ("n1:8:8\n", "line 1: 'n1:8:8' is no host"),
+        ("# nothing\n", "names no host"),
+        ("n1\nn1\n", "host n1 is named twice"),
+    ],
+)
+def test_hostfiles_that_are_none(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        read_hostfile(file)
+
+
+def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_bytes(b"\x7fELF\xff\xfe")
+    with pytest.raises(ValueError, match=f"{file} is no text"):
+        read_hostfile(file)
+
+
+def test_the_first_of_the_known_hosts() -> None:
+    known = [Host("a", 8), Host("b", 4), Host("c", 8)]
+    assert make_spec(WORDS, (2, 4), known) == LaunchSpec(WORDS, 2, 4, ("a", "b"))
+    assert make_spec(WORDS, (None, 4), known) == LaunchSpec(WORDS, 3, 4, ("a", "b", "c"))
+    assert make_spec(WORDS, (2, 8)) == LaunchSpec(WORDS, 2, 8)
+    assert make_spec(WORDS, (None, 8)) == LaunchSpec(WORDS, 1, 8)
+    assert make_spec(WORDS, None, parse_hosts("a:8,b:8")) == LaunchSpec(WORDS, 2, 8, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "reason"),
+    [
+        ((3, 1), "a,b", "3 hosts are asked for, and 2 named"),
+        ((2, 8), "a:8,b:4", "host b has 4 slots, and 8 ranks are asked for"),
+        (None, "a:8,b:4", "say how many ranks"),
+        (None, "a,b", "say how many ranks"),
+    ],
+)
+def test_what_does_not_fit(wanted: tuple[int, int] | None, text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make_spec(WORDS, wanted, parse_hosts(text))
+
+
+def test_nothing_is_known() -> None:
+    with pytest.raises(ValueError, match="say how many ranks"):
+        make_spec(WORDS)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_a_plan_has_what_was_asked_for_or_is_refused(hosts: int, per_host: int, there: int) -> None:
+    known = [Host(f"n{i}", 4) for i in range(there)]
+    if hosts <= there and per_host <= 4:
+        spec = make_spec(WORDS, (hosts, per_host), known)
+        assert spec.ranks == hosts * per_host
+        assert spec.names == tuple(host.name for host in known[:hosts])
+    else:
+        with pytest.raises(ValueError, match="asked for"):
+            make_spec(WORDS, (hosts, per_host), known)
