@@ -30,12 +30,12 @@ from mpi4py import MPI
 from side_by_side import OURS, Failed, in_turn, shown, spread
 
 import runner
-from jobs.bench.asked import Asked
-from jobs.bench.session import opened
-from jobs.bench.settings import Settings
-from jobs.bench.state import Bench, Point
-from jobs.bench.sweep import at_size
-from jobs.bench.timing import bound_call, clock
+from jobs.bench.collectives.asked import Asked
+from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.session import opened
+from jobs.bench.collectives.state import Bench, Point
+from jobs.bench.collectives.sweep import at_size
+from jobs.bench.collectives.timing import bound_call, clock
 from runner import DATATYPES, World
 from runner.comm import nccl, nccl_calls
 from runner.comm.batch import BUILT

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 COMMAND_GROUP = "meshrun.commands"  # entry points of further commands
 # Of the project's own further commands, whose import would cost more than the rest of the help.
 SUMMARIES = {
-    "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
+    "jobs.bench.cli:bench": "Measure collectives: the NCCL tests.",
     "launch.doctor:doctor": "Show what every rank has, and what is wrong with it.",
     "launch.command:launch": "Start ranks on several hosts.",
     "launch.forecast_command:plan": "Tell what a run will take, without a GPU or MPI.",

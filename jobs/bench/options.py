@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import click
 
 import runner
-from jobs.bench.asked import Asked
-from jobs.bench.settings import Settings, parse_size, size_text
-from jobs.usage import Finite, StrictCommand
+from jobs.bench.collectives.asked import Asked
+from jobs.bench.collectives.config import Settings, parse_size, size_text
+from jobs.measure.exit_codes import Finite, StrictCommand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

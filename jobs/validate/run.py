@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.record import kept
-from jobs.bench.screen import CLEAR
+from jobs.bench.collectives.nccl_tests_json import kept
+from jobs.bench.collectives.screen import CLEAR
 from jobs.validate import outputs
 from jobs.validate.alarms import unjudged
 from jobs.validate.asked import Asked

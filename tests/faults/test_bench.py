@@ -37,7 +37,7 @@ PLANTED = f"""
 import os, sys, time
 sys.path.append({str(Path(local.__file__).parent.parent)!r})
 from pathlib import Path
-from jobs.bench import measure, timing
+from jobs.bench.collectives import measure, timing
 notes = Path(os.environ[{MARK!r}])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 """

@@ -44,7 +44,7 @@ PLANTED = f"""
 import os, signal, sys, time
 sys.path.append({str(Path(local.__file__).parent.parent)!r})
 from pathlib import Path
-from jobs.bench import check
+from jobs.measure import check
 from jobs.validate.attribution import inquiry
 from jobs.validate.ranks import buffers
 from jobs.validate.ranks import probe as ranks

@@ -25,13 +25,13 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench import session
-from jobs.bench.asked import Asked
-from jobs.bench.measure import measure
-from jobs.bench.operations import OPERATIONS
-from jobs.bench.settings import Settings
-from jobs.bench.state import Point
-from jobs.bench.sweep import sweep
+from jobs.bench.collectives import session
+from jobs.bench.collectives.asked import Asked
+from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.measure import measure
+from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.state import Point
+from jobs.bench.collectives.sweep import sweep
 from launch import mpiexec
 from launch.local import PROGRAM
 from runner import DATATYPES, REDUCTIONS, Call, World

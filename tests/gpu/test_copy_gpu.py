@@ -18,14 +18,14 @@ import pytest
 
 import jobs.kernels
 import runner
-from jobs.bench import gate
+from jobs.bench.collectives.run import WrongResults
 from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
 from jobs.bench.copy.run import Asked, run
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import by_marks
-from jobs.bench.run import WrongResults
+from jobs.measure import gate
 from launch.local import PROGRAM
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import runner
-from jobs.bench import measure, pingpong, scale
-from jobs.bench.asked import Asked
-from jobs.bench.operations import OPERATIONS
-from jobs.bench.run import WrongResults, run
-from jobs.bench.settings import Settings
+from jobs.bench.collectives import measure, pingpong, scaling
+from jobs.bench.collectives.asked import Asked
+from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.run import WrongResults, run
+from jobs.bench.collectives.specs import OPERATIONS
 from launch.cli import Door
 from runner import DATATYPES, REDUCTIONS
 from runner.world import World, open_world
@@ -291,7 +291,7 @@ def test_pingpong(world: World, measured: Measure) -> None:
 
 
 def test_scale(world: World, measured: Measure) -> None:
-    rows = measured(Asked(("all_reduce",), ONE_SIZE), scale.run)
+    rows = measured(Asked(("all_reduce",), ONE_SIZE), scaling.run)
     assert sorted({int(row[0]) for row in rows}) == sorted(
         {1, *(n for n in (2, 4) if n <= world.size), world.size}
     )

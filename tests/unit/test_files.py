@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.keep import Kept
+from jobs.bench.collectives.keep import Kept
 from jobs.validate.baseline import json as baseline
 from jobs.validate.baseline.run import Run
 from runner import files

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.bench.copy import flows
-from jobs.bench.copy.flows import Flows, Pattern
+from jobs.bench.copy import patterns
+from jobs.bench.copy.patterns import Flows, Pattern
 
 Engine = Literal["ce", "sm", "split", "chase", "host"]
 Report = Literal["first", "total", "each"]
@@ -85,38 +85,38 @@ THERE, BACK, PEERS = "GPU(row) -> GPU(column)", "GPU(row) <- GPU(column)", "GPU(
 Twin = tuple[str, str, Literal["host", "gpus"], Report, Pattern, Engine, Pattern, str]
 # Name, arrow, rows, what is reported, flows of copy engines, the kernel's kind, its flows, what it is.
 TWINS: tuple[Twin, ...] = (
-    ("host_to_device_memcpy", UP, "host", "first", flows.host_to_device, "sm", flows.host_to_device,
+    ("host_to_device_memcpy", UP, "host", "first", patterns.host_to_device, "sm", patterns.host_to_device,
      "Host to one GPU."),
-    ("device_to_host_memcpy", DOWN, "host", "first", flows.device_to_host, "sm", flows.device_to_host,
+    ("device_to_host_memcpy", DOWN, "host", "first", patterns.device_to_host, "sm", patterns.device_to_host,
      "One GPU to the host."),
-    ("host_to_device_bidirectional_memcpy", BOTH, "host", "first", flows.host_to_device_both, "split",
-     flows.host_to_device, "Host to one GPU, while bytes go back too."),
+    ("host_to_device_bidirectional_memcpy", BOTH, "host", "first", patterns.host_to_device_both, "split",
+     patterns.host_to_device, "Host to one GPU, while bytes go back too."),
     # With the kernel nvbandwidth's is the same measurement as the one before.
-    ("device_to_host_bidirectional_memcpy", BOTH, "host", "first", flows.device_to_host_both, "split",
-     flows.host_to_device, "One GPU to the host, while bytes go back too."),
-    ("device_to_device_memcpy_read", THERE, "gpus", "first", flows.read, "sm", flows.read,
+    ("device_to_host_bidirectional_memcpy", BOTH, "host", "first", patterns.device_to_host_both, "split",
+     patterns.host_to_device, "One GPU to the host, while bytes go back too."),
+    ("device_to_device_memcpy_read", THERE, "gpus", "first", patterns.read, "sm", patterns.read,
      "The row's GPU reads the column's memory."),
-    ("device_to_device_memcpy_write", BACK, "gpus", "first", flows.write, "sm", flows.write,
+    ("device_to_device_memcpy_write", BACK, "gpus", "first", patterns.write, "sm", patterns.write,
      "The row's GPU writes into the column's memory."),
-    ("device_to_device_bidirectional_memcpy_read", PEERS, "gpus", "each", flows.read_both, "sm",
-     flows.read_both, "Two GPUs read each other's memory."),
-    ("device_to_device_bidirectional_memcpy_write", PEERS, "gpus", "each", flows.write_both, "sm",
-     flows.write_both, "Two GPUs write into each other's memory."),
-    ("all_to_host_memcpy", DOWN, "host", "first", flows.all_to_host, "sm", flows.all_to_host,
+    ("device_to_device_bidirectional_memcpy_read", PEERS, "gpus", "each", patterns.read_both, "sm",
+     patterns.read_both, "Two GPUs read each other's memory."),
+    ("device_to_device_bidirectional_memcpy_write", PEERS, "gpus", "each", patterns.write_both, "sm",
+     patterns.write_both, "Two GPUs write into each other's memory."),
+    ("all_to_host_memcpy", DOWN, "host", "first", patterns.all_to_host, "sm", patterns.all_to_host,
      "One GPU to the host, while all others do so too."),
-    ("all_to_host_bidirectional_memcpy", BOTH, "host", "first", flows.all_to_host_both, "split",
-     flows.all_to_host_split, "One GPU to the host, while all GPUs copy both ways."),
-    ("host_to_all_memcpy", UP, "host", "first", flows.host_to_all, "sm", flows.host_to_all,
+    ("all_to_host_bidirectional_memcpy", BOTH, "host", "first", patterns.all_to_host_both, "split",
+     patterns.all_to_host_split, "One GPU to the host, while all GPUs copy both ways."),
+    ("host_to_all_memcpy", UP, "host", "first", patterns.host_to_all, "sm", patterns.host_to_all,
      "Host to one GPU, while it copies to all others too."),
-    ("host_to_all_bidirectional_memcpy", BOTH, "host", "first", flows.host_to_all_both, "split",
-     flows.host_to_all_split, "Host to one GPU, while all GPUs copy both ways."),
-    ("all_to_one_write", BACK, "host", "total", flows.all_to_one_write, "sm", flows.all_to_one_write,
+    ("host_to_all_bidirectional_memcpy", BOTH, "host", "first", patterns.host_to_all_both, "split",
+     patterns.host_to_all_split, "Host to one GPU, while all GPUs copy both ways."),
+    ("all_to_one_write", BACK, "host", "total", patterns.all_to_one_write, "sm", patterns.all_to_one_write,
      "All other GPUs write into the column's memory: the sum."),
-    ("all_to_one_read", THERE, "host", "total", flows.all_to_one_read, "sm", flows.all_to_one_read_sm,
+    ("all_to_one_read", THERE, "host", "total", patterns.all_to_one_read, "sm", patterns.all_to_one_read_sm,
      "From the column's memory to all other GPUs: the sum."),
-    ("one_to_all_write", THERE, "host", "total", flows.one_to_all_write, "sm", flows.one_to_all_write,
+    ("one_to_all_write", THERE, "host", "total", patterns.one_to_all_write, "sm", patterns.one_to_all_write,
      "The column's GPU writes into the memory of all others: the sum."),
-    ("one_to_all_read", BACK, "host", "total", flows.one_to_all_read, "sm", flows.one_to_all_read_sm,
+    ("one_to_all_read", BACK, "host", "total", patterns.one_to_all_read, "sm", patterns.one_to_all_read_sm,
      "From the memory of all other GPUs to the column's: the sum."),
 )  # fmt: skip
 
@@ -125,18 +125,18 @@ CASES: tuple[Case, ...] = (
       for name, arrow, rows, reports, ce, _, _, about in TWINS),
     *(Case(f"{name}_sm", engine, arrow, sm, rows, reports, about)
       for name, arrow, rows, reports, _, engine, sm, about in TWINS),
-    Case("host_device_latency_sm", "chase", BOTH, flows.chase_host,
+    Case("host_device_latency_sm", "chase", BOTH, patterns.chase_host,
          about="A load of the column's GPU from the host's memory."),
-    Case("device_to_device_latency_sm", "chase", PEERS, flows.chase_peer, "gpus",
+    Case("device_to_device_latency_sm", "chase", PEERS, patterns.chase_peer, "gpus",
          about="A load of the row's GPU from the column's memory."),
-    Case("device_local_copy", "ce", "GPU(column)", flows.local,
+    Case("device_local_copy", "ce", "GPU(column)", patterns.local,
          about="From one place of a GPU's memory to another."),
 )  # fmt: skip
 HOST = Case(
     "host_local_copy",
     "host",
     "CPU(row) rank(column)",
-    flows.own_host,
+    patterns.own_host,
     about="From one place of the host's memory to another, by each rank; not nvbandwidth's.",
 )
 BY_NAME = {case.name: case for case in (*CASES, HOST)}

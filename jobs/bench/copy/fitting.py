@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import runner
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import UNIT
-from jobs.bench.copy.flows import Place
+from jobs.bench.copy.patterns import Place
 
 SHARE = {"gpu": 0.9, "host": 0.5}  # of what is free, at most
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import numpy as np
 
 import runner
-from jobs.bench import check
 from jobs.bench.copy.cases import HOST
 from jobs.bench.copy.measure import Cell, Result, Settings
-from jobs.bench.copy.moving import ELEMENT, WIDTH
-from jobs.bench.data import Copied, Segment
+from jobs.bench.copy.transfers import ELEMENT, WIDTH
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment
 from runner import Control
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.copy.lending import Lane
-from jobs.bench.copy.moving import Mover
-from jobs.bench.data import Words
+from jobs.bench.copy.buffers import Lane
+from jobs.bench.copy.transfers import Mover
+from jobs.measure.patterns import Words
 from runner import Memory
 
 CHAIN = 2 << 20  # bytes

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import ENGINES
-from jobs.bench.copy.flows import Flow, Flows
 from jobs.bench.copy.latency import CHAIN, chase
-from jobs.bench.copy.moving import Moved, Mover
+from jobs.bench.copy.patterns import Flow, Flows
+from jobs.bench.copy.transfers import Moved, Mover
 
 Values = tuple[float, ...]  # one for each matrix of a case
 

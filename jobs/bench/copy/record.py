@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from jobs.bench.copy import judge
+from jobs.bench.copy import outliers
+from jobs.bench.copy.buffers import Seat
 from jobs.bench.copy.cases import CASES
-from jobs.bench.copy.flows import Flow
-from jobs.bench.copy.judge import Limits
-from jobs.bench.copy.lending import Seat
 from jobs.bench.copy.measure import Result, Settings
+from jobs.bench.copy.outliers import Limits
+from jobs.bench.copy.patterns import Flow
 
 VERSION = 1
 Json = dict[str, Any]
@@ -104,9 +104,9 @@ def _matrix(result: Result, number: int, limits: Sequence[Limits]) -> Json:
         "key": key,
         "title": title,
         "values": result.matrix(number),
-        "odd": [[one.cell.row, one.cell.column] for one in judge.odd(result, number)],
-        "said": judge.sentences(result, number),
-        "peak": (judge.nearest(result, number, limits) or None) if limits else None,
+        "odd": [[one.cell.row, one.cell.column] for one in outliers.odd(result, number)],
+        "said": outliers.sentences(result, number),
+        "peak": (outliers.nearest(result, number, limits) or None) if limits else None,
     }
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.copy import fitting, host, judge, show
+from jobs.bench.collectives.keep import outputs
+from jobs.bench.collectives.nccl_tests_json import kept
+from jobs.bench.collectives.run import WrongResults
+from jobs.bench.collectives.screen import CLEAR
+from jobs.bench.copy import fitting, host, nvbandwidth_text, outliers
+from jobs.bench.copy.buffers import Lender, Seat, seats_of
 from jobs.bench.copy.cases import CASES, HOST, Case, chosen
-from jobs.bench.copy.lending import Lender, Seat, seats_of
 from jobs.bench.copy.measure import Settings, measure
-from jobs.bench.copy.moving import Mover
 from jobs.bench.copy.record import Host, record
-from jobs.bench.keep import outputs
+from jobs.bench.copy.transfers import Mover
 from jobs.bench.memory.lesson import NeedsGpu
-from jobs.bench.record import kept
-from jobs.bench.run import WrongResults
-from jobs.bench.screen import CLEAR
 from runner import Box, Control, World
 
 TOLD = 4  # sentences about wrong data in the last word; all are in the text above it
@@ -63,7 +63,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
             text = record(hosts, settings, door.words, kept(runner.environment()))
             runner.write_file(Path(path), text)
         if asked.plot:
-            from jobs.bench.copy.draw import draw
+            from jobs.bench.copy.heatmap import draw
 
             draw([(one.name, result) for one in hosts for result in one.results], asked.plot)
     _raise_if_wrong(hosts)
@@ -121,7 +121,9 @@ class _Speaker:
             lines.append(f"# Reduced from {asked.size:,} bytes, which memory does not hold")
         for one in hosts:
             how = "one process" if one.ranks == 1 else f"{one.ranks} processes"
-            lines.append(f"# {one.name}: {how}\n{show.devices(one.name, one.seats) if one.seats else ''}")
+            lines.append(
+                f"# {one.name}: {how}\n{nvbandwidth_text.devices(one.name, one.seats) if one.seats else ''}"
+            )
         self._write("\n".join(lines) + "\n")
 
     def progress(self, where: str) -> None:
@@ -131,7 +133,7 @@ class _Speaker:
 
     def show(self, hosts: Sequence[Host]) -> None:
         for one in hosts:
-            text = show.text(one.results[-1], one.limits, self.colour)
+            text = nvbandwidth_text.text(one.results[-1], one.limits, self.colour)
             self._write(f"# {one.name}\n{text}" if text and len(hosts) > 1 else text)
 
     def end(self, hosts: Sequence[Host]) -> None:
@@ -165,8 +167,10 @@ def _cases(asked: Asked, on_gpu: bool) -> tuple[Case, ...]:
     return cases or (HOST,)
 
 
-def _limits(group: Control, seats: Sequence[Seat]) -> tuple[judge.Limits, ...]:
-    mine = {number: judge.limits_of(seat.gpu) for number, seat in enumerate(seats) if seat.rank == group.rank}
+def _limits(group: Control, seats: Sequence[Seat]) -> tuple[outliers.Limits, ...]:
+    mine = {
+        number: outliers.limits_of(seat.gpu) for number, seat in enumerate(seats) if seat.rank == group.rank
+    }
     whole = {number: limit for some in group.allgather(mine) for number, limit in some.items()}
     return tuple(whole[number] for number in range(len(seats)))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.keep import outputs
+from jobs.bench.collectives.keep import outputs
+from jobs.bench.collectives.nccl_tests_json import kept
+from jobs.bench.collectives.run import WrongResults
+from jobs.bench.collectives.screen import CLEAR
 from jobs.bench.memory import show
 from jobs.bench.memory.lesson import Lesson, NeedsGpu, Stage
-from jobs.bench.record import kept
-from jobs.bench.run import WrongResults
-from jobs.bench.screen import CLEAR
 from runner import Box, World
 
 

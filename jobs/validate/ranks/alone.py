@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench import check
-from jobs.bench.data import Copied, Segment
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment
 from jobs.validate import probe
 from jobs.validate.probe import Alone, Wrong
 from jobs.validate.ranks.buffers import Buffers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import runner
-from jobs.bench.copy.lending import PAGE, first_line, lendable
+from jobs.bench.copy.buffers import PAGE, first_line, lendable
 from runner import World
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from jobs.bench import check
-from jobs.bench.data import Contributed, Copied, Reduced, Segment
+from jobs.measure import check
+from jobs.measure.patterns import Contributed, Copied, Reduced, Segment
 from jobs.validate.probe import Wrong
 from jobs.validate.ranks.buffers import Buffers
 from jobs.validate.ranks.landing import Landings

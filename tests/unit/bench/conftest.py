@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench import session
-from jobs.bench.asked import Asked
-from jobs.bench.settings import Settings
-from jobs.bench.state import Bench
+from jobs.bench.collectives import session
+from jobs.bench.collectives.asked import Asked
+from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.state import Bench
 from runner import Call, Control, Place, World
 from runner.comm.simulated import SimulatedComm, run_ranks
 

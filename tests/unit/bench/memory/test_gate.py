@@ -10,9 +10,9 @@ from lesson_box import TICK, Kernel, LessonBox
 
 import runner
 from jobs import kernels
-from jobs.bench.gate import MOST, Gate
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import ENOUGH, TURNS, by_marks
+from jobs.measure.gate import MOST, Gate
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
 

@@ -1,0 +1,222 @@
+"""Two ranks and the way between them: latency, one-way and two-way bandwidth.
+
+Latency is half of a round trip, one message under way at a time. One-way: as many messages of one size
+as there are iterations, one after another, and a short answer when the last is there. Two-way: both send
+at once. nccl-tests has none of these; OSU's latency, bw and bibw measure the same over MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import runner
+from jobs.bench.collectives import nccl_tests_text, session
+from jobs.bench.collectives.asked import Asked
+from jobs.bench.collectives.keep import opened_record
+from jobs.bench.collectives.nccl_tests_text import figure
+from jobs.bench.collectives.results import Header
+from jobs.bench.collectives.run import WrongResults, watching
+from jobs.bench.collectives.screen import Screen
+from jobs.bench.collectives.state import Bench
+from jobs.measure.check import fill, poison, text, verify
+from jobs.measure.patterns import Copied, Segment
+from runner import DATATYPES, Call, Datatype, Place, World
+
+TITLES = (
+    ("size", "count", "type", "from", "to", "latency", "one-way", "two-way", "#wrong"),
+    ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
+)
+WIDTHS = (12, 12, 8, 6, 6, 8, 8, 8, 6)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One pair and size. latency: seconds, one way. one_way, two_way: GB/s; two-way counts both directions.
+
+    wrong: elements that arrived wrong, in both directions; None where nothing was checked. finding: where.
+    """
+
+    size: int
+    count: int
+    datatype: str
+    source: int
+    target: int
+    latency: float
+    one_way: float
+    two_way: float
+    wrong: int | None
+    finding: str = ""
+
+
+def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+    """Every pair and size; the completion record."""
+    asked = world.control.broadcast(asked)
+    screen = Screen(world.rank == 0, asked, door.colour, door.columns)
+    pairs = parse_pairs(asked.pairs, world.size)
+    found: list[Exchange] = []
+    with (
+        watching(world, ending, asked.settings) as trail,
+        session.opened(world, world.control, asked, "sendrecv", trail, [0] * world.size) as opened,
+    ):
+        bench = opened.bench
+        kept = opened_record(world, asked.output_file, screen)
+        screen.line(_header(asked, opened.header))
+        for source, target in pairs:
+            for name in bench.settings.datatypes:
+                for size in bench.settings.sizes():
+                    exchange = _measure(bench, DATATYPES[name], size, source, target)
+                    found.append(exchange)
+                    screen.line(_row(exchange))
+        document = {
+            "program": "pingpong",
+            "backend": opened.header.backend,
+            "seats": [asdict(seat) for seat in opened.header.seats],
+            "results": [asdict(one) for one in found],
+        }
+        kept.write(lambda: json.dumps(document) + "\n", last=True)
+    wrong = [one for one in found if one.wrong]
+    screen.line(f"# Out of bounds values : {len(wrong)} {'FAILED' if wrong else 'OK'}\n#\n")
+    if wrong:
+        raise WrongResults("pingpong: " + "; ".join(one.finding for one in wrong[:4]), everywhere=True)
+    return {"command": "bench", "operations": ["pingpong"], "ranks": world.size}
+
+
+def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
+    """ "0-3,1-2", or "all"; "ends" is the first and the last rank. Raises UserError."""
+    if ranks < 2:
+        raise runner.UserError(
+            "pingpong needs two ranks", got="1", hint="meshrun -n 2 bench pingpong", everywhere=True
+        )
+    if text == "all":
+        return [(one, other) for one in range(ranks) for other in range(one + 1, ranks)]
+    if text == "ends":
+        return [(0, ranks - 1)]
+    try:
+        pairs = [tuple(int(end) for end in pair.split("-")) for pair in text.split(",")]
+        good = all(len(pair) == 2 and len({*pair}) == 2 and max(pair) < ranks for pair in pairs)
+    except ValueError:
+        good = False
+    if not good:
+        raise runner.UserError(
+            "--pairs does not parse",
+            got=text,
+            expected=f"such as 0-1,0-{ranks - 1}: ranks below {ranks}",
+            everywhere=True,
+        )
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: int) -> Exchange:
+    rank, settings = bench.group.rank, bench.settings
+    count = size // datatype.itemsize
+    nbytes = count * datatype.itemsize
+    label = f"pingpong {datatype.name}, {nbytes} B, ranks {source} and {target}"
+    bench.checks += 1
+    timings, wrong, finding = (0.0, 0.0, 0.0), 0, ""
+    bench.trail.begin(label, "waiting for other pairs")
+    if rank in (source, target):
+        peer = target if rank == source else source
+        start = Place(bench.send), Place(bench.recv)
+        whole = Call("sendrecv", *start, count, datatype)
+        fill(
+            whole.send.bytes(nbytes),
+            datatype,
+            [Segment(0, count, Copied(2 * bench.checks + (rank == target), 0), rank)],
+        )
+        poison(whole.recv.bytes(nbytes))
+        bench.world.backend.synchronize()
+        timings = _timings(bench, whole, peer, leads=rank == source)
+        if settings.check:
+            wrong, finding = _check(bench, whole, nbytes, peer, rank == target)
+    bench.trail.done("waiting for other pairs")
+    everyone = bench.everyone.allgather((timings, wrong, finding))
+    round_trip, one_way, two_way = everyone[source][0]
+    rate = nbytes / 1e9
+    return Exchange(
+        nbytes, count, datatype.name, source, target, round_trip / 2,
+        rate / one_way if one_way else 0.0, 2 * rate / two_way if two_way else 0.0,
+        sum(one[1] for one in everyone) if settings.check else None,
+        "; ".join(one[2] for one in everyone if one[2]),
+    )  # fmt: skip
+
+
+def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, float, float]:
+    """Seconds of a round trip, of one message in a stream of them, and of an exchange."""
+    group, iterations = bench.group, bench.settings.iters
+    answer = Call(
+        "sendrecv", call.send, call.recv, session.SHORTEST_MESSAGE // call.datatype.itemsize, call.datatype
+    )
+    send, receive = group.message(call, send_to=peer), group.message(call, receive_from=peer)
+    both = group.message(call, send_to=peer, receive_from=peer)
+    told, heard = group.message(answer, send_to=peer), group.message(answer, receive_from=peer)
+    there_and_back = [send, receive] if leads else [receive, send]
+    stream = [send] * iterations + [heard] if leads else [receive] * iterations + [told]
+
+    def timed(calls: Sequence[Callable[[], object]]) -> float:
+        group.issue([both] if bench.settings.warmup_iters else [])  # in step, whoever was first
+        group.wait()
+        bench.trail.enter(1)
+        begin = time.perf_counter()
+        group.issue(calls)
+        group.wait()
+        return (time.perf_counter() - begin) / iterations
+
+    group.issue(there_and_back * bench.settings.warmup_iters)
+    group.wait()
+    return (
+        statistics.median(timed(there_and_back * iterations) for _ in range(3)),
+        statistics.median(timed(stream) for _ in range(3)),
+        statistics.median(timed([both] * iterations) for _ in range(3)),
+    )
+
+
+def _check(bench: Bench, call: Call, nbytes: int, peer: int, second: bool) -> tuple[int, str]:
+    """What is wrong with what the peer sent, after one exchange on a poisoned buffer."""
+    poison(call.recv.bytes(nbytes))
+    bench.world.backend.synchronize()
+    bench.group.issue([bench.group.message(call, send_to=peer, receive_from=peer)])
+    bench.group.wait()
+    seed = 2 * bench.checks + (not second)
+    found = verify(call.recv.bytes(nbytes), call.datatype, [Segment(0, call.count, Copied(seed, 0), peer)])
+    if found is None:
+        return 0, ""
+    got, expected = (text(bits, call.datatype) for bits in (found.got_bits, found.expected_bits))
+    return found.count, (
+        f"[{bench.world.here}] {found.count} elements of rank {peer}'s wrong, first at {found.offset}: "
+        f"got {got}, expected {expected}"
+    )
+
+
+def _header(asked: Asked, header: Header) -> str:
+    lines = [line for line in nccl_tests_text.header(asked.settings, header).splitlines() if "Rank" in line]
+    titles = ["#" + _cells(row)[1:] for row in TITLES]
+    return (
+        "\n".join(
+            ["# pingpong: latency is half a round trip", *lines, f"# backend: {header.backend}", *titles]
+        )
+        + "\n"
+    )
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>{width}s}" for cell, width in zip(row, WIDTHS, strict=True))
+
+
+def _row(one: Exchange) -> str:
+    figures = [
+        figure(one.latency * 1e6, 8),
+        figure(one.one_way, 8),
+        figure(one.two_way, 8),
+    ]
+    wrong = "N/A" if one.wrong is None else str(one.wrong)
+    return (
+        _cells(
+            [str(one.size), str(one.count), one.datatype, str(one.source), str(one.target), *figures, wrong]
+        )
+        + "\n"
+    )

@@ -1,0 +1,225 @@
+"""One operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
+
+At one rank nothing crosses a link: what one GPU shows instead is a copy inside its memory, and copies from
+and to the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs.bench.collectives import session
+from jobs.bench.collectives.asked import Asked
+from jobs.bench.collectives.keep import Kept, opened_record
+from jobs.bench.collectives.nccl_tests_text import figure
+from jobs.bench.collectives.results import Row
+from jobs.bench.collectives.run import WrongResults, check_files, watching
+from jobs.bench.collectives.screen import Screen
+from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.sweep import sweep
+from runner import Control, World
+
+REPEATS = 7
+COLUMNS = (  # title, unit, width
+    ("ranks", "", 7),
+    ("hosts", "", 5),
+    ("size", "(B)", 12),
+    ("type", "", 8),
+    ("redop", "", 6),
+    ("time", "(us)", 9),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 6),
+    ("wire", "(GB/s)", 7),
+    ("%link", "(%)", 6),
+    ("efficiency", "", 10),
+)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One number of ranks and one size, out of place. asked: that size in bytes, before the ranks' parts were
+    rounded. efficiency: busbw over that of the fewest ranks, 2 or more; None where that is 0."""
+
+    ranks: int
+    hosts: int
+    asked: int
+    row: Row
+    efficiency: float | None
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One rank, GB/s. local: read plus written inside the device's memory. to_device, to_host: from and to
+    pinned memory; None on a CPU."""
+
+    local: float
+    to_device: float | None
+    to_host: float | None
+
+
+def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+    """Every number of ranks; the completion record."""
+    asked = world.control.broadcast(asked)
+    screen = Screen(world.rank == 0, asked, door.colour, door.columns)
+    counts = rank_counts(world.size)
+    for ranks in counts:
+        session.check_ranks(OPERATIONS[asked.operations[0]], asked.settings, [0] * ranks)
+    world.once(lambda: check_files(asked))
+    kept = opened_record(world, asked.output_file, screen)
+    order = near_first(world)
+    rungs: list[Rung] = []
+    wrong: list[str] = []
+    for ranks in counts:
+        members = order[:ranks]
+        everyone = world.control.split(int(world.rank not in members))
+        failure: runner.MeshrunError | None = None
+        try:
+            if world.rank in members:
+                opened, rows, right = _measured(world, ending, asked, everyone)
+                if ranks == 1:
+                    alone = measure_alone(world, opened.bench.settings.maxbytes)
+                    screen.line(_header(asked, opened.header.backend, alone))
+                hosts = len({world.ranks[rank].host_id for rank in members})
+                sizes = itertools.cycle(opened.bench.settings.sizes())
+                for row, size in zip(rows, sizes, strict=False):
+                    rungs.append(Rung(ranks, hosts, size, row, efficiency(rungs, ranks, size, row)))
+                    screen.line(_row(rungs[-1]))
+                wrong = wrong if right else [*wrong, f"wrong data with {ranks} ranks"]
+        except runner.MeshrunError as met:
+            if not met.everywhere:
+                raise
+            failure = met  # of all members; the other ranks have to hear of it
+        wrong, failure = world.control.allgather((wrong, failure))[order[0]]
+        if failure is not None:
+            raise failure
+        everyone.close()
+    _keep(world, asked, rungs, kept)
+    if wrong:
+        raise WrongResults("; ".join(wrong), everywhere=True)
+    return {"command": "bench scale", "operations": list(asked.operations), "ranks": world.size}
+
+
+def _measured(
+    world: World, ending: runner.Ending, asked: Asked, everyone: Control
+) -> tuple[session.Session, list[Row], bool]:
+    """All rows of the ranks of `everyone`, and whether every result was right; collective over them."""
+    with (
+        watching(world, ending, asked.settings, everyone) as trail,
+        session.opened(world, everyone, asked, asked.operations[0], trail, [0] * everyone.size) as opened,
+    ):
+        rows = list(sweep(opened.bench))
+    return opened, rows, not sum(everyone.allgather(opened.bench.failures))
+
+
+def efficiency(rungs: Sequence[Rung], ranks: int, asked: int, row: Row) -> float | None:
+    """A row's busbw over that of the fewest ranks, 2 or more, with its size, type and reduction."""
+    alike = (
+        rung.row
+        for rung in rungs
+        if rung.ranks > 1
+        and (rung.asked, rung.row.datatype, rung.row.reduction) == (asked, row.datatype, row.reduction)
+    )
+    base = next(alike, row).out_of_place.busbw
+    return row.out_of_place.busbw / base if ranks > 1 and base else None
+
+
+def rank_counts(size: int) -> list[int]:
+    """1, 2, 4, ... and `size` itself."""
+    counts = [1 << power for power in range(size.bit_length()) if 1 << power <= size]
+    return counts if counts[-1] == size else [*counts, size]
+
+
+def near_first(world: World) -> list[int]:
+    """World ranks host by host, beginning with rank 0's host."""
+    hosts = list(dict.fromkeys(rank.host_id for rank in world.ranks))
+    return sorted(range(world.size), key=lambda rank: (hosts.index(world.ranks[rank].host_id), rank))
+
+
+def measure_alone(world: World, nbytes: int) -> Alone:
+    """What this rank's device does by itself."""
+    backend = world.backend
+    if not backend.asynchronous:
+        return Alone(backend.copy_rate() / 1e9, None, None)
+    host, device = (
+        backend.host_empty((nbytes,), np.dtype(np.uint8)),
+        backend.empty((nbytes,), np.dtype(np.uint8)),
+    )
+
+    def rate(copy: Any) -> float:
+        times = []
+        for _ in range(REPEATS):
+            backend.synchronize()
+            begin = time.perf_counter()
+            copy()
+            backend.synchronize()
+            times.append(time.perf_counter() - begin)
+        return nbytes / 1e9 / statistics.median(times)
+
+    return Alone(
+        backend.copy_rate() / 1e9,
+        rate(lambda: backend.upload(host, device)),
+        rate(lambda: backend.download(device, host)),
+    )
+
+
+def _keep(world: World, asked: Asked, rungs: list[Rung], kept: Kept) -> None:
+    if world.rank:
+        return
+    document = {
+        "program": "scale",
+        "operation": asked.operations[0],
+        "rungs": [asdict(rung) for rung in rungs],
+    }
+    kept.write(lambda: json.dumps(document) + "\n", last=True)
+    if asked.plot:
+        from jobs.bench.collectives import plots
+
+        largest = max(rung.asked for rung in rungs)
+        # One line: with several types, reductions or roots, of the first.
+        firsts: dict[int, Rung] = {}
+        for rung in rungs:
+            if rung.asked == largest and rung.ranks > 1:
+                firsts.setdefault(rung.ranks, rung)
+        points = [
+            plots.Scaled(ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
+            for ranks, r in firsts.items()
+        ]
+        what = f"{asked.operations[0]} of {plots.size_name(largest)}, {rungs[0].row.datatype}"
+        title = f"{what}: bandwidth by number of ranks"
+        plots.plot_scaling(points, asked.plot, title)
+
+
+def _header(asked: Asked, backend: str, alone: Alone) -> str:
+    copies = f"local copy {alone.local:.4g} GB/s (read plus written)"
+    if alone.to_device is not None and alone.to_host is not None:
+        copies += f", host to device {alone.to_device:.4g} GB/s, device to host {alone.to_host:.4g} GB/s"
+    lines = [f"# scale {asked.operations[0]}: out of place", f"# backend: {backend}", f"# 1 rank: {copies}"]
+    rows = ([title for title, _, _ in COLUMNS], [unit for _, unit, _ in COLUMNS])
+    titles = ("#" + _cells(row)[1:] for row in rows)
+    return "\n".join([*lines, *titles]) + "\n"
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>{width}s}" for cell, (_, _, width) in zip(row, COLUMNS, strict=True))
+
+
+def _row(rung: Rung) -> str:
+    row, values = rung.row, rung.row.out_of_place
+    cells = [str(rung.ranks), str(rung.hosts), str(row.size), row.datatype, row.reduction]
+    figures = ((values.seconds * 1e6, 9), (values.algbw, 7), (values.busbw, 7))
+    cells += [figure(value, width) for value, width in figures]
+    cells.append("N/A" if values.wrong is None else str(values.wrong))
+    for value, width in ((values.wire, 7), (values.wire_percent, 6)):
+        cells.append("-" if value is None else figure(value, width))
+    cells.append("-" if rung.efficiency is None else f"{100 * rung.efficiency:.1f} %")
+    return _cells(cells) + "\n"
