@@ -30,10 +30,8 @@ from mpi4py import MPI
 from side_by_side import OURS, Failed, in_turn, shown, spread
 
 import runner
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.session import opened
-from jobs.bench.collectives.state import Bench, Point
+from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.session import Bench, Point, opened
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import bound_call, clock
 from runner import DATATYPES, World

@@ -8,24 +8,20 @@ from typing import Any
 import click
 
 import runner
-from jobs.bench.copy.cli import copy
-from jobs.bench.memory.command import memory
-from jobs.bench.options import (
-    LAST,
+from jobs.bench.collectives.options import (
     LETTERS,
     LINK_RATE,
     OURS,
-    PLOT,
     SPLITS,
     TRAFFIC,
     BenchCommand,
     BenchGroup,
-    Size,
     option,
     understood,
-    with_options,
 )
-from jobs.bench.start import as_ranks
+from jobs.bench.command_base import LAST, PLOT, Size, run_on_ranks, with_options
+from jobs.bench.copy.cli import copy
+from jobs.bench.memory.command import memory
 from jobs.measure.exit_codes import Finite
 
 
@@ -54,7 +50,7 @@ def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
     def command(device: str, debug: bool, **words: Any) -> int:
         from jobs.bench.collectives.run import run
 
-        return as_ranks(run, understood(operations, words), device, debug)
+        return run_on_ranks(run, understood(operations, words), device, debug)
 
 
 for _name in runner.OPERATIONS:
@@ -82,7 +78,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
     """Latency, one-way and two-way bandwidth between two ranks."""
     from jobs.bench.collectives.pingpong import run
 
-    return as_ranks(run, understood(("pingpong",), words), device, debug)
+    return run_on_ranks(run, understood(("pingpong",), words), device, debug)
 
 
 @bench.command(cls=BenchCommand)
@@ -95,7 +91,7 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     asked = understood((operation,), words)
     if asked.split or asked.split_mask:
         raise click.UsageError("scale splits the ranks itself: without --split and NCCL_TESTS_SPLIT")
-    return as_ranks(run, asked, device, debug)
+    return run_on_ranks(run, asked, device, debug)
 
 
 @bench.command(cls=BenchCommand)

@@ -1,4 +1,4 @@
-"""Commands whose mistakes in their words end with an exit status that their callers know."""
+"""Exit statuses of the measuring commands: usage errors that click or the runner finds, and failed runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,29 @@ import click
 import runner
 
 
+class WrongResults(runner.RunError):
+    """Wrong data, or too slow on average; nccl-tests' exit status 7."""
+
+    exit_code = 7
+
+
+class Stuck(runner.RunError):
+    """No progress for -T seconds; nccl-tests' exit status 4."""
+
+    exit_code = 4
+
+
+class NeedsGpu(runner.RunError):
+    """The measurement needs a GPU and there is none."""
+
+    exit_code = 3
+
+
 class StrictCommand(click.Command):
-    """bad_usage: as what mistakes in its words are raised. Options may have hyphens for underscores."""
+    """A command with its own exit status for usage errors; options accept hyphens for underscores.
+
+    bad_usage: the class that usage errors are raised as.
+    """
 
     bad_usage: ClassVar[type[click.UsageError]]
 
@@ -33,7 +54,7 @@ class StrictCommand(click.Command):
 
 
 class Finite(click.FloatRange):
-    """A number in a range; "nan" and "inf" are none."""
+    """A number in a range; refuses "nan" and "inf"."""
 
     name = "number"
 
@@ -49,9 +70,9 @@ class Finite(click.FloatRange):
 
 @contextmanager
 def raised_as(kind: type[click.UsageError], ctx: click.Context | None = None) -> Iterator[None]:
-    """Mistakes in words have the exit status of `kind`, whether click finds them or the runner does.
+    """Raise usage errors as `kind`, and give the runner's UserError its exit status.
 
-    ctx: of the command, for those that click does not tell.
+    ctx: of the command, for errors that have none.
     """
     try:
         yield

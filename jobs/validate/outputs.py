@@ -32,7 +32,7 @@ def check(outputs: Outputs, baseline: Path | None = None) -> None:
 
     baseline: that this run is kept in.
     """
-    from jobs.bench.collectives.keep import refuse_unwritable  # the words are read without it
+    from jobs.measure.record_file import refuse_unwritable  # the words are read without it
 
     paths = [*outputs.named().values(), *([baseline] if baseline else [])]
     places = [path.resolve() for path in paths]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.collectives.nccl_tests_json import kept
-from jobs.bench.collectives.screen import CLEAR
+from jobs.measure.record_file import recorded_environment
+from jobs.measure.status_line import CLEAR
 from jobs.validate import outputs
 from jobs.validate.alarms import unjudged
 from jobs.validate.asked import Asked
@@ -93,7 +93,7 @@ def environment(world: World) -> dict[str, Any]:
     """What figures depend on, as rank 0 finds it. driver: of NVIDIA's kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
-    return runner.versions(world) | found | {"settings": kept(runner.environment())}
+    return runner.versions(world) | found | {"settings": recorded_environment(runner.environment())}
 
 
 def refuse(asked: Asked, members: Sequence[Member]) -> None:

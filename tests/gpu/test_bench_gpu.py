@@ -26,11 +26,10 @@ import pytest
 
 import runner
 from jobs.bench.collectives import session
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import Asked, Settings
 from jobs.bench.collectives.measure import measure
+from jobs.bench.collectives.session import Point
 from jobs.bench.collectives.specs import OPERATIONS
-from jobs.bench.collectives.state import Point
 from jobs.bench.collectives.sweep import sweep
 from launch import mpiexec
 from launch.local import PROGRAM

@@ -18,7 +18,6 @@ import pytest
 
 import jobs.kernels
 import runner
-from jobs.bench.collectives.run import WrongResults
 from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
@@ -26,6 +25,7 @@ from jobs.bench.copy.run import Asked, run
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import by_marks
 from jobs.measure import gate
+from jobs.measure.exit_codes import WrongResults
 from launch.local import PROGRAM
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

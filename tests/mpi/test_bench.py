@@ -16,10 +16,10 @@ import pytest
 
 import runner
 from jobs.bench.collectives import measure, pingpong, scaling
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.run import WrongResults, run
+from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.run import run
 from jobs.bench.collectives.specs import OPERATIONS
+from jobs.measure.exit_codes import WrongResults
 from launch.cli import Door
 from runner import DATATYPES, REDUCTIONS
 from runner.world import World, open_world

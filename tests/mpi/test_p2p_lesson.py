@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import runner
-from jobs.bench.collectives.run import WrongResults
 from jobs.bench.memory.run import Asked, run
+from jobs.measure.exit_codes import WrongResults
 from launch.cli import Door
 from runner.world import World, open_world
 

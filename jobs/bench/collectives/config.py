@@ -1,16 +1,12 @@
-"""What is to be measured: nccl-tests' options under their long names, with its defaults (2.19.6)."""
+"""What a run measures: nccl-tests' options under their long names with its defaults (2.19.6), and our own."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-import runner
-
-MIB = 1 << 20
-UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30}
+from jobs.measure.sizes import MIB
 
 
 @dataclass(frozen=True)
@@ -64,20 +60,34 @@ class Settings:
         return sizes
 
 
-def size_text(size: int) -> str:
-    """Bytes as people write them, where that is exact: "32M"."""
-    unit = next((unit for unit in reversed(UNITS) if size % UNITS[unit] == 0 and size), "")
-    return f"{size // UNITS[unit]}{unit.upper()}"
+@dataclass(frozen=True)
+class Asked:
+    """operations: in turn. names, wide: more lines, more columns. output_file: of -J. split, split_mask: as
+    nccl-tests' variables say them. min_busbw, link_rate: GB/s. spread, matrix, matrix_scale: of alltoallv.
+    pairs: of pingpong."""
 
+    operations: tuple[str, ...]
+    settings: Settings
+    names: bool = False
+    wide: bool = False
+    output_file: str | None = None
+    json_lines: str | None = None
+    plot: str | None = None
+    split: str | None = None
+    split_mask: str | None = None
+    min_busbw: float | None = None
+    spread: float = 1.0
+    matrix: Path | None = None
+    matrix_scale: float = 1.0
+    link_rate: float | None = None
+    pairs: str = "ends"
 
-def parse_size(text: str) -> int:
-    """Bytes of "8", "32M", "1.5g", "1e6": K, M, G are powers of 1024. Raises UserError."""
-    match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmgKMG]?)\s*", text)
-    size = float(match[1]) * UNITS[match[2].lower()] if match else math.inf
-    if math.isinf(size):
-        raise runner.UserError(
-            "a size does not parse",
-            got=repr(text),
-            expected="a number, or one with K, M or G (powers of 1024)",
-        )
-    return int(size)
+    @property
+    def wire(self) -> bool:
+        """Whether the links' rates are asked for."""
+        return self.wide or any((self.output_file, self.json_lines, self.plot))
+
+    @property
+    def detail(self) -> bool:
+        """Whether each call's beginning is stamped, for which Python stands between the calls."""
+        return self.names or self.wide or self.json_lines is not None or self.settings.per_iter_timing

@@ -16,7 +16,7 @@ from jobs.bench.collectives.results import Group, Wrong
 from jobs.bench.collectives.specs import bandwidths
 
 if TYPE_CHECKING:
-    from jobs.bench.collectives.state import Bench, Point
+    from jobs.bench.collectives.session import Bench, Point
 
 VERBS: dict[str, Callable[[int, int], int]] = {
     "AND": operator.and_,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from jobs.bench.collectives.groups import grouped_figures
 from jobs.bench.collectives.results import Iterations, Measured, Wrong
+from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import Layout, bandwidths, layout
-from jobs.bench.collectives.state import Bench, Point
 from jobs.bench.collectives.timing import Timed, bound_call, clock
 from jobs.measure.check import fill, poison, text, verify
 from runner import Place

@@ -29,7 +29,7 @@ def names(measured: Row, known: Header) -> str:
     return "".join(f"#   {line}\n" for line in lines)
 
 
-def wrong(measured: Row) -> list[str]:
+def mismatches(measured: Row) -> list[str]:
     """A sentence for every rank with wrong data in either placement."""
     size = f"{measured.size} B {measured.datatype}"
     return [

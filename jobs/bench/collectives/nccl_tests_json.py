@@ -14,31 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import runner
 from jobs.bench.collectives.config import Settings
 from jobs.bench.collectives.results import Footer, Header, Iterations, Measured, Row
-from jobs.measure.statistics import summary
+from jobs.measure.record_file import recorded_environment
 
 FILE_VERSION = 3
 STAMP = "%Y-%m-%d %H:%M:%S"
-KEPT_PREFIXES = ("NCCL_", "UCX_", "FI_")
-KEPT_NAMES = {
-    "CUDA_VISIBLE_DEVICES",
-    "SLURM_JOB_ID",
-    "SLURM_JOBID",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_LOCALID",
-    "SLURM_NNODES",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_STEP_ID",
-}
-SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "PSK")
 Json = dict[str, Any]
 
 
@@ -54,7 +37,7 @@ def record(
 ) -> str:
     """The file's text. args: the command's words. started, ended: seconds since the epoch.
 
-    environment: all of it; what is written is the part that `kept` names.
+    environment: all of it; what is written is the part that `recorded_environment` names.
     """
     average, least = footer.average_busbw, footer.minimum_busbw
     return _dump(
@@ -62,7 +45,7 @@ def record(
             "version": FILE_VERSION,
             "start_time": _stamp(started),
             "args": list(args),
-            "env": kept(environment),
+            "env": recorded_environment(environment),
             "nccl_version": header.library,
             "config": _config(settings, header),
             "results": [_result(settings, row) for row in rows],
@@ -89,35 +72,6 @@ def json_line(settings: Settings, header: Header, row: Row) -> str:
     result = _result(settings, row)
     result["meshrun"] |= _origin(header)
     return _dump({"nccl_version": header.library, **result})
-
-
-def kept(environment: Mapping[str, str]) -> list[str]:
-    """The variables that say how NCCL and the network were set and where the job ran, as "NAME=value"."""
-    return [
-        f"{name}={value}"
-        for name, value in sorted(environment.items())
-        if (name.startswith(KEPT_PREFIXES) or name in KEPT_NAMES)
-        and not any(word in name.upper() for word in SECRET)
-    ]
-
-
-def open_exclusively(path: str | Path) -> tuple[TextIO, str]:
-    """A new file to write, and its name: the path or, where that exists, path.0, path.1, ... (as nccl-tests).
-
-    Raises UserError where the path does not end in .json or nothing can be written there.
-    """
-    if Path(path).suffix.lower() != ".json":
-        raise runner.UserError(
-            "the output file is not JSON", got=str(path), expected="a name ending in .json"
-        )
-    name, number = str(path), 0
-    while True:
-        try:
-            return open(name, "x", encoding="utf-8"), name
-        except FileExistsError:
-            name, number = f"{path}.{number}", number + 1
-        except OSError as reason:
-            raise runner.UserError(f"cannot write {name}", got=reason.strerror or reason) from reason
 
 
 def _dump(value: Json) -> str:
@@ -200,7 +154,7 @@ def _result(settings: Settings, row: Row) -> Json:
 
 
 def _iterations(iterations: Iterations) -> Json:
-    of = asdict(summary(iterations))
+    of = asdict(iterations.summary())
     result: Json = {"skipped_iterations": iterations.skipped}
     result |= {f"{name}_us": of[name] * 1e6 for name in ("min", "max", "avg", "p50", "p95", "p99", "stdev")}
     result |= {"cv_pct": of["cv"], "times_us": _microseconds(iterations.slowest)}

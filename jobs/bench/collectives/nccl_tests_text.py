@@ -13,7 +13,6 @@ import time
 from jobs.bench.collectives.config import Settings
 from jobs.bench.collectives.names import largest
 from jobs.bench.collectives.results import Footer, Header, Measured, Memory, Row
-from jobs.measure.statistics import summary
 
 VERSION = "2.19.6"
 STAMP = "%Y-%m-%d %H:%M:%S"
@@ -146,7 +145,7 @@ def _cells(settings: Settings, values: Measured) -> str:
     # N/A stands one column short of #wrong's other values, as it does in nccl-tests.
     text += "    N/A" if values.wrong is None else f"  {float(values.wrong):6g}"
     if values.iterations is not None:
-        of = summary(values.iterations)
+        of = values.iterations.summary()
         shown = (of.min * 1e6, of.max * 1e6, of.p99 * 1e6, of.cv)
         text += "".join(f"  {figure(value, 7)}" for value in shown)
     return text

@@ -16,15 +16,16 @@ from typing import Any
 
 import runner
 from jobs.bench.collectives import nccl_tests_text, session
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.keep import opened_record
+from jobs.bench.collectives.config import Asked
 from jobs.bench.collectives.nccl_tests_text import figure
 from jobs.bench.collectives.results import Header
-from jobs.bench.collectives.run import WrongResults, watching
 from jobs.bench.collectives.screen import Screen
-from jobs.bench.collectives.state import Bench
+from jobs.bench.collectives.session import Bench
 from jobs.measure.check import fill, poison, text, verify
+from jobs.measure.exit_codes import WrongResults
 from jobs.measure.patterns import Copied, Segment
+from jobs.measure.record_file import open_record
+from jobs.measure.watchdog import watching
 from runner import DATATYPES, Call, Datatype, Place, World
 
 TITLES = (
@@ -60,11 +61,11 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     pairs = parse_pairs(asked.pairs, world.size)
     found: list[Exchange] = []
     with (
-        watching(world, ending, asked.settings) as trail,
+        watching(world, ending, asked.settings.timeout) as trail,
         session.opened(world, world.control, asked, "sendrecv", trail, [0] * world.size) as opened,
     ):
         bench = opened.bench
-        kept = opened_record(world, asked.output_file, screen)
+        kept = open_record(world, asked.output_file, screen.line)
         screen.line(_header(asked, opened.header))
         for source, target in pairs:
             for name in bench.settings.datatypes:

@@ -1,37 +1,23 @@
-"""Plots: latency and bandwidth against size, and how bandwidth scales with ranks.
-
-matplotlib is an extra (`meshrun[plot]`) and is imported when something is drawn. Figures are built without
-pyplot, so no display is needed and nothing global is left behind; the same values give the same bytes.
-"""
+"""Time and bandwidth against size, and bandwidth against the number of ranks."""
 
 from __future__ import annotations
 
-import html
-import importlib
-import io
 import math
-import re
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import runner
 from jobs.bench.collectives.reader import PLACEMENTS, Record, median
+from jobs.measure.plots import Sheet, against, from_zero, save
+from jobs.measure.sizes import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Place = TypeVar("Place", int, float)
-
-SUFFIXES = (".html", ".png", ".svg")
-TICKS = 9  # labels on an axis, about
 LEGEND = 0.23  # inches that a line of the legend takes
 MARKERS = ".x^s"  # of ten records each, as there are ten colours
-WIDTH = 110  # characters of a title's line
-PAGE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
@@ -160,27 +146,6 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
     save(draw, Path(target), title, [Sheet(titles, cells)])
 
 
-def check(target: str | Path) -> None:
-    """Refuse, before anything is measured, what could not be drawn: raises UserError as `plot` does."""
-    suffix = Path(target).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise runner.UserError("the plot's file has no known suffix", got=target, expected=" ".join(SUFFIXES))
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as reason:
-        raise runner.UserError(
-            "plots need matplotlib", got=str(reason), hint="pip install 'meshrun[plot]'"
-        ) from reason
-
-
-def size_name(size: int) -> str:
-    """Such as "8 B", "1 KiB", "1.5 MiB"."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.4g} {unit}"
-    return f"{size} B"
-
-
 def _on_logarithms(points: Sequence[Point]) -> list[Point]:
     return [point for point in points if point.size > 0 and 0 < point.time_us < math.inf]
 
@@ -197,94 +162,3 @@ def _line(axes: Axes, points: Sequence[Scaled], of: Callable[[Scaled], float | N
     known = [(point.ranks, value) for point in points if (value := of(point)) is not None]
     if known:
         axes.plot(*zip(*known, strict=True), marker=".", label=label)
-
-
-def from_zero(axes: Axes) -> None:
-    """A vertical axis that begins at 0."""
-    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
-
-
-def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], label: str) -> None:
-    """A logarithmic horizontal axis, with some of the measured places as its labels."""
-    axes.set_xscale("log", base=2)
-    ticks = apart(places)
-    names(axes, ticks, [name(place) for place in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel(label)
-    axes.grid(True, color="0.9")
-
-
-def apart(places: Sequence[Place]) -> list[Place]:
-    """Of places on a logarithmic axis those whose labels do not touch, powers of two first."""
-    if len(places) < 2:
-        return list(places)
-    least = 0.99 * math.log2(places[-1] / places[0]) / (TICKS - 0.5)
-    found: list[Place] = []
-    for place in sorted(places, key=lambda one: (not math.log2(one).is_integer(), one)):
-        if all(abs(math.log2(place / other)) >= least for other in found):
-            found.append(place)
-    return sorted(found)
-
-
-def names(axes: Axes, places: Sequence[float], words: Sequence[str]) -> None:
-    """Label these places of the horizontal axis, aslant where the words are long."""
-    aslant: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, words), default=0) > 3 else {}
-    axes.set_xticks(places, words, **aslant)
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Numbers below a drawing. caption: above them, where there are several."""
-
-    titles: Sequence[str]
-    rows: Iterable[Iterable[str]]
-    caption: str = ""
-
-
-def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Iterable[Sheet]) -> None:
-    """Write what `draw` draws, in .html with the numbers below it; errors as for `plot`.
-
-    The title is in the image, of .html above it.
-    """
-    check(target)
-    suffix = target.suffix.lower()
-    image = _render(draw, "" if suffix == ".html" else title, "png" if suffix == ".png" else "svg")
-    if suffix == ".html":
-        drawing = image.decode()
-        parts = {
-            "title": html.escape(title),
-            "figure": drawing[drawing.index("<svg") :].strip(),  # without the XML prologue
-            "tables": "\n".join(map(_table, sheets)),
-        }
-        page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
-        image = page.encode()
-    try:
-        runner.write_file(target, image)
-    except OSError as reason:
-        raise runner.UserError(f"cannot write {target}", got=reason.strerror or reason) from reason
-
-
-def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    nothing = {"Software": None} if form == "png" else dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # The defaults, whatever the user's matplotlibrc says; ids and dates that differ between runs left out.
-    settings = {"svg.hashsalt": "meshrun", "svg.fonttype": "none", "text.parse_math": False}
-    with style.context(["default", settings]):
-        figure = Figure(figsize=(11, 4.5), layout="constrained")
-        draw(figure)
-        if title:
-            figure.suptitle(textwrap.fill(title, WIDTH))
-        stream = io.BytesIO()
-        figure.savefig(stream, format=form, dpi=150, metadata=nothing)
-    return stream.getvalue()
-
-
-def _table(sheet: Sheet) -> str:
-    def row(tag: str, values: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(value)}</{tag}>" for value in values) + "</tr>"
-
-    caption = f"<caption>{html.escape(sheet.caption)}</caption>" if sheet.caption else ""
-    rows = [row("th", sheet.titles), *(row("td", values) for values in sheet.rows)]
-    return "\n".join([f'<div tabindex="0"><table>{caption}', *rows, "</table></div>"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jobs.measure.time_statistics import TimeStatistics, time_statistics
+
 
 @dataclass(frozen=True)
 class Wrong:
@@ -37,6 +39,10 @@ class Iterations:
     slowest: tuple[float, ...]
     by_rank: tuple[tuple[float, ...], ...]
     skipped: int = 0
+
+    def summary(self) -> TimeStatistics:
+        """Statistics of the slowest rank's times, without the leading ones to skip."""
+        return time_statistics(self.slowest[self.skipped :])
 
 
 @dataclass(frozen=True)

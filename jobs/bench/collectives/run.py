@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.keep import Kept, opened_record, refuse_unwritable
+from jobs.bench.collectives.config import Asked, Settings
 from jobs.bench.collectives.nccl_tests_json import json_line, record, together
 from jobs.bench.collectives.results import Footer, Header, Row
 from jobs.bench.collectives.screen import Screen
-from jobs.bench.collectives.session import Session, check_ranks, colors_of, fits_hypercube, opened
+from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
 from jobs.bench.collectives.specs import OPERATIONS
-from jobs.bench.collectives.state import Bench
 from jobs.bench.collectives.sweep import sweep
-from runner import Control, World
+from jobs.measure import plots as measure_plots
+from jobs.measure.exit_codes import WrongResults
+from jobs.measure.record_file import RecordFile, open_record, refuse_unwritable
+from jobs.measure.watchdog import watching
+from runner import World
 
 Json = dict[str, Any]
-
-
-class WrongResults(runner.RunError):
-    """Wrong data, or too slow on average: nccl-tests' exit status 7."""
-
-    exit_code = 7
-
-
-class Stuck(runner.RunError):
-    """No progress for -T seconds: nccl-tests' exit status 4."""
-
-    exit_code = 4
 
 
 def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
@@ -52,16 +40,16 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
         Path(asked.json_lines).write_text("", encoding="utf-8")
     curves: list[Curve] = []
     wrong: list[str] = []
-    kept: Kept | None = None
+    kept: RecordFile | None = None
     documents: dict[str, str] = {}
     if len(operations) < len(asked.operations):
         screen.line("# hypercube: skipped, the ranks of a group are no power of two\n")
     for name in operations:
         with (
-            watching(world, ending, asked.settings) as trail,
+            watching(world, ending, asked.settings.timeout) as trail,
             opened(world, world.control, asked, name, trail, colors) as session,
         ):
-            kept = kept or opened_record(world, asked.output_file, screen)
+            kept = kept or open_record(world, asked.output_file, screen.line)
             lines, footer = _one(world, ending, asked, session, screen, door.words, kept, documents)
         wrong += _complaints(name, footer)
         curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
@@ -80,7 +68,7 @@ def _one(
     session: Session,
     screen: Screen,
     words: tuple[str, ...],
-    kept: Kept,
+    kept: RecordFile,
     documents: dict[str, str],
 ) -> tuple[list[Row], Footer]:
     """One operation from header to footer; its rows. documents: JSON of those before it, then of it too."""
@@ -120,47 +108,11 @@ def _one(
 
 
 def check_files(asked: Asked) -> None:
-    """Refuse what cannot be written, before anything is measured; nothing is left or changed."""
+    """Raise UserError for files that cannot be written or drawn; changes nothing."""
     if asked.plot:
-        from jobs.bench.collectives import plots
-
-        plots.check(asked.plot)
+        measure_plots.check(asked.plot)
     for name in filter(None, (asked.plot, asked.json_lines)):
         refuse_unwritable(Path(name))
-
-
-@contextmanager
-def watching(
-    world: World,
-    ending: runner.Ending,
-    settings: Settings,
-    everyone: Control | None = None,
-) -> Iterator[runner.Progress]:
-    """Where this rank is, watched when -T says so: a stuck run ends, and rank 0 tells who is stuck.
-
-    everyone: the ranks that measure; None for all. Collective over them.
-    """
-    if not settings.timeout:
-        yield runner.Progress()
-        return
-
-    def report(text: str) -> None:
-        ending.fail_alone(Stuck(text), "", world.rank)
-
-    watched = everyone or world.control
-    dog = runner.Watchdog(
-        watched,
-        watched.allgather(str(world.here)),
-        settings.timeout,
-        on_report=report,
-        end=world.control.abort,
-    )
-    for warning in dog.warnings if watched.rank == 0 else ():
-        runner.tell(f"warning: {warning}")
-    try:
-        yield dog
-    finally:
-        dog.stop()
 
 
 @dataclass(frozen=True)

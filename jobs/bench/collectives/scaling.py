@@ -18,14 +18,17 @@ import numpy as np
 
 import runner
 from jobs.bench.collectives import session
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.keep import Kept, opened_record
+from jobs.bench.collectives.config import Asked
 from jobs.bench.collectives.nccl_tests_text import figure
 from jobs.bench.collectives.results import Row
-from jobs.bench.collectives.run import WrongResults, check_files, watching
+from jobs.bench.collectives.run import check_files
 from jobs.bench.collectives.screen import Screen
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import sweep
+from jobs.measure.exit_codes import WrongResults
+from jobs.measure.record_file import RecordFile, open_record
+from jobs.measure.sizes import size_name
+from jobs.measure.watchdog import watching
 from runner import Control, World
 
 REPEATS = 7
@@ -75,7 +78,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     for ranks in counts:
         session.check_ranks(OPERATIONS[asked.operations[0]], asked.settings, [0] * ranks)
     world.once(lambda: check_files(asked))
-    kept = opened_record(world, asked.output_file, screen)
+    kept = open_record(world, asked.output_file, screen.line)
     order = near_first(world)
     rungs: list[Rung] = []
     wrong: list[str] = []
@@ -114,7 +117,7 @@ def _measured(
 ) -> tuple[session.Session, list[Row], bool]:
     """All rows of the ranks of `everyone`, and whether every result was right; collective over them."""
     with (
-        watching(world, ending, asked.settings, everyone) as trail,
+        watching(world, ending, asked.settings.timeout, everyone) as trail,
         session.opened(world, everyone, asked, asked.operations[0], trail, [0] * everyone.size) as opened,
     ):
         rows = list(sweep(opened.bench))
@@ -172,7 +175,7 @@ def measure_alone(world: World, nbytes: int) -> Alone:
     )
 
 
-def _keep(world: World, asked: Asked, rungs: list[Rung], kept: Kept) -> None:
+def _keep(world: World, asked: Asked, rungs: list[Rung], kept: RecordFile) -> None:
     if world.rank:
         return
     document = {
@@ -194,7 +197,7 @@ def _keep(world: World, asked: Asked, rungs: list[Rung], kept: Kept) -> None:
             plots.Scaled(ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
             for ranks, r in firsts.items()
         ]
-        what = f"{asked.operations[0]} of {plots.size_name(largest)}, {rungs[0].row.datatype}"
+        what = f"{asked.operations[0]} of {size_name(largest)}, {rungs[0].row.datatype}"
         title = f"{what}: bandwidth by number of ranks"
         plots.plot_scaling(points, asked.plot, title)
 

@@ -7,22 +7,80 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import runner
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import Asked, Settings
 from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.results import Header, Memory, Seat
-from jobs.bench.collectives.specs import OPERATIONS, Operation
-from jobs.bench.collectives.state import Bench
+from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
 from jobs.bench.collectives.traffic import Traffic, read_matrix
-from jobs.bench.collectives.wires import wires
-from runner import Control, World, clock_offsets
+from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
+from runner import Buffer, Collectives, Control, Datatype, Progress, World, clock_offsets
 
 GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
 FLOAT8_LIBRARY = 22400
+NVLS_CAPABILITY = 90  # Hopper
 CONNECTING = 60.0  # seconds more than -T says that the ranks may take to connect, which many do slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
 SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
+
+
+Wire = Callable[[float, float], tuple[float | None, float | None]]
+
+
+def unknown(algbw: float, busbw: float) -> tuple[float | None, float | None]:
+    return None, None
+
+
+@dataclass
+class Bench:
+    """What all sizes of one run share.
+
+    everyone: the ranks whose times are averaged and who wait for each other, nccl-tests' MPI_COMM_WORLD.
+    numbers: their ranks in the world. colors: their groups' numbers. group: this rank's, with its
+    buffers send and recv. trail: where this rank is, for the watchdog where one watches. detail: also stamp
+    when each call is made. wire: GB/s on the tight link and its share of nominal, from algbw and busbw.
+    nominal: GB/s of that link.
+    offset: seconds that this rank's clock is ahead of rank 0's.
+    """
+
+    world: World
+    everyone: Control
+    numbers: Sequence[int]
+    colors: Sequence[int]
+    group: Collectives
+    settings: Settings
+    operation: Operation
+    traffic: Traffic
+    send: Buffer
+    recv: Buffer
+    trail: Progress
+    watched: bool = False
+    detail: bool = False
+    offset: float = 0.0
+    wire: Wire = unknown
+    nominal: float | None = None
+    checks: int = 0
+    failures: int = 0
+
+    def shape(self, size: int, datatype: Datatype) -> Shape:
+        return self.operation.shape(size // datatype.itemsize, datatype, self.group.size, self.traffic)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement's place in the run. elements: in the size that was asked for."""
+
+    shape: Shape
+    datatype: Datatype
+    reduction: str
+    root: int
+    in_place: bool
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        """The size column: of the larger of input and result."""
+        return max(self.shape.send, self.shape.recv) * self.datatype.itemsize
 
 
 @dataclass
@@ -234,3 +292,46 @@ def traffic_of(asked: Asked, ranks: int, name: str, settings: Settings) -> Traff
             expected=f"-b and -e alike, and at least the busiest rank's {most} bytes",
         )
     return Traffic(spread, matrix)
+
+
+def wires(
+    world: World, everyone: Control, bench: Bench, told: float | None
+) -> tuple[Wire, float | None, tuple[str, ...]]:
+    """GB/s on the tight link and its percentage of nominal, from algbw and busbw; nominal; what they rest on.
+
+    Known for GPUs only: MPI's way through host memory is its own. told: the nominal rate that somebody
+    states, GB/s; None for what NVML and sysfs say. Collective over `everyone`.
+    """
+    device = world.here.device
+    if device.kind != "cuda":
+        return unknown, None, ()
+    mine = runner.gpu_links(device.uuid)
+    nics = runner.network_rate(
+        runner.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id])
+    )
+    gathered = everyone.allgather((world.here.host_id, mine, nics, device.compute_capability))
+    color = bench.colors[0]  # the rows are those of rank 0's group
+    members = [one for one, other in zip(gathered, bench.colors, strict=True) if other == color]
+    hosts = len({host for host, *_ in members})
+    joined = all(links.nvlinks_active for _, links, *_ in members)
+    layout = Layout(len(members), hosts, "NVLink" if joined else "PCIe")
+    possible = joined and min(capability for *_, capability in members) >= NVLS_CAPABILITY
+    assumed = assumed_algorithm(bench.operation.name, layout, runner.environment(), possible)
+    readings = [
+        network if hosts > 1 else links.nvlink if joined else links.pcie for _, links, network, _ in members
+    ]
+    rates = [reading.rate for reading in readings if reading.rate is not None]
+    nominal, source = told, "--link-rate"
+    if told is None:
+        # A link that does not tell its rate may be the tight one.
+        nominal = min(rates) if len(rates) == len(readings) else None
+        source = next((reading.source for reading in readings if reading.rate is None), readings[0].source)
+    stated = "not known" if nominal is None else f"{nominal:g} GB/s"
+    sample = wire_rate(bench.operation.name, layout, assumed, 1.0, 1.0)
+    sentences = (f"wire rate of {sample.assumption}", f"nominal rate of that link: {stated} ({source})")
+
+    def wire(algbw: float, busbw: float) -> tuple[float | None, float | None]:
+        rate = wire_rate(bench.operation.name, layout, assumed, algbw, busbw).rate
+        return rate, percent(rate, nominal)
+
+    return wire, nominal, sentences

@@ -12,7 +12,7 @@ from itertools import count
 
 from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.results import Row
-from jobs.bench.collectives.state import Bench, Point
+from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.timing import bound_call
 from runner import DATATYPES
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobs.bench.collectives.state import Bench, Point
+from jobs.bench.collectives.session import Bench, Point
 from runner import Call, Place
 
 

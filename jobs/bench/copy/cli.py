@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
+from jobs.bench.command_base import LAST, PLOT, OwnCommand, Size, run_on_ranks, with_options
 from jobs.bench.copy.cases import Unknown, chosen, listing
-from jobs.bench.options import LAST, PLOT, OwnCommand, Size, with_options
-from jobs.bench.start import as_ranks
 
 UNIT = 16
 MOST_COPIES = 200  # more are more than a stream takes while the gate before them is closed
@@ -62,4 +61,4 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
     except Unknown as reason:
         raise click.UsageError(str(reason)) from reason
     words["check"] = bool(words["check"])
-    return as_ranks(run, Asked(**words), device, debug)
+    return run_on_ranks(run, Asked(**words), device, debug)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.bench.collectives import plots
 from jobs.bench.copy import outliers
 from jobs.bench.copy.measure import Result
+from jobs.measure import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.collectives.keep import outputs
-from jobs.bench.collectives.nccl_tests_json import kept
-from jobs.bench.collectives.run import WrongResults
-from jobs.bench.collectives.screen import CLEAR
 from jobs.bench.copy import fitting, host, nvbandwidth_text, outliers
 from jobs.bench.copy.buffers import Lender, Seat, seats_of
 from jobs.bench.copy.cases import CASES, HOST, Case, chosen
 from jobs.bench.copy.measure import Settings, measure
 from jobs.bench.copy.record import Host, record
 from jobs.bench.copy.transfers import Mover
-from jobs.bench.memory.lesson import NeedsGpu
+from jobs.measure.exit_codes import NeedsGpu, WrongResults
+from jobs.measure.record_file import create_outputs, recorded_environment
+from jobs.measure.status_line import CLEAR
 from runner import Box, Control, World
 
 TOLD = 4  # sentences about wrong data in the last word; all are in the text above it
@@ -49,7 +47,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
     """Measure; the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
     asked = world.control.broadcast(asked)
     cases = _cases(asked, on_gpu=world.here.device.kind == "cuda")
-    path = world.once(lambda: outputs(asked.output_file, asked.plot))
+    path = world.once(lambda: create_outputs(asked.output_file, asked.plot))
     identities = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     group = world.control.split(identities.index(world.here.host_id))
     with ExitStack() as stack:
@@ -60,7 +58,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         hosts, settings = measure_all(world, group, box, cases, asked.settings, door)
     if world.rank == 0:
         if path is not None:
-            text = record(hosts, settings, door.words, kept(runner.environment()))
+            text = record(hosts, settings, door.words, recorded_environment(runner.environment()))
             runner.write_file(Path(path), text)
         if asked.plot:
             from jobs.bench.copy.heatmap import draw

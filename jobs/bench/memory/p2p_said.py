@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.bench.collectives.plots import size_name
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Table, crossings, rate
 from jobs.bench.memory.p2p_ways import HOST
+from jobs.measure.sizes import size_name
 
 Pair = tuple[int, int]  # the rank that bytes come from, the rank that they go to
 PAIRS_NAMED = 3  # in a sentence

@@ -10,11 +10,11 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import runner
-from jobs.bench.collectives.plots import size_name
 from jobs.bench.memory.lesson import Lesson, Stage
 from jobs.bench.memory.pool_host import FreeLists, Malloc
 from jobs.bench.memory.pool_said import Measured, Passes, Times, lesson
 from jobs.bench.memory.pool_workload import LEAST, Step, account, play, workload
+from jobs.measure.sizes import size_name
 from runner import Pool
 
 SUMMARY = "Allocation from the driver and from pools: time, peak, fragmentation."

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.bench.collectives.plots import size_name
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Table
 from jobs.bench.memory.pool_workload import Account, Moment
+from jobs.measure.sizes import size_name
 
 MIB = 1 << 20
 STRETCHES = 50  # of a run, in a drawing of digits

@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.collectives import plots
 from jobs.bench.memory.lesson import Bars, Cell, Chart, Lesson, Table
+from jobs.measure import plots
+from jobs.measure.sizes import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def _finite(value: Any) -> Any:
 
 
 def draw(lesson: Lesson, target: str | Path) -> None:
-    """The charts side by side; UserError as `jobs.bench.collectives.plots.plot`."""
+    """The charts side by side; UserError as `jobs.measure.plots.save`."""
 
     def figure(canvas: Figure) -> None:
         panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0] if lesson.charts else ()
@@ -122,7 +123,7 @@ def _lines(axes: Axes, chart: Chart) -> None:
     else:
         plots.from_zero(axes)
     if chart.log_x:
-        plots.against(axes, places, lambda x: plots.size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
+        plots.against(axes, places, lambda x: size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
     else:
         axes.set_xlabel(chart.x)
         axes.grid(True, color="0.9")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jobs.bench.collectives.plots import size_name
 from jobs.bench.memory.streams_plan import STAGES
+from jobs.measure.sizes import size_name
 
 
 def paragraphs(

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench.collectives.plots import size_name
 from jobs.bench.memory import transfer_host
 from jobs.bench.memory.lesson import Cell, Chart, Lesson, Line, Ranks, Stage, Table, crossings, rate
 from jobs.bench.memory.timed import by_clock, device, name
 from jobs.bench.memory.transfer_said import paragraphs
 from jobs.bench.memory.transfer_ways import DIRECTIONS, WAYS, Direction, Ways
+from jobs.measure.sizes import size_name
 from runner import Memory
 
 SUMMARY = "Copies between host and GPU, by the kind of host memory and by size."

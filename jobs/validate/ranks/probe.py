@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench.collectives.plots import size_name
+from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Alone, Counter, Place, Seconds, Wrong
 from jobs.validate.ranks import alone as ranks_alone

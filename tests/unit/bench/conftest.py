@@ -20,9 +20,8 @@ import pytest
 
 import runner
 from jobs.bench.collectives import session
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.state import Bench
+from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.session import Bench
 from runner import Call, Control, Place, World
 from runner.comm.simulated import SimulatedComm, run_ranks
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.results import Measured
+from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import OPERATIONS
-from jobs.bench.collectives.state import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.measure.patterns import POISON
 from runner import DATATYPES, REDUCTIONS, Call

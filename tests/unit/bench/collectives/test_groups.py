@@ -17,9 +17,8 @@ from jobs.bench.collectives.config import Settings
 from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.measure import result
 from jobs.bench.collectives.results import Header, Row, Seat
-from jobs.bench.collectives.session import check_ranks
+from jobs.bench.collectives.session import Bench, Point, check_ranks
 from jobs.bench.collectives.specs import OPERATIONS
-from jobs.bench.collectives.state import Bench, Point
 from jobs.bench.collectives.sweep import at_size, sweep
 from jobs.bench.collectives.timing import Timed
 from runner import DATATYPES, Call

@@ -10,7 +10,7 @@ import pytest
 from jobs.bench.collectives import names
 from jobs.bench.collectives.measure import lateness, measure, result
 from jobs.bench.collectives.results import Header, Iterations, Measured, Row, Seat
-from jobs.bench.collectives.state import Bench, Point
+from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import Timed
 from runner import DATATYPES, Call

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
 from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.nccl_tests_json import json_line, kept, open_exclusively, record
+from jobs.bench.collectives.nccl_tests_json import json_line, record
 from jobs.bench.collectives.results import Footer, Group, Header, Iterations, Measured, Row, Seat, Wrong
-from runner import UserError
+from jobs.measure.record_file import recorded_environment
 
 HEADER = Header(
     "all_reduce_perf", 22809, "MPI, host memory", (Seat(0, 1, 71, "c7", 3, "0000:1b:00", "H200"),), ("ring",)
@@ -184,7 +183,7 @@ def test_the_environment_is_reduced_to_what_is_known_to_be_harmless() -> None:
         "UCX_credential": "hidden",
         "FI_Api_Key": "hidden",
     }
-    assert kept(environment) == [
+    assert recorded_environment(environment) == [
         "CUDA_VISIBLE_DEVICES=0,1",
         "FI_PROVIDER=efa",
         "NCCL_DEBUG=INFO",
@@ -192,25 +191,3 @@ def test_the_environment_is_reduced_to_what_is_known_to_be_harmless() -> None:
         "SLURM_JOB_NODELIST=n[1-2]",
         "UCX_TLS=tcp",
     ]
-
-
-def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
-    path, names = tmp_path / "out.JSON", []
-    for content in ("first", "second", "third"):
-        file, name = open_exclusively(path)
-        with file:
-            file.write(content)
-        names.append(name)
-    assert names == [str(path), f"{path}.0", f"{path}.1"]
-    assert [Path(name).read_text() for name in names] == ["first", "second", "third"]
-
-
-def test_a_name_without_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"expected a name ending in \.json"):
-        open_exclusively(tmp_path / "out.txt")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot write .*: got No such file or directory"):
-        open_exclusively(tmp_path / "missing" / "out.json")

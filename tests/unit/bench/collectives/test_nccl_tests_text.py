@@ -23,7 +23,7 @@ from jobs.bench.collectives.results import (
     Seat,
     Wrong,
 )
-from jobs.measure.statistics import statistics, summary
+from jobs.measure.time_statistics import time_statistics
 
 HEADER = Header(
     program="all_reduce_perf",
@@ -328,7 +328,7 @@ def test_wrong_counts_are_red_and_rates_green() -> None:
 
 
 def test_statistics_by_hand() -> None:
-    of_four = statistics([4.0, 1.0, 3.0, 2.0])
+    of_four = time_statistics([4.0, 1.0, 3.0, 2.0])
     assert (of_four.min, of_four.max, of_four.avg) == (1.0, 4.0, 2.5)
     assert (of_four.p50, of_four.p95, of_four.p99) == (
         3.0,
@@ -343,13 +343,13 @@ def test_statistics_by_hand() -> None:
     ("count", "p50", "p95", "p99"), [(1, 1, 1, 1), (20, 11, 19, 20), (100, 51, 95, 99), (101, 51, 96, 100)]
 )
 def test_percentiles_are_samples(count: int, p50: int, p95: int, p99: int) -> None:
-    found = statistics(range(1, count + 1))
+    found = time_statistics(range(1, count + 1))
     assert (found.p50, found.p95, found.p99) == (p50, p95, p99)
 
 
 def test_skipped_iterations_are_left_out() -> None:
-    assert summary(Iterations((9.0, 8.0, 1.0, 2.0), (), skipped=2)).max == 2.0
+    assert Iterations((9.0, 8.0, 1.0, 2.0), (), skipped=2).summary().max == 2.0
 
 
 def test_times_of_zero_have_no_variation() -> None:
-    assert statistics([0.0, 0.0]).cv == 0.0
+    assert time_statistics([0.0, 0.0]).cv == 0.0

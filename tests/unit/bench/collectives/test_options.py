@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import runner
 from jobs.bench.cli import bench
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import MIB, Settings, parse_size
-from jobs.bench.options import LETTERS, understood
+from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.options import LETTERS, understood
+from jobs.measure.sizes import MIB, parse_size
 from runner import DATATYPES, REDUCTIONS
 
 

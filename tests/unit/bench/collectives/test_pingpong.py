@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import runner
 from jobs.bench.collectives import pingpong
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import Asked, Settings
 from jobs.bench.collectives.pingpong import parse_pairs
 from runner import DATATYPES, Call, World
 

@@ -13,19 +13,10 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from jobs.bench.collectives.plots import (
-    Limit,
-    Point,
-    Scaled,
-    Series,
-    apart,
-    check,
-    plot,
-    plot_scaling,
-    series,
-    size_name,
-)
+from jobs.bench.collectives.plots import Limit, Point, Scaled, Series, plot, plot_scaling, series
 from jobs.bench.collectives.reader import Figures, Key, Record
+from jobs.measure.plots import apart, check
+from jobs.measure.sizes import size_name
 from runner import UserError
 
 pytest.importorskip("matplotlib")

@@ -13,8 +13,7 @@ import pytest
 
 import runner
 from jobs.bench.collectives import plots, scaling
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import Asked, Settings
 from jobs.bench.collectives.results import Measured, Row
 from jobs.bench.collectives.scaling import Rung, efficiency, measure_alone, near_first, rank_counts
 from runner import Call, World
@@ -62,7 +61,7 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         file = tmp_path / "scale.json"
         file.unlink(missing_ok=True)
         chosen = {"minbytes": 1024, "maxbytes": 1024, "stepfactor": 2, "iters": 2} | settings
-        drawn = str(tmp_path / plots) if plot else None
+        drawn = str(tmp_path / plot) if plot else None
         asked = Asked((operation,), Settings(**chosen), output_file=str(file), plot=drawn)
 
         def body(world: World) -> Any:

@@ -10,10 +10,8 @@ import pytest
 
 import runner
 from jobs.bench.collectives import session
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.session import offered, within_memory
-from jobs.bench.collectives.state import Bench
+from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.session import Bench, offered, within_memory
 from runner import DATATYPES, World
 from runner.backend import Device
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.bench.collectives.results import Row
-from jobs.bench.collectives.state import Bench
+from jobs.bench.collectives.session import Bench
 from jobs.bench.collectives.sweep import sweep
 from runner import DATATYPES, REDUCTIONS
 

@@ -14,7 +14,7 @@ import pytest
 
 import runner
 from jobs.bench.collectives.measure import measure
-from jobs.bench.collectives.state import Bench, Point
+from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import Timed, clock
 from runner import DATATYPES, Call

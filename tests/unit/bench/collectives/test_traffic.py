@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import runner
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import Asked, Settings
 from jobs.bench.collectives.session import traffic_of
 from jobs.bench.collectives.traffic import Traffic, read_matrix
 

@@ -16,10 +16,9 @@ from made_box import MadeBox, MadeHost
 
 import jobs.kernels
 import runner
-from jobs.bench.collectives.run import WrongResults
 from jobs.bench.copy import measure as measuring
 from jobs.bench.copy.cases import CASES
-from jobs.bench.memory.lesson import NeedsGpu
+from jobs.measure.exit_codes import NeedsGpu, WrongResults
 
 ROUND = 4 * 512 * 16  # bytes of a made GPU's whole grid
 SIZE = 1 << 16

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typed import typed
 
-from jobs.bench.collectives.run import WrongResults
 from jobs.bench.memory.command import LESSONS
 from jobs.bench.memory.run import Asked
 from jobs.bench.memory.run import run as run_lesson
 from jobs.measure import check
+from jobs.measure.exit_codes import WrongResults
 from runner import Ending, UserError, World
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world

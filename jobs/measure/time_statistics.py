@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.bench.collectives.results import Iterations
-
 
 @dataclass(frozen=True)
-class Statistics:
-    """Seconds, but for cv: the standard deviation in percent of the average."""
+class TimeStatistics:
+    """All in seconds, except cv: the standard deviation in percent of the average."""
 
     min: float
     max: float
@@ -23,32 +21,27 @@ class Statistics:
     cv: float
 
 
-def statistics(times: Sequence[float]) -> Statistics:
-    """Of at least one time, in seconds.
+def time_statistics(times: Sequence[float]) -> TimeStatistics:
+    """Statistics of at least one time, in seconds.
 
-    Percentiles are samples, not interpolated: number n // 2 of the sorted ones for p50 (the upper of two
-    middle ones), number ceil(n p / 100) counted from one for the others. stdev divides by n.
+    Percentiles are samples, not interpolated. Of n sorted samples p50 is number n // 2 counted from zero, the
+    upper of two middle ones; p95 is number ceil(0.95 n), counted from one, and p99 alike. stdev divides by n.
     """
     ordered = sorted(times)
     count = len(ordered)
     average = sum(ordered) / count
     deviation = math.sqrt(sum((time - average) ** 2 for time in ordered) / count)
-    return Statistics(
+    return TimeStatistics(
         min=ordered[0],
         max=ordered[-1],
         avg=average,
         p50=ordered[count // 2],
-        p95=ordered[_place(count, 95)],
-        p99=ordered[_place(count, 99)],
+        p95=ordered[_position(count, 95)],
+        p99=ordered[_position(count, 99)],
         stdev=deviation,
         cv=100 * deviation / average if average > 0 else 0.0,
     )
 
 
-def summary(iterations: Iterations) -> Statistics:
-    """Of the slowest rank's times, without the leading ones to be skipped."""
-    return statistics(iterations.slowest[iterations.skipped :])
-
-
-def _place(count: int, percentile: int) -> int:
+def _position(count: int, percentile: int) -> int:
     return min(count - 1, (count * percentile + 99) // 100 - 1)

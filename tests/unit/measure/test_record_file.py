@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 import runner
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.keep import Kept, opened_record
-from jobs.bench.collectives.screen import Screen
+from jobs.measure.record_file import RecordFile, create_record, open_record
 from runner import World
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
@@ -19,7 +16,7 @@ from runner.world import lone_world
 
 def test_what_was_written_stays_whole_while_the_next_is_made(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    kept = Kept(path)
+    kept = RecordFile(path)
     kept.write(lambda: "[1]")
 
     def failing() -> str:
@@ -33,7 +30,7 @@ def test_what_was_written_stays_whole_while_the_next_is_made(tmp_path: Path) -> 
 
 def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    kept = Kept(path)
+    kept = RecordFile(path)
     kept.write(lambda: "[1]")
     with pytest.raises(UnicodeEncodeError):
         kept.write(lambda: "\ud800", last=True)
@@ -43,7 +40,7 @@ def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
 
 def test_writing_takes_a_small_share_of_the_time_and_the_last_text_is_always_written(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    kept, made = Kept(path), 0
+    kept, made = RecordFile(path), 0
 
     def text() -> str:
         nonlocal made
@@ -58,7 +55,11 @@ def test_writing_takes_a_small_share_of_the_time_and_the_last_text_is_always_wri
 
 
 def test_ranks_without_a_file_write_nothing() -> None:
-    Kept(None).write(lambda: pytest.fail("made for nobody"), last=True)
+    RecordFile(None).write(lambda: pytest.fail("made for nobody"), last=True)
+
+
+def print_text(text: str) -> None:
+    print(text, end="")
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def world() -> World:
 def test_the_file_is_new_and_named(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
     path.write_text("mine")
-    kept = opened_record(world, str(path), Screen(True, Asked(("all_reduce",), Settings())))
+    kept = open_record(world, str(path), print_text)
     kept.write(lambda: "ours", last=True)
     assert path.read_text() == "mine"
     assert (tmp_path / "out.json.0").read_text() == "ours"
@@ -77,6 +78,26 @@ def test_the_file_is_new_and_named(world: World, tmp_path: Path, capsys: pytest.
 
 
 def test_no_file_where_none_can_be(world: World, tmp_path: Path) -> None:
-    screen = Screen(True, Asked(("all_reduce",), Settings()))
     with pytest.raises(runner.UserError, match="cannot write"):
-        opened_record(world, str(tmp_path / "missing" / "out.json"), screen)
+        open_record(world, str(tmp_path / "missing" / "out.json"), print_text)
+
+
+def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
+    path, names = tmp_path / "out.JSON", []
+    for content in ("first", "second", "third"):
+        name = create_record(path)
+        Path(name).write_text(content)
+        names.append(name)
+    assert names == [str(path), f"{path}.0", f"{path}.1"]
+    assert [Path(name).read_text() for name in names] == ["first", "second", "third"]
+
+
+def test_a_name_without_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(runner.UserError, match=r"expected a name ending in \.json"):
+        create_record(tmp_path / "out.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(runner.UserError, match=r"cannot write .*: got No such file or directory"):
+        create_record(tmp_path / "missing" / "out.json")

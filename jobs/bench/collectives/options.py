@@ -6,18 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 import runner
-from jobs.bench.collectives.asked import Asked
-from jobs.bench.collectives.config import Settings, parse_size, size_text
+from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.command_base import PLOT, BadUsage, Command, Size
 from jobs.measure.exit_codes import Finite, StrictCommand
+from jobs.measure.sizes import size_text
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-BAD_USAGE = 6  # nccl-tests' exit status (testInvalidUsage)
 ONE_PROCESS_PER_GPU = (
     "one process drives one GPU here: start more ranks instead, with meshrun -n 8 bench, "
     "mpirun -np 8 meshrun bench or srun --ntasks-per-node=8 meshrun bench"
@@ -25,20 +23,6 @@ ONE_PROCESS_PER_GPU = (
 NO_DEVICE_API = (
     "-D and -V measure kernels compiled against NCCL's device headers; without a compiler there are none"
 )
-
-
-class BadUsage(click.UsageError):
-    exit_code = BAD_USAGE
-
-
-class OwnCommand(StrictCommand):
-    """A command that nccl-tests has nothing like: one list of options."""
-
-    bad_usage = BadUsage
-
-
-class OwnGroup(OwnCommand, click.Group):
-    """A group of such commands."""
 
 
 class BenchCommand(StrictCommand):
@@ -60,18 +44,6 @@ class BenchCommand(StrictCommand):
 
 class BenchGroup(BenchCommand, click.Group):
     """A group of such commands, which says so too when none of them, or no such one, is named."""
-
-
-class Size(click.ParamType[int]):
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except runner.UserError as reason:
-            self.fail(str(reason), param, ctx)
 
 
 class Choices(click.ParamType[tuple[str, ...]]):
@@ -160,7 +132,6 @@ LETTERS = {
 }  # fmt: skip
 
 NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {field.name for field in fields(Settings)}
-PLOT = click.option("--plot", metavar="FILE", help="Draw it: .html, .svg or .png.")
 LINK_RATE = click.option(
     "--link-rate", type=Finite(min=0, min_open=True), metavar="GB/s",
     help="The tight link's nominal rate, where the machine does not tell.",
@@ -182,12 +153,6 @@ OURS = (
     ),
 )  # fmt: skip
 
-LAST = (
-    click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True,
-                 help="Which memory is measured."),
-    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-)  # fmt: skip
-
 TRAFFIC = (
     click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=Finite(0, 1), default=1.0,
                  show_default=True, help="0 alike to all ... 1 by distance."),
@@ -196,15 +161,6 @@ TRAFFIC = (
     click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
                  type=Finite(min=0, min_open=True), default=1.0, help="Times this.", show_default=True),
 )  # fmt: skip
-
-
-def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
-    def add(command: Command) -> Command:
-        for one in reversed(options):
-            command = one(command)
-        return command
-
-    return add
 
 
 def understood(operations: tuple[str, ...], words: dict[str, Any]) -> Asked:
