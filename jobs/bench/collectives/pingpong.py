@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from jobs.measure.check import fill, poison, text, verify
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.record_file import open_record
+from jobs.measure.timers import host_seconds
 from jobs.measure.watchdog import watching
 from runner import DATATYPES, Call, Datatype, Place, World
 
@@ -162,10 +162,7 @@ def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, f
         group.issue([both] if bench.settings.warmup_iters else [])  # in step, whoever was first
         group.wait()
         bench.trail.enter(1)
-        begin = time.perf_counter()
-        group.issue(calls)
-        group.wait()
-        return (time.perf_counter() - begin) / iterations
+        return host_seconds(lambda: group.issue(calls), wait=group.wait) / iterations
 
     group.issue(there_and_back * bench.settings.warmup_iters)
     group.wait()

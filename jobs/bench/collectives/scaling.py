@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from jobs.bench.collectives.sweep import sweep
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import RecordFile, open_record
 from jobs.measure.sizes import size_name
+from jobs.measure.timers import Work, host_seconds
 from jobs.measure.watchdog import watching
 from runner import Control, World
 
@@ -158,14 +158,11 @@ def measure_alone(world: World, nbytes: int) -> Alone:
         backend.empty((nbytes,), np.dtype(np.uint8)),
     )
 
-    def rate(copy: Any) -> float:
+    def rate(copy: Work) -> float:
         times = []
         for _ in range(REPEATS):
             backend.synchronize()
-            begin = time.perf_counter()
-            copy()
-            backend.synchronize()
-            times.append(time.perf_counter() - begin)
+            times.append(host_seconds(copy, wait=backend.synchronize))
         return nbytes / 1e9 / statistics.median(times)
 
     return Alone(
