@@ -4,6 +4,8 @@ patterns            test data in which any wrong, lost or misplaced element show
 exact_reductions    random inputs whose reduction is exact in any order
 check               fill, poison and verify memory, on the host or on a GPU
 gate                hold streams back until all work is queued
+timers              the host's clock, pairs of events, gated events of several streams
+peer_memory         device memory of other processes, by CUDA IPC
 link_rates          bytes per second that a collective puts on its tightest link
 time_statistics     minimum, percentiles and deviation of single iterations
 sizes               sizes in bytes as people write and read them

@@ -21,7 +21,7 @@ import runner
 from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
-from jobs.bench.copy.run import Asked, run
+from jobs.bench.copy.run import CopyOptions, run
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import by_marks
 from jobs.measure import gate
@@ -194,7 +194,9 @@ def test_calls_are_in_no_time(stage: Callable[..., Stage]) -> None:
 def measured(tmp_path: Path, *names: str, **words: Any) -> Any:
     """The recorded host of a run in this process."""
     path = tmp_path / "copies.json"
-    asked = Asked(names=names, output_file=str(path), **{"size": 1 << 24, "copies": 2, "samples": 1, **words})
+    asked = CopyOptions(
+        names=names, output_file=str(path), **{"size": 1 << 24, "copies": 2, "samples": 1, **words}
+    )
     ending: Any = SimpleNamespace()
     run(runner.open_world("cuda"), ending, asked, SimpleNamespace(colour=False, columns=None, words=()))
     (host,) = json.loads(path.read_text())["hosts"]

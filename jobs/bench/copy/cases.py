@@ -1,4 +1,4 @@
-"""nvbandwidth's test cases (0.8): its names, order and titles; and one case of the processor's own."""
+"""nvbandwidth's test cases (0.8) by its names, order and titles; and one case for host memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.bench.copy import patterns
-from jobs.bench.copy.patterns import Flows, Pattern
+from jobs.bench.copy.patterns import Pattern, Transfers
 
 Engine = Literal["ce", "sm", "split", "chase", "host"]
 Report = Literal["first", "total", "each"]
@@ -18,17 +18,16 @@ Report = Literal["first", "total", "each"]
 class Case:
     """One test case.
 
-    engine: a copy engine ("ce"), a kernel ("sm"), a kernel that copies both ways ("split"), one that
-    follows a chain of addresses ("chase"), the processor ("host").
-
-    rows: what a row of the matrix is. reports: the rate of the first flow, of all together by the time until
-    the last ends, or of each flow and their sum. arrow: of the titles.
+    engine: a copy engine ("ce"), a kernel ("sm"), a kernel that copies both ways ("split"), a kernel that
+    follows a chain of addresses ("chase"), the processor ("host"). rows: what a row of the matrix is.
+    reports: the rate of the first transfer ("first"), of all by the time until the last ends ("total"), or of
+    each and their sum ("each"). arrow: direction, for titles. about: a line of help.
     """
 
     name: str
     engine: Engine
     arrow: str
-    flows: Pattern
+    transfers: Pattern
     rows: Literal["host", "gpus"] = "host"
     reports: Report = "first"
     about: str = ""
@@ -44,10 +43,10 @@ class Case:
     @property
     def path(self) -> Literal["peer", "host", "local"]:
         """How bytes travel: between GPUs, between host and GPU, or inside a memory."""
-        flows = self.flows(2, 0, 1)
-        if all(flow.between_gpus for flow in flows):
+        transfers = self.transfers(2, 0, 1)
+        if all(transfer.between_gpus for transfer in transfers):
             return "peer"
-        return "host" if flows[0].source.kind != flows[0].target.kind else "local"
+        return "host" if transfers[0].source.kind != transfers[0].target.kind else "local"
 
     @property
     def matrices(self) -> tuple[tuple[str, str], ...]:
@@ -70,20 +69,20 @@ class Case:
             )
         return ((self.name, f"memcpy {by} {self.arrow} bandwidth (GB/s)"),)
 
-    def cells(self, gpus: int) -> Iterator[tuple[int, int, Flows]]:
-        """(row, column, flows) of the cells that hold something, for so many GPUs."""
+    def cells(self, gpus: int) -> Iterator[tuple[int, int, Transfers]]:
+        """(row, column, transfers) of the cells that have a value, for so many GPUs."""
         for row in range(gpus if self.rows == "gpus" else 1):
             for column in range(gpus):
-                flows = self.flows(gpus, row, column)
-                if flows:
-                    yield row, column, flows
+                transfers = self.transfers(gpus, row, column)
+                if transfers:
+                    yield row, column, transfers
 
 
 UP, DOWN, BOTH = "CPU(row) -> GPU(column)", "CPU(row) <- GPU(column)", "CPU(row) <-> GPU(column)"
 THERE, BACK, PEERS = "GPU(row) -> GPU(column)", "GPU(row) <- GPU(column)", "GPU(row) <-> GPU(column)"
 
 Twin = tuple[str, str, Literal["host", "gpus"], Report, Pattern, Engine, Pattern, str]
-# Name, arrow, rows, what is reported, flows of copy engines, the kernel's kind, its flows, what it is.
+# Name, arrow, rows, what is reported, pattern of copy engines, kind of kernel, its pattern, help.
 TWINS: tuple[Twin, ...] = (
     ("host_to_device_memcpy", UP, "host", "first", patterns.host_to_device, "sm", patterns.host_to_device,
      "Host to one GPU."),
@@ -91,7 +90,7 @@ TWINS: tuple[Twin, ...] = (
      "One GPU to the host."),
     ("host_to_device_bidirectional_memcpy", BOTH, "host", "first", patterns.host_to_device_both, "split",
      patterns.host_to_device, "Host to one GPU, while bytes go back too."),
-    # With the kernel nvbandwidth's is the same measurement as the one before.
+    # By kernel this is the same measurement as the case before, in nvbandwidth too.
     ("device_to_host_bidirectional_memcpy", BOTH, "host", "first", patterns.device_to_host_both, "split",
      patterns.host_to_device, "One GPU to the host, while bytes go back too."),
     ("device_to_device_memcpy_read", THERE, "gpus", "first", patterns.read, "sm", patterns.read,
@@ -142,17 +141,20 @@ HOST = Case(
 BY_NAME = {case.name: case for case in (*CASES, HOST)}
 
 
-class Unknown(ValueError):
-    """No such case; says which there are."""
+class UnknownCase(ValueError):
+    """No such case; the text names similar ones."""
 
 
 def chosen(words: Sequence[str], prefixes: Sequence[str] = ()) -> tuple[Case, ...]:
-    """The cases of names or indices, in the order asked for, or else of prefixes, in nvbandwidth's order."""
+    """The cases with these names or indices, in that order; else those with these prefixes, in nvbandwidth's.
+
+    Raises UnknownCase.
+    """
     if words:
         return tuple(dict.fromkeys(map(_named, words)))
     for prefix in prefixes:
         if not any(case.name.startswith(prefix) for case in CASES):
-            raise Unknown(f"no test case's name begins with {prefix!r}; --list shows them")
+            raise UnknownCase(f"no test case begins with {prefix!r}; --list shows them")
     return tuple(case for case in CASES if case.name.startswith(tuple(prefixes)))
 
 
@@ -160,16 +162,16 @@ def _named(word: str) -> Case:
     if word.isdecimal():
         if int(word) < len(CASES):
             return CASES[int(word)]
-        raise Unknown(f"test cases are numbered 0 to {len(CASES) - 1}, not {word}")
+        raise UnknownCase(f"test cases are numbered 0 to {len(CASES) - 1}, not {word}")
     if word in BY_NAME:
         return BY_NAME[word]
     near = difflib.get_close_matches(word, BY_NAME, 3)
     hint = f"did you mean {', '.join(near)}?" if near else "--list shows them"
-    raise Unknown(f"there is no test case {word!r}; {hint}")
+    raise UnknownCase(f"there is no test case {word!r}; {hint}")
 
 
 def listing() -> str:
-    """Index, name and what it is, a line each."""
+    """Index, name and description of every case, a line each."""
     numbers = {case.name: str(number) for number, case in enumerate(CASES)}
     width = max(map(len, BY_NAME))
     lines = [

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.bench.copy import outliers
-from jobs.bench.copy.measure import Result
+from jobs.bench.copy.measure import CaseResult
+from jobs.bench.copy.outliers import find_outliers, measured_cells
 from jobs.measure import plots
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 4  # heat maps side by side
-Panel = tuple[str, Result, int]  # (host, or "" where there is one only; result; which matrix)
+Panel = tuple[str, CaseResult, int]  # (host, or "" where there is one only; result; which matrix)
 
 
-def draw(results: Sequence[tuple[str, Result]], target: str) -> None:
+def draw(results: Sequence[tuple[str, CaseResult]], target: str) -> None:
     """A heat map for each matrix; results: with their host. UserError as `plots.save`."""
     several = len({host for host, _ in results}) > 1
     panels: list[Panel] = [
@@ -57,15 +57,15 @@ def _map(axes: Axes, panel: Panel) -> None:
     host, result, number = panel
     values = result.matrix(number)
     shown = [[math.nan if value is None else value for value in row] for row in values]
-    late = result.case.unit == "ns"
-    # From 0: what is nearly alike looks alike.
-    image = axes.imshow(shown, cmap="viridis_r" if late else "viridis", aspect="auto", vmin=0)
+    latency = result.case.unit == "ns"
+    # From 0, so that nearly equal values look equal.
+    image = axes.imshow(shown, cmap="viridis_r" if latency else "viridis", aspect="auto", vmin=0)
     axes.figure.colorbar(image, ax=axes, label=result.case.unit, fraction=0.08, pad=0.03)
-    odd = {(one.cell.row, one.cell.column) for one in outliers.odd(result, number)}
+    marked = {(one.cell.row, one.cell.column) for one in find_outliers(result, number)}
     for row, cells in enumerate(values):
         for column, value in enumerate(cells):
             if value is not None:
-                look = {"color": "white", "backgroundcolor": "red"} if (row, column) in odd else {}
+                look = {"color": "white", "backgroundcolor": "red"} if (row, column) in marked else {}
                 word = f"{value:.4g}"
                 axes.text(column, row, word, ha="center", va="center", fontsize="x-small", **(look or PALE))
     axes.set_xticks(range(result.gpus))
@@ -79,8 +79,8 @@ def _map(axes: Axes, panel: Panel) -> None:
 PALE = {"color": "white", "backgroundcolor": (0.0, 0.0, 0.0, 0.35)}
 
 
-def _cells(results: Sequence[tuple[str, Result]]) -> Iterator[list[str]]:
+def _cells(results: Sequence[tuple[str, CaseResult]]) -> Iterator[list[str]]:
     for host, result in results:
         for number, (key, _) in enumerate(result.case.matrices):
-            for cell, value in outliers.measured(result, number):
+            for cell, value in measured_cells(result, number):
                 yield [host, key, str(cell.row), str(cell.column), f"{value:.4g}", result.case.unit]

@@ -1,44 +1,41 @@
-"""Results as nvbandwidth prints them, with what is odd marked and said below."""
+"""Results in nvbandwidth's layout, with outliers marked and described below."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
-from jobs.bench.copy import outliers
-from jobs.bench.copy.buffers import Seat
-from jobs.bench.copy.measure import Result
-from jobs.bench.copy.outliers import Limits
+from jobs.bench.copy.buffers import MatrixGpu
+from jobs.bench.copy.measure import CaseResult
+from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, measured_cells, messages
 
 WIDTH = 10  # of a column
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 
 
-def devices(host: str, seats: Sequence[Seat]) -> str:
+def devices(host: str, gpus: Sequence[MatrixGpu]) -> str:
     """The host and its GPUs, whole lines."""
-    lines = [
-        f"Device {number}: {seat.gpu.name} ({bus(seat.gpu.bus_id)})" for number, seat in enumerate(seats)
-    ]
+    lines = [f"Device {number}: {one.gpu.name} ({bus(one.gpu.bus_id)})" for number, one in enumerate(gpus)]
     return "\n".join([host, *lines, ""]) + "\n"
 
 
 def bus(identity: str) -> str:
-    """A PCI bus id with eight digits of domain, without the function."""
+    """A PCI bus ID with eight digits of domain, without the function."""
     domain, _, rest = identity.rpartition(":")[0].rpartition(":")
     device = identity.rpartition(":")[2].partition(".")[0]
     return f"{int(domain or '0', 16):08x}:{rest.lower()}:{device.lower()}"
 
 
-def text(result: Result, limits: Sequence[Limits] = (), colour: bool = False) -> str:
-    """A case's matrices and what is to be said about them, whole lines."""
+def text(result: CaseResult, peaks: Sequence[Peaks] = (), colour: bool = False) -> str:
+    """A case's matrices and the messages about them, whole lines."""
     if result.waived:
         return ""
     lines = [f"Running {result.case.name}."]
     for number, (key, title) in enumerate(result.case.matrices):
         lines += [title, *matrix(result, number, colour), "", *summary(result, number, key)]
-        near = outliers.nearest(result, number, limits) if limits else ""
-        lines += [f"# {near}"] if near else []
-        lines += [f"# {mark(colour)}{sentence}" for sentence in outliers.sentences(result, number)]
+        best = best_of_peak(result, number, peaks) if peaks else ""
+        lines += [f"# {best}"] if best else []
+        lines += [f"# {mark(colour)}{sentence}" for sentence in messages(result, number)]
         lines.append("")
     for cell in result.cells:
         if cell.why:
@@ -51,17 +48,19 @@ def mark(colour: bool) -> str:
     return "" if colour else "* "
 
 
-def matrix(result: Result, number: int, colour: bool = False) -> list[str]:
-    """nvbandwidth's layout. What is odd is red or, without colour, has a star behind it."""
-    odd = {(one.cell.row, one.cell.column) for one in outliers.odd(result, number)}
+def matrix(result: CaseResult, number: int, colour: bool = False) -> list[str]:
+    """nvbandwidth's layout. Outliers are red or, without colour, have a star behind them."""
+    outliers = {(one.cell.row, one.cell.column) for one in find_outliers(result, number)}
     values = result.matrix(number)
     lines = ["  " + "".join(f"{column:>{WIDTH}}" for column in range(result.gpus))]
     for row, cells in enumerate(values):
         line = f"{row:>2}"
         for column, value in enumerate(cells):
             word = "N/A" if value is None else f"{value:.2f}"
-            marked = (row, column) in odd
-            starred = not colour and (row, column - 1) in odd  # a star took a place of this column's width
+            marked = (row, column) in outliers
+            starred = (
+                not colour and (row, column - 1) in outliers
+            )  # a star took a place of this column's width
             padded = word.rjust(WIDTH - starred)
             if marked:
                 padded = f"{RED}{padded}{PLAIN}" if colour else padded + "*"
@@ -70,9 +69,9 @@ def matrix(result: Result, number: int, colour: bool = False) -> list[str]:
     return lines
 
 
-def summary(result: Result, number: int, key: str) -> list[str]:
+def summary(result: CaseResult, number: int, key: str) -> list[str]:
     """nvbandwidth's sum, and the spread."""
-    values = [value for _, value in outliers.measured(result, number)]
+    values = [value for _, value in measured_cells(result, number)]
     if not values:
         return []
     spread = f"min {min(values):.2f}, median {statistics.median(values):.2f}, max {max(values):.2f}"

@@ -1,11 +1,11 @@
-"""Memory of GPUs that the other GPUs of their host write into, opened through CUDA IPC."""
+"""Memory of each rank's GPU that the other GPUs of its host write into."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import runner
-from jobs.bench.copy.buffers import PAGE, first_line, lendable
+from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from runner import World
 
 
@@ -21,6 +21,7 @@ class Landings:
         self.reached: dict[int, runner.Memory] = {}
         self.barred = ""
         self._own: runner.Memory | None = None
+        self._peers = PeerMemory(world.control, box)
 
     @property
     def array(self) -> Any:
@@ -36,31 +37,27 @@ class Landings:
             self._open()
 
     def close(self) -> None:
-        for memory in self.reached.values():
-            self.box.release(memory)
         self.reached.clear()
         if self._own is not None:
-            self.world.control.barrier()  # nobody else has it open any more
+            self._peers.close()
             self.box.release(self._own)
             self._own = None
 
     def _allocated(self, nbytes: int) -> runner.Memory:
-        return lendable(self.box, nbytes, self.world.here.device.index)
+        return allocate_exportable(self.box, nbytes, self.world.here.device.index)
 
     def _open(self) -> None:
         assert self._own is not None
-        here, failed, handle = self.world.here, "", b""
-        try:
-            handle = self.box.export(self._own)
-        except RuntimeError as reason:
-            failed = f"{here} cannot lend its memory: {first_line(reason)}"
-        handles = self.world.control.allgather(handle)
-        for other, lent in zip(self.world.ranks, handles, strict=True):
-            if not lent or other.number == here.number or other.host_id != here.host_id:
+        here, barred = self.world.here, ""
+        handles = self._peers.publish({here.number: self._own})
+        if handles[here.number].problem:
+            barred = f"{here} cannot export its memory: {handles[here.number].problem}"
+        for other in self.world.ranks:
+            handle = handles[other.number]
+            if handle.problem or other.number == here.number or other.host_id != here.host_id:
                 continue
             try:
-                with self.box.on(here.device.index):
-                    self.reached[other.number] = self.box.attach(lent, self._own.nbytes, here.device.index)
-            except RuntimeError as reason:
-                failed = failed or f"{here} does not reach the memory of {other}: {first_line(reason)}"
-        self.barred = next(filter(None, self.world.control.allgather(failed)), "")
+                self.reached[other.number] = self._peers.open(handle, here.device.index)
+            except Unreachable as reason:
+                barred = barred or f"{here} does not reach the memory of {other}: {reason}"
+        self.barred = next(filter(None, self.world.control.allgather(barred)), "")

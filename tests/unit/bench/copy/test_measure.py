@@ -28,12 +28,12 @@ MODES = [pytest.param({}, id="one process"), pytest.param({"ranks": 3}, id="a pr
 
 @pytest.fixture(autouse=True)
 def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = measuring.Settings.__init__
+    settings = measuring.CopySettings.__init__
 
     def shorter(self: Any, *values: Any, **named: Any) -> None:
         settings(self, *values, **{"accesses": 400, **named})
 
-    monkeypatch.setattr(measuring.Settings, "__init__", shorter)
+    monkeypatch.setattr(measuring.CopySettings, "__init__", shorter)
 
 
 def by_places(source: str, target: str) -> float:
@@ -120,7 +120,7 @@ def test_a_slow_gpu_is_what_its_pairs_have_in_common(bench_copy: Any) -> None:
         return 50e9 if "GPU 3" in (source, target) else 100e9
 
     ended = bench_copy(MadeHost(4, rate=rate), "device_to_device_memcpy_write_sm")
-    assert "# * all 6 of these are with GPU 3\n" in ended.text
+    assert "# * all 6 of these involve GPU 3\n" in ended.text
 
 
 def test_a_slow_host_link_is_named(bench_copy: Any) -> None:

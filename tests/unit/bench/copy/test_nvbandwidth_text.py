@@ -8,14 +8,14 @@ import pytest
 
 from jobs.bench.copy import nvbandwidth_text, outliers
 from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import Cell, Result
-from jobs.bench.copy.outliers import Limits, Peak
+from jobs.bench.copy.measure import CaseResult, Cell
+from jobs.bench.copy.outliers import Peak, Peaks
 
 NVLINK, PCIE, MEMORY = Peak(450.0, "18 NVLinks"), Peak(63.0, "x16"), Peak(2400.0, "half of it")
-LIMITS = [Limits(NVLINK, PCIE, MEMORY)] * 3
+LIMITS = [Peaks(NVLINK, PCIE, MEMORY)] * 3
 
 
-def result(name: str, values: list[list[Any]], gpus: int, **more: Any) -> Result:
+def result(name: str, values: list[list[Any]], gpus: int, **more: Any) -> CaseResult:
     """values: of each row, None where nothing was measured, or a tuple of each matrix's value."""
     case = BY_NAME[name]
     cells = []
@@ -23,7 +23,7 @@ def result(name: str, values: list[list[Any]], gpus: int, **more: Any) -> Result
         value = values[row][column]
         tupled = value if isinstance(value, tuple) or value is None else (value,)
         cells.append(Cell(row, column, flows, tupled, why=more.get("why", "") if value is None else ""))
-    return Result(case, gpus, tuple(cells), more.get("wrong", ()), more.get("waived", ""))
+    return CaseResult(case, gpus, tuple(cells), more.get("wrong", ()), more.get("waived", ""))
 
 
 def test_a_row_for_the_host() -> None:
@@ -130,14 +130,14 @@ def test_what_is_waived_is_not_shown() -> None:
 )
 def test_odd_is_a_tenth_below_the_median(values: list[Any], expected: list[int]) -> None:
     one = result("host_to_device_memcpy_ce", [values], len(values))
-    assert [odd.cell.column for odd in outliers.odd(one, 0)] == expected
+    assert [odd.cell.column for odd in outliers.find_outliers(one, 0)] == expected
 
 
 def test_many_odd_ones_are_summed_up() -> None:
     values = [[None if r == c else 10.0 if 7 in (r, c) else 100.0 for c in range(8)] for r in range(8)]
-    said = outliers.sentences(result("device_to_device_memcpy_read_ce", values, 8), 0)
-    assert len(said) == outliers.TOLD + 2
-    assert said[-2:] == ["and 8 more of 56", "all 14 of these are with GPU 7"]
+    said = outliers.messages(result("device_to_device_memcpy_read_ce", values, 8), 0)
+    assert len(said) == outliers.MOST_DESCRIBED + 2
+    assert said[-2:] == ["and 8 more of 56", "all 14 of these involve GPU 7"]
 
 
 @pytest.mark.parametrize(
@@ -159,22 +159,22 @@ def test_peaks(name: str, rate: float | None) -> None:
 
 
 def test_a_pair_is_as_fast_as_its_slower_gpu() -> None:
-    limits = [LIMITS[0], Limits(Peak(200.0, "8 NVLinks"), PCIE, MEMORY)]
+    limits = [LIMITS[0], Peaks(Peak(200.0, "8 NVLinks"), PCIE, MEMORY)]
     one = result("device_to_device_memcpy_read_ce", [[None, 150.0], [150.0, None]], 2)
-    assert outliers.nearest(one, 0, limits) == "the best, 150.00, is 75% of 200.00 GB/s (8 NVLinks)"
+    assert outliers.best_of_peak(one, 0, limits) == "the best, 150.00, is 75% of 200.00 GB/s (8 NVLinks)"
 
 
 def test_a_peak_that_is_passed_is_not_the_way_taken() -> None:
     one = result("host_to_device_memcpy_ce", [[300.0]], 1)
-    assert outliers.nearest(one, 0, LIMITS).endswith(
-        "476% of 63.00 GB/s (x16); bytes take another way than that"
+    assert outliers.best_of_peak(one, 0, LIMITS).endswith(
+        "476% of 63.00 GB/s (x16); above this link's peak, so traffic uses another path"
     )
 
 
 def test_a_peak_that_is_not_known_says_why() -> None:
-    limits = [Limits(NVLINK, Peak(None, "NVML: lost"), MEMORY)]
+    limits = [Peaks(NVLINK, Peak(None, "NVML: lost"), MEMORY)]
     one = result("host_to_device_memcpy_ce", [[50.0]], 1)
-    assert outliers.nearest(one, 0, limits) == "peak not known (NVML: lost)"
+    assert outliers.best_of_peak(one, 0, limits) == "peak unknown (NVML: lost)"
 
 
 @pytest.mark.parametrize(

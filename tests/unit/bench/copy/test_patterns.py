@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.bench.copy.cases import BY_NAME, CASES, Case
-from jobs.bench.copy.patterns import Flow, Place
+from jobs.bench.copy.patterns import Place, Transfer
 
 NAMES = [
     "host_to_device_memcpy_ce",
@@ -144,7 +144,7 @@ def place(place: Place) -> str:
     return f"{'h' if place.kind == 'host' else ''}{place.gpu}"
 
 
-def flow(flow: Flow) -> str:
+def flow(flow: Transfer) -> str:
     times = f"*{flow.factor}" if flow.factor != 1 else ""
     return f"{place(flow.source)}>{place(flow.target)}@{flow.gpu}{times}"
 

@@ -12,7 +12,7 @@ from made_box import MadeHost
 import runner
 from jobs.bench.copy import heatmap
 from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import Cell, Result
+from jobs.bench.copy.measure import CaseResult, Cell
 
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 
@@ -109,7 +109,7 @@ def test_heat_maps(bench_copy: Any, tmp_path: Path, suffix: str) -> None:
 
 def test_a_plot_of_nothing_has_no_panels(tmp_path: Path) -> None:
     case = BY_NAME["device_to_device_memcpy_read_ce"]
-    waived = Result(case, 1, (), waived="one GPU")
+    waived = CaseResult(case, 1, (), waived="one GPU")
     heatmap.draw([("n1", waived)], str(tmp_path / "none.svg"))
     assert "<svg" in (tmp_path / "none.svg").read_text()
 
@@ -117,7 +117,7 @@ def test_a_plot_of_nothing_has_no_panels(tmp_path: Path) -> None:
 def test_hosts_are_named_where_there_are_several(tmp_path: Path) -> None:
     case = BY_NAME["device_local_copy"]
     (cell,) = case.cells(1)
-    one = Result(case, 1, (Cell(0, 0, cell[2], (5.0,)),))
+    one = CaseResult(case, 1, (Cell(0, 0, cell[2], (5.0,)),))
     heatmap.draw([("n1", one), ("n2", one)], str(tmp_path / "two.svg"))
     assert "n2 device_local_copy" in (tmp_path / "two.svg").read_text()
 
