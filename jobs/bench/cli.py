@@ -16,8 +16,8 @@ from jobs.bench.collectives.options import (
     TRAFFIC,
     BenchCommand,
     BenchGroup,
+    bench_options,
     option,
-    understood,
 )
 from jobs.bench.command_base import LAST, PLOT, Size, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
@@ -50,7 +50,7 @@ def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
     def command(device: str, debug: bool, **words: Any) -> int:
         from jobs.bench.collectives.run import run
 
-        return run_on_ranks(run, understood(operations, words), device, debug)
+        return run_on_ranks(run, bench_options(operations, words), device, debug)
 
 
 for _name in runner.OPERATIONS:
@@ -62,14 +62,14 @@ _add("all", runner.OPERATIONS, "Measure every operation, one after another.")
 @with_options(
     [
         option("-b", "minbytes", "First size.", type=Size(), default=8),
-        option("-f", "stepfactor", "From size to size, times this.", type=click.IntRange(min=1), default=2),
-        option("-n", "iters", "Messages timed.", type=click.IntRange(min=1), default=100),
+        option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1), default=2),
+        option("-n", "iters", "Timed messages.", type=click.IntRange(min=1), default=100),
         *(LETTERS[letter] for letter in ("-e", "-i", "-w", "-c", "-d", "-T", "-J")),
         click.option(
             "--pairs",
             default="ends",
             show_default=True,
-            help="Ranks such as 0-1,0-7; ends: first and last; all.",
+            help="Pairs such as 0-1,0-7; ends: first and last rank; all.",
         ),
         *LAST,
     ]
@@ -78,7 +78,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
     """Latency, one-way and two-way bandwidth between two ranks."""
     from jobs.bench.collectives.pingpong import run
 
-    return run_on_ranks(run, understood(("pingpong",), words), device, debug)
+    return run_on_ranks(run, bench_options(("pingpong",), words), device, debug)
 
 
 @bench.command(cls=BenchCommand)
@@ -88,10 +88,10 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""
     from jobs.bench.collectives.scaling import run
 
-    asked = understood((operation,), words)
-    if asked.split or asked.split_mask:
-        raise click.UsageError("scale splits the ranks itself: without --split and NCCL_TESTS_SPLIT")
-    return run_on_ranks(run, asked, device, debug)
+    options = bench_options((operation,), words)
+    if options.split or options.split_mask:
+        raise click.UsageError("scale splits the ranks itself: remove --split and unset NCCL_TESTS_SPLIT")
+    return run_on_ranks(run, options, device, debug)
 
 
 @bench.command(cls=BenchCommand)
@@ -102,20 +102,20 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     type=Finite(min=0),
     default=0.05,
     show_default=True,
-    help="Of the ratio, a fraction.",
+    help="Largest deviation of the ratio from 1.",
 )
 @click.option(
     "--metric",
     type=click.Choice(("time", "algbw", "busbw")),
     default="time",
     show_default=True,
-    help="What is compared.",
+    help="Figure to compare.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
-    """Compare two records, size by size; status 1 where B differs from A beyond --tolerance.
+    """Compare two records size by size; exit with 1 if B differs from A beyond --tolerance.
 
-    A, B: text or JSON of meshrun bench or of nccl-tests; of bench all, operation by operation.
+    A, B: text or JSON of meshrun bench or of nccl-tests; records of bench all operation by operation.
     """
     from jobs.bench.collectives.compare import compare_each, render
     from jobs.bench.collectives.reader import read_each
@@ -127,11 +127,11 @@ def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
 
 @bench.command(cls=BenchCommand)
 @click.argument("records", nargs=-1, required=True, metavar="RECORD...")
-@click.option("--to", "target", required=True, metavar="FILE", help="The plot: .html, .svg or .png.")
-@click.option("--title", default="", help="Above it.  [default: the records' names]")
+@click.option("--to", "target", required=True, metavar="FILE", help="File of the plot: .html, .svg or .png.")
+@click.option("--title", default="", help="Title of the plot.  [default: the records' names]")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None:
-    """Draw records, one over the other: latency and bandwidth against size.
+    """Plot records over each other: time and bandwidth against size.
 
     RECORD: text or JSON of meshrun bench or of nccl-tests.
     """

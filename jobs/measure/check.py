@@ -1,7 +1,7 @@
-"""Filling memory with data that shows what happened to it, and finding what is wrong in a result.
+"""Fill memory with test data, and find what is wrong in a result.
 
-On the GPU both are kernels on the current stream, which make the data anew instead of reading it: the
-only memory needed is a few words.
+On a GPU both are kernels on the current stream that compute the expected data instead of reading it, so that
+they need only a few words of memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ THREADS, BLOCKS = 256, 1 << 14
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is wrong in a result.
+class Mismatch:
+    """Wrong data in a result.
 
-    count: elements. offset: of the first, in the order of the segments; elements from the
-    beginning of the memory. got_bits, expected_bits: that element. source: of its segment.
-    flipped_bits: in how many bits the two differ.
+    count: wrong elements. offset: of the first in the order of the segments, in elements from the beginning
+    of the memory. got_bits, expected_bits: that element. source: of its segment. flipped_bits: number of bits
+    that differ.
     """
 
     count: int
@@ -40,14 +40,14 @@ class Found:
 
 
 def poison(memory: Any) -> None:
-    """Fill with a byte that shows where nothing was written."""
+    """Fill with a byte that shows where nothing was written. memory: as for `fill`."""
     memory[...] = patterns.POISON
 
 
 def fill(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) -> None:
-    """Write each segment's elements; what lies between segments stays as it is.
+    """Write each segment's elements; memory between segments stays as it is.
 
-    memory: flat uint8 array of NumPy or CuPy, contiguous, of whole elements.
+    memory: contiguous flat uint8 array of NumPy or CuPy, of whole elements.
     """
     for segment in segments:
         if _on_host(memory):
@@ -60,11 +60,11 @@ def fill(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) ->
             _launch("fill", memory, datatype, segment)
 
 
-def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) -> Found | None:
-    """What differs from the segments' elements, None where nothing does; arguments as for `fill`.
+def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) -> Mismatch | None:
+    """What differs from the segments' elements; None if nothing does. Arguments as for `fill`.
 
-    Bits are compared, so that -0 for +0 is wrong, and NaN is right only where it was sent. Averages of a type
-    that holds 1 / ranks badly may differ as far as `tolerance` says, but not be infinite or NaN.
+    Bits are compared: -0 for +0 is wrong, and NaN is right only where it was sent. Averages of a type in
+    which 1 / ranks is inexact may differ by `tolerance`, but must be finite.
     """
     survey = _survey_host if _on_host(memory) else _survey_device
     surveyed = survey(memory, datatype, segments)
@@ -73,7 +73,7 @@ def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) 
             here = (segment.start + first) * datatype.itemsize
             got = int.from_bytes(bytes(memory[here : here + datatype.itemsize].tolist()), "little")
             expected = int(patterns.values(datatype, segment.data, first, 1)[0])
-            return Found(
+            return Mismatch(
                 count=sum(count for count, _ in surveyed),
                 offset=segment.start + first,
                 got_bits=got,
@@ -85,7 +85,7 @@ def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) 
 
 
 def text(bits: int, datatype: runner.Datatype) -> str:
-    """An element for people, such as "1.5 (0x3fc00000)"."""
+    """The text of an element, such as "1.5 (0x3fc00000)"."""
     value = np.array([bits], f"u{datatype.itemsize}").view(datatype.dtype)[0]
     return f"{value!s} (0x{bits:0{2 * datatype.itemsize}x})"
 
@@ -113,7 +113,7 @@ def _tolerance(datatype: runner.Datatype, segment: Segment) -> int:
 def _survey_host(
     memory: Words, datatype: runner.Datatype, segments: Sequence[Segment]
 ) -> list[tuple[int, int]]:
-    """Of each segment, how many elements are wrong, and the first of them, in elements from its start."""
+    """Of each segment the number of wrong elements, and the first one, in elements from its start."""
     surveyed = []
     for segment in segments:
         words, allowed = _words(memory, datatype, segment), _tolerance(datatype, segment)
@@ -132,7 +132,7 @@ def _survey_host(
 
 
 def _close(got: Words, expected: Words, datatype: runner.Datatype, allowed: int) -> Words:
-    """Where `got` is finite and at most `allowed` representable numbers away."""
+    """Mask of elements where `got` is finite and at most `allowed` representable numbers away."""
     width = 8 * datatype.itemsize
     a, b = (patterns.ordered(bits.astype(np.uint64), width) for bits in (got, expected))
     apart = np.maximum(a, b) - np.minimum(a, b)

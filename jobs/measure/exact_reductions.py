@@ -1,8 +1,8 @@
-"""How random numbers are made whose reduction is exact, whatever the order of its steps.
+"""Random numbers whose reduction is exact, whatever the order of its steps.
 
-An element has a window of contributors: `window` neighbouring ranks, from one that the element's hash
-chooses; every other rank contributes the identity. So a result costs at most MOST draws
-however many ranks there are. What a contributor adds:
+An element has a window of contributors: `window` neighbouring ranks, the first chosen by the element's hash;
+every other rank contributes the identity. A result thus costs at most MOST draws, however many ranks there
+are. What a contributor adds:
 
     integers          random bits, wrapping; odd ones to a product; to an average so few bits that the
                       sum stays in the signed range.
@@ -49,7 +49,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The numbers that NumPy and the kernels need; all of them integers.
+    """The integers that NumPy and the kernels need.
 
     width: bits of an element. window: contributors. bits: random bits that one contributes. odd: what
     odd ranks' contributions are multiplied by. divisor: of the sum. alike: 1 where contributors share
@@ -80,18 +80,18 @@ class Recipe:
 
     @property
     def inputs(self) -> Recipe:
-        """The same before weights and averaging: what a rank contributes."""
+        """The recipe before weights and averaging: what a rank contributes."""
         return replace(self, odd=1, divisor=1, shift=0, extra=0)
 
     @property
     def arguments(self) -> tuple[np.uint64, ...]:
-        """The fields from `ranks` on, as kernels take them: modulo 2^64."""
+        """The fields from `ranks` on as the kernels' arguments: modulo 2^64."""
         return tuple(np.uint64(value % 2**64) for value in astuple(self)[2:])
 
 
 @functools.lru_cache(maxsize=128)
 def recipe(datatype: runner.Datatype, reduction: str, ranks: int) -> Recipe:
-    """How a reduction over so many ranks is fed."""
+    """The recipe of a reduction over this number of ranks."""
     if reduction in ("min", "max"):
         return _extreme(datatype, ranks, reduction == "min")
     if not datatype.floating:
@@ -179,8 +179,8 @@ def _extreme(datatype: runner.Datatype, ranks: int, minimum: bool) -> Recipe:
 
 
 def tolerance(datatype: runner.Datatype, reduction: str, ranks: int) -> int:
-    """Units in the last place by which a right result may differ from `reduced`: what lies between
-    multiplying by the type's 1 / ranks and dividing; 0 but for f8e4m3 averages."""
+    """Units in the last place by which a right result may differ from `reduced`: the difference between
+    multiplying by the type's 1 / ranks and dividing; 0 except for f8e4m3 averages."""
     if not datatype.floating or reduction != "avg":
         return 0
     nearest = _reciprocal(datatype, ranks, lowest=1 - bias(datatype))
@@ -191,7 +191,7 @@ def tolerance(datatype: runner.Datatype, reduction: str, ranks: int) -> int:
 
 
 def _reciprocal(datatype: runner.Datatype, ranks: int, lowest: int) -> tuple[int, int] | None:
-    """1 / ranks, to the nearest that a type of this precision holds, as exponent and mantissa; None for 0.
+    """1 / ranks rounded to the type's precision, as exponent and mantissa; None if it rounds to 0.
 
     lowest: the exponent below which numbers are subnormal.
     """

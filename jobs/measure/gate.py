@@ -1,7 +1,7 @@
-"""A gate in front of streams: work is queued behind it first and begins when it is opened, all at once.
+"""A gate in front of streams: work is queued behind it, and all begins when it opens.
 
-So the time that the host takes to queue it, some microseconds an operation, is not in what is measured. The
-gate is a kernel that spins on a word of pinned host memory (jobs/kernels/gate.cu).
+The time to queue the work, some microseconds an operation, is thus not measured. The gate is a kernel that
+spins on a word of pinned host memory (jobs/kernels/gate.cu).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import runner
 from jobs import kernels
 from runner import Box
 
-# Operations to queue behind a closed gate: a stream takes about a thousand, marks among them, before the host
+# Operations to queue behind a closed gate. A stream takes about a thousand, including marks, before the host
 # waits for room, and it would wait for the gate.
 MOST = 200
-PATIENCE = 20_000_000_000  # clock cycles until a gate opens by itself, about ten seconds
+TIMEOUT = 20_000_000_000  # clock cycles until a gate opens by itself, about ten seconds
 
 
 class Gate:
-    """One for any number of streams of this process. It is open, but inside `closed`."""
+    """A gate for any number of streams of this process; open except inside `closed`."""
 
     def __init__(self, box: Box, gpu: int) -> None:
-        """gpu: the one that its word in host memory is near."""
+        """gpu: the GPU near which its word of host memory is allocated."""
         self.box = box
         self._latch = box.allocate("pinned", 4096, gpu)
         self._words = box.host_array(self._latch)[:8].view(np.uint32)
@@ -34,10 +34,10 @@ class Gate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """What `hold` holds inside goes on at the end.
+        """Close the gate for the block; streams held inside continue at its end.
 
-        Inside, nothing may wait for a GPU, and so nothing may allocate, copy pageable memory, make a stream,
-        or launch a kernel for the first time, the gate's own included.
+        Inside, nothing may wait for a GPU: do not allocate, copy pageable memory, create a stream or launch a
+        kernel for the first time, including the gate's own.
         """
         self._words[:] = 0
         try:
@@ -46,16 +46,16 @@ class Gate:
             self._words[0] = 1
 
     def hold(self, gpu: int, stream: Any) -> None:
-        """What is issued to this stream of GPU `gpu` from now on waits for the gate, if that is closed."""
-        arguments = (np.uint64(self._latch.address), np.uint64(PATIENCE))
+        """Let all further work on this stream of GPU `gpu` wait for the gate, if it is closed."""
+        arguments = (np.uint64(self._latch.address), np.uint64(TIMEOUT))
         with self.box.on(gpu):
             kernels.load("gate.cu", "gate")((1,), (1,), arguments, stream=stream)
 
     def check(self) -> None:
-        """To be called once the streams are done. Raises RunError where the gate opened before it should."""
+        """Raise RunError if the gate opened by itself. Call it when the streams are done."""
         if self._words[1]:
-            raise runner.RunError("the work was not queued before the gate in front of it gave way")
+            raise runner.RunError("the gate opened by itself before all work was queued behind it")
 
     def release(self) -> None:
-        """No stream may have it before it any more."""
+        """Free the gate; no stream may still wait on it."""
         self.box.release(self._latch)

@@ -1,9 +1,9 @@
-"""Bytes per second that the tight link must have carried, from algbw and busbw: pure arithmetic.
+"""The rate on the tightest link, from algbw and busbw: pure arithmetic.
 
-busbw is what a ring would put on the wire. Other algorithms put less there (NVLS, where the switch adds
-up; CollNet, where the network does; a tree, which crosses hosts with sums), so their busbw can exceed the
-link's rate, and depends on the number of ranks where the wire does not. What is worked out here holds under
-an assumption on the algorithm, and every result says which.
+busbw is what a ring would put on the wire. Other algorithms put less there (NVLS, where the switch adds up;
+CollNet, where the network does; a tree, which crosses hosts with sums), so their busbw can exceed the link's
+rate, and depends on the number of ranks where the rate on the wire does not. What is computed here rests on
+an assumption about the algorithm, which every result states.
 
 Symbols: n ranks on k hosts, g = n/k on each, one GPU and one NIC a rank, neighbours in rank on the same host;
 S the size in nccl-tests' sense, a = S/t algbw, b busbw. One direction of one link is counted. The tight
@@ -56,7 +56,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Assumed:
-    """An algorithm and why it is taken to be the one."""
+    """The algorithm that is assumed, and why."""
 
     algorithm: Algorithm
     reason: str
@@ -64,9 +64,9 @@ class Assumed:
 
 @dataclass(frozen=True)
 class WireRate:
-    """rate: GB/s (1e9 bytes) in one direction of one GPU's link, or of one NIC; None where it is not known.
+    """rate: GB/s (1e9 bytes) in one direction of one GPU's link, or of one NIC; None if unknown.
 
-    assumption: what the rate rests on, or why there is none; a sentence.
+    assumption: a sentence on what the rate rests on, or why there is none.
     """
 
     rate: float | None
@@ -78,7 +78,7 @@ class WireRate:
 def assumed_algorithm(
     operation: str, layout: Layout, environment: Mapping[str, str], nvls_possible: bool
 ) -> Assumed:
-    """The algorithm that NCCL is taken to use for large sizes; NCCL itself does not tell.
+    """The algorithm that NCCL is assumed to use for large sizes; NCCL does not report it.
 
     environment: with NCCL's variables. nvls_possible: whether an NVSwitch of the third generation or
     later joins the GPUs, and the library uses it.
@@ -114,9 +114,10 @@ def _of_one_host(ranks: int, environment: Mapping[str, str], nvls_possible: bool
 
 
 def _named(operation: str, setting: str) -> list[Algorithm]:
-    """What NCCL_ALGO allows, such as "Ring,Tree", "^Tree" or "allreduce:tree;broadcast:ring"; [] for no word.
+    """The algorithms that NCCL_ALGO allows: "Ring,Tree", "^Tree" or "allreduce:tree;broadcast:ring"; [] if
+    unset.
 
-    A clause that names a function counts for that one, and before one that names none.
+    A clause that names a function applies to it, and takes precedence over one that names none.
     """
     clauses = dict(_clause(text) for text in setting.lower().split(";"))
     words = clauses.get(operation.replace("_", ""), clauses.get("", ""))
@@ -197,7 +198,7 @@ OUTSIDE: dict[tuple[str, Algorithm], Formula] = {
 
 
 def wire_rate(operation: str, layout: Layout, assumed: Assumed, algbw: float, busbw: float) -> WireRate:
-    """What crossed the tight link, from algbw and busbw in GB/s."""
+    """The rate on the tightest link, from algbw and busbw in GB/s."""
     link: Link = layout.inside if layout.hosts == 1 else "network"
     several = layout.hosts > 1
     known = (OUTSIDE if several else INSIDE).get((operation, assumed.algorithm))
@@ -233,5 +234,5 @@ def _sentence(operation: str, layout: Layout, assumed: Assumed) -> str:
 
 
 def percent(rate: float | None, nominal: float | None) -> float | None:
-    """A rate's share of the nominal one (both GB/s, one direction), in percent."""
+    """A rate in percent of the nominal one (both GB/s in one direction); None if either is unknown."""
     return None if rate is None or not nominal else 100 * rate / nominal

@@ -1,9 +1,8 @@
-"""Data that reveals any wrong, lost or misplaced element, and what every result must be, to the bit.
+"""Test data that reveals any wrong, lost or misplaced element, and the exact bits of every result.
 
-An element is a function of a seed, of its index modulo PERIOD and, where ranks are combined, of the
-rank (`jobs.measure.exact_reductions` says which function). Integer arithmetic only, so that the kernels in
-kernels/bench_data.cu make the same bits on the GPU. Values are handled as their bits: unsigned integers
-as wide as the element.
+An element is a function of a seed, of its index modulo PERIOD and, in reductions, of the rank
+(`jobs.measure.exact_reductions`). Only integer arithmetic is used, so that kernels/bench_data.cu makes the
+same bits on a GPU. Values are handled as bits: unsigned integers as wide as the element.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import numpy as np
 import runner
 from jobs.measure.exact_reductions import Kind, Recipe, recipe
 
-# A prime: no whole number of chunks, blocks or ranks later does the data repeat.
+# A prime, so that data does not repeat after a whole number of chunks, blocks or ranks.
 PERIOD = 1048573
-BLOCK = 1 << 14  # elements computed at a time: few enough to stay in the cache
+BLOCK = 1 << 14  # elements computed at a time; they stay in the cache
 POISON = 0xA5  # the byte that memory holds before anything is written to it
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
@@ -28,7 +27,7 @@ Words = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Copied:
-    """Random bits that operations move and never compute with; `index`: of the segment's first element."""
+    """Random bits that operations move and do not compute with. index: of the segment's first element."""
 
     seed: int
     index: int
@@ -36,7 +35,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Contributed:
-    """What `rank` of so many ranks puts into a reduction."""
+    """What `rank` of `ranks` contributes to a reduction."""
 
     seed: int
     index: int
@@ -47,7 +46,7 @@ class Contributed:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What all ranks' contributions combine to."""
+    """The result of all ranks' contributions."""
 
     seed: int
     index: int
@@ -57,7 +56,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Untouched:
-    """Poison: memory that nothing may have been written to."""
+    """Poison: memory that must not have been written to."""
 
 
 Data = Copied | Contributed | Reduced | Untouched
@@ -65,9 +64,9 @@ Data = Copied | Contributed | Reduced | Untouched
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of memory and what is in it. start, count: elements, from the beginning of the memory.
+    """A part of memory and its contents. start, count: elements, from the beginning of the memory.
 
-    source: the rank of the group whose data it is; None where ranks are combined, or untouched.
+    source: the rank of the group whose data it is; None for a reduction, or if untouched.
     """
 
     start: int
@@ -77,21 +76,21 @@ class Segment:
 
 
 def copied(datatype: runner.Datatype, seed: int, index: int, count: int) -> Words:
-    """Elements index .. index + count - 1 of one source: any bits at all."""
+    """Elements index .. index + count - 1 of one source: arbitrary bits, (count,) unsigned integers."""
     return values(datatype, Copied(seed, index), 0, count)
 
 
 def contributed(
     datatype: runner.Datatype, reduction: str, ranks: int, rank: int, seed: int, index: int, count: int
 ) -> Words:
-    """The same elements of what one rank puts into a reduction."""
+    """The same elements of one rank's contribution to a reduction."""
     return values(datatype, Contributed(seed, index, reduction, ranks, rank), 0, count)
 
 
 def reduced(
     datatype: runner.Datatype, reduction: str, ranks: int, seed: int, index: int, count: int
 ) -> Words:
-    """The same elements of a reduction's exact result."""
+    """The same elements of the exact result of a reduction."""
     return values(datatype, Reduced(seed, index, reduction, ranks), 0, count)
 
 
@@ -117,7 +116,7 @@ def values(datatype: runner.Datatype, data: Data, offset: int, count: int) -> Wo
 
 
 def plan(datatype: runner.Datatype, data: Data) -> tuple[Recipe, int | None]:
-    """How a segment's elements are made, and the one rank that they come from, None for all."""
+    """The recipe of a segment's elements, and the one rank that they come from; None for all ranks."""
     match data:
         case Untouched():
             return Recipe(Kind.UNTOUCHED, 8 * datatype.itemsize), None
@@ -130,7 +129,7 @@ def plan(datatype: runner.Datatype, data: Data) -> tuple[Recipe, int | None]:
 
 
 def key(seed: int) -> int:
-    """A seed's place in the 64-bit numbers: data of different seeds have nothing in common."""
+    """The 64-bit key of a seed; data of different seeds is unrelated."""
     return int(mix(np.array([seed & MASK], np.uint64))[0])
 
 
@@ -145,7 +144,7 @@ def mix(x: Words) -> Words:
 
 
 def _draw(element: Words, rank: Words) -> Words:
-    """A rank's random bits for an element. Half a mix will do: the element's hash is mixed already."""
+    """A rank's random bits for an element. Half a mix suffices, as the element's hash is mixed already."""
     x = rank * GOLDEN
     x += element
     x ^= x >> 32
@@ -183,7 +182,7 @@ def _combine(how: Recipe, element: Words, only: int | None) -> Words:
 
 
 def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) -> Words:
-    """What a contributor's random bits x stand for, in the form that `_add` adds."""
+    """The contribution of random bits x, in the form that `_add` adds."""
     sign = x >> 63
     match how.kind:
         case Kind.SUM:
@@ -242,7 +241,7 @@ def _finish(how: Recipe, element: Words, total: Words) -> Words:
 
 
 def ordered(bits: Words, width: int) -> Words:
-    """Keys that order as floating-point numbers of these bits do."""
+    """Keys in the order of the floating-point numbers with these bits."""
     negative = bits >> width - 1
     keys: Words = (bits ^ (-negative | 1 << width - 1)) & (1 << width) - 1
     return keys

@@ -32,10 +32,12 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def check(target: str | Path) -> None:
-    """Refuse, before anything is measured, what could not be drawn: raises UserError as `plot` does."""
+    """Raise UserError for an unknown suffix, or if matplotlib is missing: before anything is measured."""
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:
-        raise runner.UserError("the plot's file has no known suffix", got=target, expected=" ".join(SUFFIXES))
+        raise runner.UserError(
+            "the suffix of the plot's file is unknown", got=target, expected=" ".join(SUFFIXES)
+        )
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as reason:
@@ -45,12 +47,12 @@ def check(target: str | Path) -> None:
 
 
 def from_zero(axes: Axes) -> None:
-    """A vertical axis that begins at 0."""
+    """Start the vertical axis at 0."""
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
 
 
 def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], label: str) -> None:
-    """A logarithmic horizontal axis, with some of the measured places as its labels."""
+    """Make the horizontal axis logarithmic, with some of the measured places as its labels."""
     axes.set_xscale("log", base=2)
     ticks = apart(places)
     names(axes, ticks, [name(place) for place in ticks])
@@ -60,7 +62,7 @@ def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], l
 
 
 def apart(places: Sequence[Place]) -> list[Place]:
-    """Of places on a logarithmic axis those whose labels do not touch, powers of two first."""
+    """The places on a logarithmic axis whose labels do not touch; powers of two have priority."""
     if len(places) < 2:
         return list(places)
     least = 0.99 * math.log2(places[-1] / places[0]) / (TICKS - 0.5)
@@ -72,14 +74,14 @@ def apart(places: Sequence[Place]) -> list[Place]:
 
 
 def names(axes: Axes, places: Sequence[float], words: Sequence[str]) -> None:
-    """Label these places of the horizontal axis, aslant where the words are long."""
+    """Label these places of the horizontal axis; long words are slanted."""
     aslant: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, words), default=0) > 3 else {}
     axes.set_xticks(places, words, **aslant)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Numbers below a drawing. caption: above them, where there are several."""
+    """A table below a drawing. caption: empty if there is only one table."""
 
     titles: Sequence[str]
     rows: Iterable[Iterable[str]]
@@ -87,9 +89,10 @@ class Sheet:
 
 
 def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Iterable[Sheet]) -> None:
-    """Write what `draw` draws, in .html with the numbers below it; errors as for `plot`.
+    """Write what `draw` draws; in .html with the sheets below it.
 
-    The title is in the image, of .html above it.
+    The title is part of the image, in .html above it. Raises UserError for other suffixes than
+    .html, .png and .svg, without matplotlib, or if the file cannot be written.
     """
     check(target)
     suffix = target.suffix.lower()
@@ -114,7 +117,7 @@ def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:
     from matplotlib.figure import Figure
 
     nothing = {"Software": None} if form == "png" else dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # The defaults, whatever the user's matplotlibrc says; ids and dates that differ between runs left out.
+    # The defaults, whatever the user's matplotlibrc says; without IDs and dates that differ between runs.
     settings = {"svg.hashsalt": "meshrun", "svg.fonttype": "none", "text.parse_math": False}
     with style.context(["default", settings]):
         figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -295,7 +295,7 @@ def test_a_rank_that_fails_ends_all(site: Site) -> None:
     assert errors.count("meshrun: ") == 1
 
 
-# Wrong.
+# RankMismatch.
 
 
 @pytest.mark.mpi_library
@@ -339,7 +339,7 @@ REFUSED = [
     nightly(2, "all_reduce -J out.txt", "not JSON"),
     (2, "all_reduce -J gone/out.json", "cannot write gone/out.json"),
     nightly(2, "all_reduce --split FOO", "the split does not parse"),
-    nightly(2, "all_reduce -b 102400G -e 102400G", "does not fit the memory"),
+    nightly(2, "all_reduce -b 102400G -e 102400G", "does not fit into memory"),
     nightly(2, "pingpong --pairs 0-9", "--pairs does not parse"),
     nightly(2, "scale all_reduce --split MOD2", "scale splits the ranks itself"),
 ]

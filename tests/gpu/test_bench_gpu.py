@@ -26,7 +26,7 @@ import pytest
 
 import runner
 from jobs.bench.collectives import session
-from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.session import Point
 from jobs.bench.collectives.specs import OPERATIONS
@@ -103,7 +103,7 @@ def opened(world: World, operation: str, **settings: Any) -> Iterator[session.Se
     chosen = {
         "minbytes": SIZES[0], "maxbytes": SIZES[1], "stepfactor": SIZES[1] // SIZES[0], "iters": ITERATIONS
     } | settings  # fmt: skip
-    asked = Asked((operation,), Settings(**chosen))
+    asked = BenchOptions((operation,), SweepSettings(**chosen))
     colors = [0] * world.size
     with session.opened(world, world.control, asked, operation, runner.Progress(), colors) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Two records, row by row: is B as fast as A, and right?"""
+"""Compare two records row by row: whether B is as fast as A, and its data right."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TITLES = ("size", "type", "redop", "root", "placement", "A", "B", "B/A", "verdic
 
 @dataclass(frozen=True)
 class Line:
-    """One size and placement. a, b: medians over cycles; None where the record lacks it. ratio: b / a.
+    """One size and placement. a, b: medians over cycles; None if the record lacks it. ratio: b / a.
 
-    ok: whether the comparison may pass. verdict: why, in words.
+    ok: whether the comparison may pass. verdict: why.
     """
 
     key: Key
@@ -53,24 +53,24 @@ class Comparison:
 
     @property
     def judged(self) -> tuple[Line, ...]:
-        """All but what only B has and may have."""
+        """All lines except those that only B has."""
         return tuple(line for line in self.lines if line.a is not None or not line.ok)
 
     @property
     def worst(self) -> Line:
-        """The line that matters most: a failure without a ratio first, then the ratio farthest from one."""
+        """The worst line: a failure without a ratio first, then the ratio farthest from one."""
         return max(self.judged, key=lambda line: (not line.ok, _distance(line.ratio)))
 
 
 def compare(a: Record, b: Record, tolerance: float, metric: str = "time") -> Comparison:
-    """Every row of A against the same row of B, and what only B has.
+    """Compare every row of A with the same row of B; also list the rows that only B has.
 
-    A line is not ok where |b / a - 1| is beyond the tolerance, in either direction; where B lacks it or
-    either value is not a number; where either record holds wrong data. Raises UserError for a metric
-    that is none, a negative tolerance, records of different tests, or times of different clocks.
+    A line is not ok if |b / a - 1| is beyond the tolerance, if B lacks it, if a value is not a number or if a
+    record has wrong data. Raises UserError for an unknown metric, a negative tolerance, records of different
+    tests, or times of different clocks.
     """
     if metric not in METRICS:
-        raise runner.UserError("the metric is unknown", got=metric, expected=" or ".join(METRICS))
+        raise runner.UserError("unknown metric", got=metric, expected=" or ".join(METRICS))
     if not tolerance >= 0:
         raise runner.UserError("the tolerance is not a fraction", got=tolerance, expected="0.05 for 5 %")
     operations = [_operation(record) for record in (a, b)]
@@ -86,7 +86,7 @@ def compare(a: Record, b: Record, tolerance: float, metric: str = "time") -> Com
 def compare_each(
     a: Mapping[str, Record], b: Mapping[str, Record], tolerance: float, metric: str = "time"
 ) -> list[Comparison]:
-    """`compare` for each operation of A; UserError also where B lacks one of them. a, b: of `read_each`."""
+    """`compare` for each operation of A. Raises UserError also if B lacks one. a, b: of `read_each`."""
     if missing := [name for name in a if name not in b]:
         raise runner.UserError(
             "the records are of different tests",
@@ -97,7 +97,7 @@ def compare_each(
 
 
 def render(comparison: Comparison) -> str:
-    """A table, and the verdict in one sentence."""
+    """A table and the verdict, whole lines."""
     rows = [TITLES, *(_cells(line) for line in comparison.lines)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(TITLES))]
     table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -106,7 +106,7 @@ def render(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence that names the worst."""
+    """The verdict in one sentence that names the worst line."""
     judged, worst = comparison.judged, comparison.worst
     failed = [line for line in judged if not line.ok]
     allowed = f"{100 * comparison.tolerance:g} %"
@@ -123,7 +123,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _operation(record: Record) -> str | None:
-    """The test's name without the ways its binary is named."""
+    """The test's name without the suffixes of its binary."""
     return None if record.program is None else record.program.removesuffix("_mpi").removesuffix("_perf")
 
 
@@ -147,22 +147,22 @@ def _line(
     wrong = [name for name, cycles in (("A", before), ("B", after)) if any(c.wrong for c in cycles)]
     ratio = _ratio(a, b)
     if wrong:
-        told, ok, ratio = f"wrong data in {' and '.join(wrong)}", False, math.nan
+        reason, ok, ratio = f"wrong data in {' and '.join(wrong)}", False, math.nan
     elif a is None:
-        told, ok = "only in B", True
+        reason, ok = "only in B", True
     elif b is None:
-        told, ok = "missing in B", False
+        reason, ok = "missing in B", False
     elif not math.isfinite(ratio):
-        told, ok = "not a number", False
+        reason, ok = "not a number", False
     else:
         ok = abs(ratio - 1) <= tolerance + ROUNDING
         better = (ratio < 1) == (metric == "time")
-        told = "ok" if ok else "faster" if better else "slower"
-    return Line(key, placement, a, b, ratio, told, ok)
+        reason = "ok" if ok else "faster" if better else "slower"
+    return Line(key, placement, a, b, ratio, reason, ok)
 
 
 def _ratio(a: float | None, b: float | None) -> float:
-    """b / a; 1 for equal values, zeros too (one rank's busbw); NaN where there is none."""
+    """b / a; 1 for equal values, even zeros (busbw of one rank); NaN if there is no ratio."""
     if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
         return math.nan
     if a == b:
@@ -171,7 +171,7 @@ def _ratio(a: float | None, b: float | None) -> float:
 
 
 def _distance(ratio: float) -> float:
-    """How far from one, the same for x and 1 / x; a ratio that is none is farthest."""
+    """Distance from one, the same for x and 1 / x; infinite for a ratio that is not a positive number."""
     return abs(math.log(ratio)) if math.isfinite(ratio) and ratio > 0 else math.inf
 
 

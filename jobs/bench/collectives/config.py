@@ -10,10 +10,10 @@ from jobs.measure.sizes import MIB
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Sizes in bytes. datatypes, reductions: what -d and -o say, with `all` written out. root: -1 for all.
-
-    timeout: seconds without progress; 0 for no limit. cta_policy: None for the library's own.
+class SweepSettings:
+    """nccl-tests' options. Sizes in bytes. datatypes, reductions: of -d and -o, with `all` expanded. root: -1
+    for all in turn. timeout: seconds without progress; 0 for no limit. cta_policy: None for the library's
+    default.
     """
 
     minbytes: int = 32 * MIB
@@ -43,13 +43,13 @@ class Settings:
     per_iter_skip: int = 0
 
     def sizes(self) -> Sequence[int]:
-        """The sizes measured, in order."""
+        """The sizes to measure, in order."""
         if self.stepfactor == 1:
             return range(self.minbytes, self.maxbytes + 1, self.stepbytes)
         return self._growing(self.stepfactor)
 
     def warmup_sizes(self) -> Sequence[int]:
-        """The sizes warmed up: always doubling, whatever the steps are."""
+        """The sizes to warm up: always doubling, whatever the step is."""
         return self._growing(2)
 
     def _growing(self, factor: int) -> list[int]:
@@ -61,13 +61,13 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """operations: in turn. names, wide: more lines, more columns. output_file: of -J. split, split_mask: as
-    nccl-tests' variables say them. min_busbw, link_rate: GB/s. spread, matrix, matrix_scale: of alltoallv.
-    pairs: of pingpong."""
+class BenchOptions:
+    """All options of a command. operations: measured in turn. names, wide: print more lines, more columns.
+    output_file: of -J. split, split_mask: as in nccl-tests' variables. min_busbw, link_rate: GB/s. spread,
+    matrix, matrix_scale: of alltoallv. pairs: of pingpong."""
 
     operations: tuple[str, ...]
-    settings: Settings
+    settings: SweepSettings
     names: bool = False
     wide: bool = False
     output_file: str | None = None
@@ -84,10 +84,10 @@ class Asked:
 
     @property
     def wire(self) -> bool:
-        """Whether the links' rates are asked for."""
+        """Whether an output shows wire rates."""
         return self.wide or any((self.output_file, self.json_lines, self.plot))
 
     @property
     def detail(self) -> bool:
-        """Whether each call's beginning is stamped, for which Python stands between the calls."""
+        """Whether to take the time before each call, which runs Python between the calls."""
         return self.names or self.wide or self.json_lines is not None or self.settings.per_iter_timing

@@ -1,7 +1,7 @@
-"""Split ranks: which group a rank is in, and each group's own figures.
+"""Split ranks: the group of a rank, and the figures of each group.
 
-nccl-tests averages over all ranks whatever the split, so that one slow group of eight makes an average that
-is an eighth slower and no name.
+nccl-tests averages over all ranks whatever the split: one slow group of eight makes the average an eighth
+slower, and no line names it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import runner
-from jobs.bench.collectives.results import Group, Wrong
+from jobs.bench.collectives.results import Group, RankMismatch
 from jobs.bench.collectives.specs import bandwidths
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def color_of(rank: int, split: str | None, mask: str | None) -> int:
         try:
             return rank & int(mask, 16)
         except ValueError as reason:
-            raise runner.UserError("the split mask is no hexadecimal number", got=repr(mask)) from reason
+            raise runner.UserError("the split mask is not a hexadecimal number", got=repr(mask)) from reason
     if not split:
         return 0
     match = re.fullmatch(r"\s*(AND|OR|MOD|DIV|[&|%/])\s*(0x[0-9a-f]+|0b[01]+|\d+)\s*", split, re.IGNORECASE)
@@ -57,10 +57,10 @@ def grouped_figures(
     bench: Bench,
     point: Point,
     by_rank: Sequence[float],
-    findings: Sequence[Wrong] | None,
+    findings: Sequence[RankMismatch] | None,
     average: Callable[[Sequence[float]], float],
 ) -> tuple[Group, ...]:
-    """One for each color, averaged over its own ranks only; none where there is but one."""
+    """Figures of each color, averaged over its own ranks only; empty if there is only one color."""
     colors = sorted({*bench.colors})
     if len(colors) == 1:
         return ()

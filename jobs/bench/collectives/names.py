@@ -1,6 +1,6 @@
-"""Who: the ranks and groups behind a row's numbers, as comment lines (--names).
+"""The ranks and groups behind a row's numbers, as comment lines (--names).
 
-The words "out of place" go without hyphens: programs take the last line with "out-of-place" for the titles.
+"out of place" is written without hyphens: programs take the last line with "out-of-place" for the titles.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from jobs.bench.collectives.results import Group, Header, Row, Wrong
+from jobs.bench.collectives.results import Group, Header, RankMismatch, Row
 
 
 def names(measured: Row, known: Header) -> str:
-    """Who: a line for every rank with wrong data, for every group, for the slowest and the last to arrive."""
+    """A line for every rank with wrong data, every group, the slowest rank and the last one to arrive."""
     hosts = {seat.rank: f"rank {seat.rank} (host {seat.host}, device {seat.device})" for seat in known.seats}
     lines: list[str] = []
     for place, values in (("out of place", measured.out_of_place), ("in place", measured.in_place)):
@@ -22,9 +22,9 @@ def names(measured: Row, known: Header) -> str:
         if values.by_rank:
             slow = largest(values.by_rank)
             lines.append(f"slowest: {hosts[slow]} {place}: {_microseconds(values.by_rank[slow])}")
-        if values.lateness:
-            last = largest(values.lateness)
-            late = _microseconds(values.lateness[last])
+        if values.arrival_skew:
+            last = largest(values.arrival_skew)
+            late = _microseconds(values.arrival_skew[last])
             lines.append(f"last to arrive: {hosts[last]} {place}: {late} after the median rank")
     return "".join(f"#   {line}\n" for line in lines)
 
@@ -39,7 +39,7 @@ def mismatches(measured: Row) -> list[str]:
     ]
 
 
-def _wrong(place: str, wrong: Wrong) -> str:
+def _wrong(place: str, wrong: RankMismatch) -> str:
     text = f"wrong: rank {wrong.rank} (host {wrong.host}, {wrong.device}) {place}: "
     text += f"{_count(wrong.count, 'element')}, first at {wrong.offset}: got {wrong.got}, "
     text += f"expected {wrong.expected}, {_count(wrong.flipped_bits, 'bit')} flipped"

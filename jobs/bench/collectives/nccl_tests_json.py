@@ -1,9 +1,9 @@
-"""The JSON of -J: nccl-tests' version 3, key by key and type by type, and the same rows one a line.
+"""The JSON of -J: nccl-tests' version 3, key by key and type by type; and the same rows as JSON lines.
 
-What nccl-tests does not have stands under one extra key, "meshrun", at the top and in each result.
-Its ways are kept where programs may depend on them: yes and no are the texts "true" and "false", the root is
-text of width 6, a number that JSON cannot write is the text "nan" or "inf". Its list of the whole environment
-is not kept, because that holds secrets.
+What nccl-tests does not have is under one extra key, "meshrun", at the top and in each result. Its
+conventions are kept, as programs may depend on them: booleans are the strings "true" and "false", the root is
+a string of width 6, NaN and infinity are strings. Its list of the whole environment is reduced, because that
+holds secrets.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.results import Footer, Header, Iterations, Measured, Row
+from jobs.bench.collectives.config import SweepSettings
+from jobs.bench.collectives.results import Footer, Header, Iterations, Measurement, Row
 from jobs.measure.record_file import recorded_environment
 
 FILE_VERSION = 3
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def record(
-    settings: Settings,
+    settings: SweepSettings,
     header: Header,
     rows: Sequence[Row],
     footer: Footer,
@@ -35,9 +35,9 @@ def record(
     started: float,
     ended: float,
 ) -> str:
-    """The file's text. args: the command's words. started, ended: seconds since the epoch.
+    """The file's text. args: of the command line. started, ended: seconds since the epoch.
 
-    environment: all of it; what is written is the part that `recorded_environment` names.
+    environment: the whole; `recorded_environment` chooses what is written.
     """
     average, least = footer.average_busbw, footer.minimum_busbw
     return _dump(
@@ -61,14 +61,14 @@ def record(
     )
 
 
-def together(documents: Mapping[str, str]) -> str:
-    """One document of several operations: under "operations", each one's own by its name, a line each."""
+def combined(documents: Mapping[str, str]) -> str:
+    """One document of several operations: under "operations" each one's document by name, a line each."""
     lines = ",\n".join(f"{json.dumps(name)}: {text.rstrip()}" for name, text in documents.items())
     return f'{{"operations": {{\n{lines}\n}}}}\n'
 
 
-def json_line(settings: Settings, header: Header, row: Row) -> str:
-    """One row as one line of JSON that can be read without the others."""
+def json_line(settings: SweepSettings, header: Header, row: Row) -> str:
+    """One row as a self-contained line of JSON."""
     result = _result(settings, row)
     result["meshrun"] |= _origin(header)
     return _dump({"nccl_version": header.library, **result})
@@ -96,7 +96,7 @@ def _origin(header: Header) -> Json:
     }
 
 
-def _config(settings: Settings, header: Header) -> Json:
+def _config(settings: SweepSettings, header: Header) -> Json:
     by_factor = settings.stepfactor > 1
     step = {"step_factor": settings.stepfactor} if by_factor else {"step_bytes": settings.stepbytes}
     return {
@@ -129,7 +129,7 @@ def _config(settings: Settings, header: Header) -> Json:
     }
 
 
-def _result(settings: Settings, row: Row) -> Json:
+def _result(settings: SweepSettings, row: Row) -> Json:
     result: Json = {
         "size": row.size,
         "count": row.count,
@@ -163,11 +163,12 @@ def _iterations(iterations: Iterations) -> Json:
     return result
 
 
-def _more(measured: Measured) -> Json:
-    """What nccl-tests does not tell; seconds."""
+def _more(measured: Measurement) -> Json:
+    """What nccl-tests does not have; times in seconds."""
     return {
         "seconds_by_rank": measured.by_rank,
-        "lateness": measured.lateness,
+        "arrival_skew": measured.arrival_skew,
+        "lateness": measured.arrival_skew,  # the former name, for one release
         "wire": measured.wire,
         "wire_percent": measured.wire_percent,
         "groups": [asdict(group) for group in measured.groups],

@@ -1,8 +1,8 @@
-"""The text of nccl-tests 2.19.6, byte for byte in layout, and two kinds of lines and columns that it lacks.
+"""The text of nccl-tests 2.19.6 in its exact layout, and lines and columns of our own.
 
-Functions return whole lines and print nothing. Programs read this text by its words: lines that nccl-tests
-does not have must begin with "# " and hold neither "out-of-place" (the last line with it is taken for the
-titles), nor "bandwidth" (the first line with it is taken for the average), nor "FAILED".
+Functions return whole lines and print nothing. Programs parse this text by its words: a line that nccl-tests
+does not have must begin with "# " and contain neither "out-of-place" (they take the last such line for the
+titles), nor "bandwidth" (the first such line for the average), nor "FAILED".
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import time
 
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.names import largest
-from jobs.bench.collectives.results import Footer, Header, Measured, Memory, Row
+from jobs.bench.collectives.results import Footer, Header, Measurement, Memory, Row
 
 VERSION = "2.19.6"
 STAMP = "%Y-%m-%d %H:%M:%S"
@@ -38,9 +38,9 @@ BOLD_RED, GREEN, DIM, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def figure(value: float, width: int) -> str:
-    """A number as getFloatStr (util.cu) writes it: as many decimals, at most two, as the width has room for.
+    """A number as getFloatStr (util.cu) writes it: as many decimals, at most two, as fit into the width.
 
-    One too large for its whole digits gets an exponent, and is cut where that does not fit either.
+    A number whose integer digits do not fit gets an exponent, and is cut if that does not fit either.
     """
     for decimals in (2, 1, 0):
         text = f"{value:{width}.{decimals}f}"
@@ -49,8 +49,8 @@ def figure(value: float, width: int) -> str:
     return f"{value:{width}.{1 if width >= 7 else 0}e}"[:width]
 
 
-def header(settings: Settings, known: Header, wide: bool = False) -> str:
-    """Everything before the first row, the column titles included."""
+def header(settings: SweepSettings, known: Header, wide: bool = False) -> str:
+    """Everything before the first row, including the column titles."""
     step, unit = (settings.stepfactor, "factor") if settings.stepfactor > 1 else (settings.stepbytes, "bytes")
     lines = [
         f"# nccl-tests version {VERSION} nccl-headers={known.library} nccl-library={known.library}",
@@ -76,7 +76,7 @@ def header(settings: Settings, known: Header, wide: bool = False) -> str:
     return "\n".join([*lines, "#", *_titles(settings, wide)]) + "\n"
 
 
-def row(settings: Settings, measured: Row, wide: bool = False) -> str:
+def row(settings: SweepSettings, measured: Row, wide: bool = False) -> str:
     """One size, both placements."""
     text = f"{measured.size:12d}  {measured.count:12d}  {measured.datatype:>8s}  {measured.reduction:>6s}  "
     text += f"{measured.root:6d}"
@@ -88,8 +88,8 @@ def row(settings: Settings, measured: Row, wide: bool = False) -> str:
     return text + "\n"
 
 
-def footer(settings: Settings, known: Footer, program: str, error: str = "") -> str:
-    """Everything after the last row. error: what the library said last; without it, the footer's own."""
+def footer(settings: SweepSettings, known: Footer, program: str, error: str = "") -> str:
+    """Everything after the last row. error: the library's last error; empty to use the footer's errors."""
     verdict = ""
     if known.minimum_busbw is not None:
         verdict = "FAILED" if known.average_busbw < 0.9 * known.minimum_busbw else "OK"
@@ -106,7 +106,7 @@ def footer(settings: Settings, known: Footer, program: str, error: str = "") -> 
 
 
 def colour(text: str, measured: Row) -> str:
-    """A row's text with ANSI colours; what is seen stays the same, character by character."""
+    """A row's text with ANSI colours; the visible characters stay the same."""
     paint, column = {}, 5
     for values in (measured.out_of_place, measured.in_place):
         paint[column + 2] = GREEN if values.busbw > 0 else DIM
@@ -118,8 +118,8 @@ def colour(text: str, measured: Row) -> str:
     )
 
 
-def _titles(settings: Settings, wide: bool) -> list[str]:
-    """Three lines of titles; they end in a blank, as nccl-tests' do."""
+def _titles(settings: SweepSettings, wide: bool) -> list[str]:
+    """Three lines of titles, with nccl-tests' trailing blank."""
     over = "           out-of-place                       in-place          "
     if settings.per_iter_timing:
         over = (
@@ -139,7 +139,7 @@ def _titles(settings: Settings, wide: bool) -> list[str]:
     return [f"# {'':10s}  {'':12s}  {'':8s}  {'':6s}  {'':6s}{over}", f"# {titles}", f"# {units}"]
 
 
-def _cells(settings: Settings, values: Measured) -> str:
+def _cells(settings: SweepSettings, values: Measurement) -> str:
     seconds = values.cpu_seconds if settings.report_cputime else values.seconds
     text = f"  {figure(seconds * 1e6, 7)}  {figure(values.algbw, 6)}  {figure(values.busbw, 6)}"
     # N/A stands one column short of #wrong's other values, as it does in nccl-tests.
@@ -151,12 +151,12 @@ def _cells(settings: Settings, values: Measured) -> str:
     return text
 
 
-def _wide_cells(values: Measured) -> str:
+def _wide_cells(values: Measurement) -> str:
     cells = [
         "-" if values.wire is None else figure(values.wire, 6),
         "-" if values.wire_percent is None else figure(values.wire_percent, 6),
     ]
-    for seconds in (values.by_rank, values.lateness):
+    for seconds in (values.by_rank, values.arrival_skew):
         cells += [str(largest(seconds)), figure(max(seconds) * 1e6, 7)] if seconds else ["-", "-"]
     return "".join(f"  {cell:>{width}s}" for cell, (_, _, width) in zip(cells, WIDE, strict=True))
 
@@ -172,7 +172,7 @@ def _memory(used: Memory) -> str:
 
 
 def _amount(size: int) -> str:
-    """Bytes with three digits or so, in nccl-tests' units: powers of 1024 under decimal names."""
+    """Bytes with about three digits in nccl-tests' units: powers of 1024 with decimal names."""
     amount, unit = float(size), "B"
     for power, name in ((30, "GB"), (20, "MB"), (10, "KB")):
         if abs(amount) >= 1 << power:

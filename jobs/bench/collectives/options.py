@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import runner
-from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.command_base import PLOT, BadUsage, Command, Size
 from jobs.measure.exit_codes import Finite, StrictCommand
 from jobs.measure.sizes import size_text
@@ -43,11 +43,11 @@ class BenchCommand(StrictCommand):
 
 
 class BenchGroup(BenchCommand, click.Group):
-    """A group of such commands, which says so too when none of them, or no such one, is named."""
+    """A group of such commands; a missing or unknown command is a usage error with the same status."""
 
 
 class Choices(click.ParamType[tuple[str, ...]]):
-    """One of some words, or `all`: a tuple of them."""
+    """One of some words, or `all`; converts to a tuple."""
 
     name = "word"
 
@@ -69,7 +69,7 @@ class Choices(click.ParamType[tuple[str, ...]]):
 
 def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Command], Command]:
     """nccl-tests' -x and --long_name."""
-    default = next((field.default for field in fields(Settings) if field.name == name), None)
+    default = next((field.default for field in fields(SweepSettings) if field.name == name), None)
     keywords = {"default": default, "help": help, "metavar": "N", **keywords}
     if isinstance(keywords["type"], Size):
         keywords |= {"metavar": "BYTES", "default": size_text(keywords["default"])}
@@ -78,14 +78,14 @@ def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Comm
 
 
 def only_one(ctx: click.Context, param: click.Parameter, value: int) -> int:
-    """For -t and -g, which scripts pass as 1."""
+    """Accept only 1 for -t and -g, which scripts pass."""
     if value != 1:
         raise click.BadParameter(ONE_PROCESS_PER_GPU, ctx, param)
     return value
 
 
 def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
-    """For -D, which scripts pass as 0, and for -V, which has no meaning without."""
+    """Accept only 0 for -D, which scripts pass, and for -V, which has no meaning without -D."""
     if value:
         raise click.BadParameter(NO_DEVICE_API, ctx, param)
 
@@ -97,83 +97,88 @@ ZERO_OR_ONE = click.IntRange(0, 1)
 LETTERS = {
     "-b": option("-b", "minbytes", "First size.", type=Size()),
     "-e": option("-e", "maxbytes", "Last size.", type=Size()),
-    "-i": option("-i", "stepbytes", "From size to size, where -f is 1.", type=Size()),
-    "-f": option("-f", "stepfactor", "From size to size, times this.", type=click.IntRange(min=1)),
+    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=Size()),
+    "-f": option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1)),
     "-n": option("-n", "iters", "Timed iterations.", type=click.IntRange(min=1)),
-    "-w": option("-w", "warmup_iters", "Iterations before, for each size.", type=NATURAL),
+    "-w": option("-w", "warmup_iters", "Warm-up iterations of each size.", type=NATURAL),
     "-m": option("-m", "agg_iters", "Operations in one NCCL group.", type=click.IntRange(min=1)),
-    "-N": option("-N", "run_cycles", "Times through all sizes; 0 for ever.", type=NATURAL),
-    "-a": option("-a", "average", "Time: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
-    "-p": option("-p", "parallel_init", "No effect: a process has one GPU.", type=ZERO_OR_ONE, default=0),
-    "-c": option("-c", "check", "Checks of each result; 0 for none.", type=NATURAL),
+    "-N": option("-N", "run_cycles", "Cycles through all sizes; 0 for ever.", type=NATURAL),
+    "-a": option("-a", "average", "Of ranks: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
+    "-p": option("-p", "parallel_init", "No effect: each process has one GPU.", type=ZERO_OR_ONE, default=0),
+    "-c": option("-c", "check", "Number of checks of each result.", type=NATURAL),
     "-o": option("-o", "op", REDUCTIONS.listed, type=REDUCTIONS, default="sum", metavar="WORD"),
     "-d": option("-d", "datatype", DATATYPES.listed, type=DATATYPES, default="float", metavar="WORD"),
-    "-r": option("-r", "root", "Root rank; -1 for all in turn.", type=click.IntRange(min=-1)),
+    "-r": option("-r", "root", "Root rank; -1: all in turn.", type=click.IntRange(min=-1)),
     "-z": option(
-        "-z", "blocking", "Wait for each call: 1 with a barrier, 2 without, 3 barrier not timed.",
+        "-z", "blocking", "Wait for each call: 1 with a barrier, 2 without, 3 with an untimed barrier.",
         type=click.IntRange(0, 3),
     ),
-    "-y": option("-y", "stream_null", "On CUDA's default stream.", type=ZERO_OR_ONE, default=0),
-    "-T": option("-T", "timeout", "End the run when stuck so many seconds.", type=NATURAL),
-    "-G": option("-G", "cudagraph", "Launch all as one CUDA graph, so often.", type=NATURAL),
-    "-C": option("-C", "report_cputime", "Show the time to queue instead.", type=ZERO_OR_ONE, default=0),
-    "-S": option("-S", "report_timestamps", "Show when a row was done.", type=ZERO_OR_ONE, default=0),
-    "-J": option("-J", "output_file", "Write nccl-tests' JSON there.", type=str, metavar="FILE.json"),
-    "-R": option("-R", "local_register", "Register: 1 local, 2 symmetric.", type=click.IntRange(0, 2)),
-    "-x": option("-x", "cta_policy", "NCCL's: 0 default, 1 efficiency, 2 zero.", type=click.IntRange(0, 2)),
+    "-y": option("-y", "stream_null", "Use CUDA's default stream.", type=ZERO_OR_ONE, default=0),
+    "-T": option("-T", "timeout", "Abort after N seconds without progress.", type=NATURAL),
+    "-G": option("-G", "cudagraph", "Launch all calls as a CUDA graph, N times.", type=NATURAL),
+    "-C": option("-C", "report_cputime", "Report the time to queue instead.", type=ZERO_OR_ONE, default=0),
+    "-S": option("-S", "report_timestamps", "Show when each row was done.", type=ZERO_OR_ONE, default=0),
+    "-J": option("-J", "output_file", "Write nccl-tests' JSON.", type=str, metavar="FILE.json"),
+    "-R": option("-R", "local_register", "Registration: 1 local, 2 symmetric.", type=click.IntRange(0, 2)),
+    "-x": option("-x", "cta_policy", "Policy: 0 default, 1 efficiency, 2 zero.", type=click.IntRange(0, 2)),
     "-M": option("-M", "memory", "Report GPU memory.", type=ZERO_OR_ONE, default=0),
-    "-u": option("-u", "unalign", "Shift the buffers by so many elements.", type=NATURAL),
+    "-u": option("-u", "unalign", "Shift the buffers by N elements.", type=NATURAL),
     "-I": option("-I", "per_iter_timing", "Time single iterations.", type=ZERO_OR_ONE, default=0),
-    "-K": option("-K", "per_iter_skip", "Leave so many first ones out of -I's summary.", type=NATURAL),
+    "-K": option("-K", "per_iter_skip", "Leave the first N out of the summary of -I.", type=NATURAL),
     "-t": option("-t", "nthreads", "1.", type=int, default=1, callback=only_one, hidden=True),
     "-g": option("-g", "ngpus", "1.", type=int, default=1, callback=only_one, hidden=True),
     "-D": option("-D", "device_implementation", "No.", type=int, callback=no_device_api, hidden=True),
     "-V": option("-V", "device_cta_count", "No.", type=int, callback=no_device_api, hidden=True),
 }  # fmt: skip
 
-NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {field.name for field in fields(Settings)}
+NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {
+    field.name for field in fields(SweepSettings)
+}
 LINK_RATE = click.option(
     "--link-rate", type=Finite(min=0, min_open=True), metavar="GB/s",
-    help="The tight link's nominal rate, where the machine does not tell.",
+    help="Nominal rate of the tightest link, if the machine does not report it.",
 )  # fmt: skip
 SPLITS = (
-    click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8", help="Split: rank AND, OR, MOD, DIV."),
-    click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX", help="Split by rank AND it."),
-)
+    click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8",
+                 help="Split the ranks by AND, OR, MOD or DIV."),
+    click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX",
+                 help="Split the ranks by AND with a mask."),
+)  # fmt: skip
 OURS = (
     click.option("--names", is_flag=True, help="Name ranks and groups below each row."),
     click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
-    click.option("--json-lines", metavar="FILE", help="Write each row there as it is measured."),
+    click.option("--json-lines", metavar="FILE", help="Append each row as soon as it is measured."),
     PLOT,
     LINK_RATE,
     *SPLITS,
     click.option(
         "--min-busbw", envvar="NCCL_TESTS_MIN_BW", type=float, metavar="GB/s",
-        help="Fail, status 7, where the average is below 0.9 of it.",
+        help="Exit with 7 if the average is below 0.9 of it.",
     ),
 )  # fmt: skip
 
 TRAFFIC = (
     click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=Finite(0, 1), default=1.0,
-                 show_default=True, help="0 alike to all ... 1 by distance."),
+                 show_default=True, help="0: the same to all; 1: by distance."),
     click.option("--matrix", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_FILE", type=click.Path(path_type=Path),
-                 metavar="FILE", help="Bytes from each rank to each."),
+                 metavar="FILE", help="File with bytes from each rank to each."),
     click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
-                 type=Finite(min=0, min_open=True), default=1.0, help="Times this.", show_default=True),
+                 type=Finite(min=0, min_open=True), default=1.0, show_default=True,
+                 help="Multiply the matrix by it."),
 )  # fmt: skip
 
 
-def understood(operations: tuple[str, ...], words: dict[str, Any]) -> Asked:
-    """The options' values as what is to be measured; UsageError where they contradict each other."""
-    names = {field.name for field in fields(Settings)}
+def bench_options(operations: tuple[str, ...], words: dict[str, Any]) -> BenchOptions:
+    """The options of a command. Raises UsageError if they contradict each other."""
+    names = {field.name for field in fields(SweepSettings)}
     values = {name: words[name] for name in names if name in words}
-    flags = {field.name for field in fields(Settings) if field.type == "bool"}
+    flags = {field.name for field in fields(SweepSettings) if field.type == "bool"}
     values |= {name: bool(values[name]) for name in flags if name in values}
     if "op" in words:
         values["reductions"] = words["op"]
-    settings = Settings(**values, datatypes=words["datatype"])
+    settings = SweepSettings(**values, datatypes=words["datatype"])
     if settings.minbytes > settings.maxbytes:
-        raise click.UsageError(f"-b is over -e: {settings.minbytes} > {settings.maxbytes} bytes")
+        raise click.UsageError(f"-b is greater than -e: {settings.minbytes} > {settings.maxbytes} bytes")
     if settings.minbytes == 0:
         raise click.UsageError("-b 0: the smallest size is 1 byte")
     if settings.stepfactor == 1 and settings.stepbytes == 0:
@@ -189,5 +194,5 @@ def understood(operations: tuple[str, ...], words: dict[str, Any]) -> Asked:
     least = words.get("min_busbw")
     if least is not None and not 0 <= least < math.inf:
         raise click.UsageError(f"--min-busbw {least:g} (NCCL_TESTS_MIN_BW): a bandwidth is 0 GB/s or more")
-    extras = {field.name for field in fields(Asked)} - {"operations", "settings"}
-    return Asked(operations, settings, **{name: words[name] for name in extras if name in words})
+    extras = {field.name for field in fields(BenchOptions)} - {"operations", "settings"}
+    return BenchOptions(operations, settings, **{name: words[name] for name in extras if name in words})

@@ -1,8 +1,8 @@
-"""Two ranks and the way between them: latency, one-way and two-way bandwidth.
+"""Latency, one-way and two-way bandwidth between two ranks.
 
-Latency is half of a round trip, one message under way at a time. One-way: as many messages of one size
-as there are iterations, one after another, and a short answer when the last is there. Two-way: both send
-at once. nccl-tests has none of these; OSU's latency, bw and bibw measure the same over MPI.
+Latency is half of a round trip with one message in flight. One-way: the iterations' messages back to back,
+then a short answer to the last. Two-way: both send at the same time. nccl-tests has none of these; OSU's
+latency, bw and bibw measure the same over MPI.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import runner
 from jobs.bench.collectives import nccl_tests_text, session
-from jobs.bench.collectives.config import Asked
+from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.nccl_tests_text import figure
 from jobs.bench.collectives.results import Header
 from jobs.bench.collectives.screen import Screen
@@ -37,9 +37,9 @@ WIDTHS = (12, 12, 8, 6, 6, 8, 8, 8, 6)
 
 @dataclass(frozen=True)
 class Exchange:
-    """One pair and size. latency: seconds, one way. one_way, two_way: GB/s; two-way counts both directions.
+    """One pair and size. latency: seconds, one way. one_way, two_way: GB/s; two_way counts both directions.
 
-    wrong: elements that arrived wrong, in both directions; None where nothing was checked. finding: where.
+    wrong: elements, of both directions; None if not checked. finding: a sentence that says where.
     """
 
     size: int
@@ -54,19 +54,19 @@ class Exchange:
     finding: str = ""
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
-    """Every pair and size; the completion record."""
-    asked = world.control.broadcast(asked)
-    screen = Screen(world.rank == 0, asked, door.colour, door.columns)
-    pairs = parse_pairs(asked.pairs, world.size)
+def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context: Any) -> dict[str, Any]:
+    """Measure every pair and size; returns the completion record."""
+    options = world.control.broadcast(options)
+    screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
+    pairs = parse_pairs(options.pairs, world.size)
     found: list[Exchange] = []
     with (
-        watching(world, ending, asked.settings.timeout) as trail,
-        session.opened(world, world.control, asked, "sendrecv", trail, [0] * world.size) as opened,
+        watching(world, ending, options.settings.timeout) as progress,
+        session.opened(world, world.control, options, "sendrecv", progress, [0] * world.size) as opened,
     ):
         bench = opened.bench
-        kept = open_record(world, asked.output_file, screen.line)
-        screen.line(_header(asked, opened.header))
+        record_file = open_record(world, options.output_file, screen.line)
+        screen.line(_header(options, opened.header))
         for source, target in pairs:
             for name in bench.settings.datatypes:
                 for size in bench.settings.sizes():
@@ -76,10 +76,11 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         document = {
             "program": "pingpong",
             "backend": opened.header.backend,
-            "seats": [asdict(seat) for seat in opened.header.seats],
+            "ranks": [asdict(seat) for seat in opened.header.seats],
+            "seats": [asdict(seat) for seat in opened.header.seats],  # the former name, for one release
             "results": [asdict(one) for one in found],
         }
-        kept.write(lambda: json.dumps(document) + "\n", last=True)
+        record_file.write(lambda: json.dumps(document) + "\n", last=True)
     wrong = [one for one in found if one.wrong]
     screen.line(f"# Out of bounds values : {len(wrong)} {'FAILED' if wrong else 'OK'}\n#\n")
     if wrong:
@@ -88,7 +89,7 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
 
 
 def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
-    """ "0-3,1-2", or "all"; "ends" is the first and the last rank. Raises UserError."""
+    """Pairs of "0-3,1-2", "all", or "ends" (the first and the last rank). Raises UserError."""
     if ranks < 2:
         raise runner.UserError(
             "pingpong needs two ranks", got="1", hint="meshrun -n 2 bench pingpong", everywhere=True
@@ -119,7 +120,7 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
     label = f"pingpong {datatype.name}, {nbytes} B, ranks {source} and {target}"
     bench.checks += 1
     timings, wrong, finding = (0.0, 0.0, 0.0), 0, ""
-    bench.trail.begin(label, "waiting for other pairs")
+    bench.progress.begin(label, "waiting for other pairs")
     if rank in (source, target):
         peer = target if rank == source else source
         start = Place(bench.send), Place(bench.recv)
@@ -134,7 +135,7 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
         timings = _timings(bench, whole, peer, leads=rank == source)
         if settings.check:
             wrong, finding = _check(bench, whole, nbytes, peer, rank == target)
-    bench.trail.done("waiting for other pairs")
+    bench.progress.done("waiting for other pairs")
     everyone = bench.everyone.allgather((timings, wrong, finding))
     round_trip, one_way, two_way = everyone[source][0]
     rate = nbytes / 1e9
@@ -147,21 +148,21 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
 
 
 def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, float, float]:
-    """Seconds of a round trip, of one message in a stream of them, and of an exchange."""
+    """Seconds of a round trip, of one message of a sequence, and of an exchange."""
     group, iterations = bench.group, bench.settings.iters
     answer = Call(
         "sendrecv", call.send, call.recv, session.SHORTEST_MESSAGE // call.datatype.itemsize, call.datatype
     )
     send, receive = group.message(call, send_to=peer), group.message(call, receive_from=peer)
     both = group.message(call, send_to=peer, receive_from=peer)
-    told, heard = group.message(answer, send_to=peer), group.message(answer, receive_from=peer)
+    answering, awaiting = group.message(answer, send_to=peer), group.message(answer, receive_from=peer)
     there_and_back = [send, receive] if leads else [receive, send]
-    stream = [send] * iterations + [heard] if leads else [receive] * iterations + [told]
+    stream = [send] * iterations + [awaiting] if leads else [receive] * iterations + [answering]
 
     def timed(calls: Sequence[Callable[[], object]]) -> float:
-        group.issue([both] if bench.settings.warmup_iters else [])  # in step, whoever was first
+        group.issue([both] if bench.settings.warmup_iters else [])  # both in step
         group.wait()
-        bench.trail.enter(1)
+        bench.progress.enter(1)
         return host_seconds(lambda: group.issue(calls), wait=group.wait) / iterations
 
     group.issue(there_and_back * bench.settings.warmup_iters)
@@ -174,7 +175,7 @@ def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, f
 
 
 def _check(bench: Bench, call: Call, nbytes: int, peer: int, second: bool) -> tuple[int, str]:
-    """What is wrong with what the peer sent, after one exchange on a poisoned buffer."""
+    """Number of wrong elements from the peer after one exchange into a poisoned buffer, and a sentence."""
     poison(call.recv.bytes(nbytes))
     bench.world.backend.synchronize()
     bench.group.issue([bench.group.message(call, send_to=peer, receive_from=peer)])
@@ -190,8 +191,8 @@ def _check(bench: Bench, call: Call, nbytes: int, peer: int, second: bool) -> tu
     )
 
 
-def _header(asked: Asked, header: Header) -> str:
-    lines = [line for line in nccl_tests_text.header(asked.settings, header).splitlines() if "Rank" in line]
+def _header(options: BenchOptions, header: Header) -> str:
+    lines = [line for line in nccl_tests_text.header(options.settings, header).splitlines() if "Rank" in line]
     titles = ["#" + _cells(row)[1:] for row in TITLES]
     return (
         "\n".join(

@@ -40,7 +40,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Limit:
-    """A rate that bandwidth cannot pass, GB/s."""
+    """An upper limit of bandwidth, GB/s."""
 
     label: str
     busbw: float
@@ -48,7 +48,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Scaled:
-    """One number of ranks. busbw, wire: GB/s. efficiency: a fraction. None where not known."""
+    """One number of ranks. busbw, wire: GB/s. efficiency: a fraction. None if unknown."""
 
     ranks: int
     busbw: float | None
@@ -57,7 +57,7 @@ class Scaled:
 
 
 def series(record: Record, label: str | None = None) -> list[Series]:
-    """A record as lines, one for each datatype, reduction and root in it; cycles by their medians."""
+    """The lines of a record: one for each datatype, reduction and root; medians over cycles."""
     name = Path(record.name).name if label is None else label
     kinds = list(dict.fromkeys((key.datatype, key.reduction, key.root) for key in record.rows))
     found = []
@@ -78,11 +78,10 @@ def series(record: Record, label: str | None = None) -> list[Series]:
 
 
 def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: Sequence[Limit] = ()) -> None:
-    """Latency and bus bandwidth against size, log axes; out of place solid, in place dashed.
+    """Plot time and bus bandwidth against size on logarithmic axes; out of place solid, in place dashed.
 
-    What a logarithm cannot show (size 0, one rank's bandwidth 0) is left out of the panels, not of the
-    table of numbers under an .html figure. Raises UserError for other suffixes than .html, .png and .svg,
-    without matplotlib, or where the file cannot be written.
+    Values that have no logarithm (size 0, bandwidth 0 of one rank) are left out of the panels, but not of the
+    table of an .html file. Raises UserError as `jobs.measure.plots.save`.
     """
 
     def draw(figure: Figure) -> None:
@@ -125,7 +124,7 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
 
 
 def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") -> None:
-    """Bandwidth, wire rate and efficiency against the number of ranks; errors as for `plot`."""
+    """Plot bandwidth, wire rate and efficiency against the number of ranks; errors as for `plot`."""
 
     def draw(figure: Figure) -> None:
         bandwidth, efficiency = figure.subplots(1, 2)

@@ -1,4 +1,4 @@
-"""Measurements read back: text (also amid a launcher's output) and JSON, of nccl-tests and of meshrun."""
+"""Read measurements of nccl-tests and meshrun back: text, also within a launcher's output, and JSON."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.results import Header, Measured, Row
+from jobs.bench.collectives.config import SweepSettings
+from jobs.bench.collectives.results import Header, Measurement, Row
 
 PLACEMENTS = {"out_of_place": "out of place", "in_place": "in place"}
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# Looked for anywhere in a line, because launchers put words before it: "[1,0]<stdout>:", "0: ", a time.
+# Found anywhere in a line, because launchers prefix lines: "[1,0]<stdout>:", "0: ", a time.
 TITLES = re.compile(r"# +size +count +type +redop +root +((?:cpu)?time .*)")
 ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(runner.DATATYPES)}|char|int) +(.*)")
 PROGRAM = re.compile(r"# Collective test (?:starting|concluded): *(\S+)")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
-OTHERS = ("pingpong", "scale")  # of our own, whose JSON is not nccl-tests'
+OTHERS = ("pingpong", "scale")  # our own programs, whose JSON is not nccl-tests'
 AVERAGE = re.compile(r"# Avg bus bandwidth +: +([-+.0-9a-z]+)")
 
 
@@ -40,7 +40,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Figures:
-    """time_us: microseconds. algbw, busbw: GB/s. wrong: elements; None where not checked."""
+    """time_us: microseconds. algbw, busbw: GB/s. wrong: elements; None if not checked."""
 
     time_us: float
     algbw: float
@@ -53,10 +53,10 @@ Measurements = Mapping[Key, Mapping[str, tuple[Figures, ...]]]
 
 @dataclass(frozen=True)
 class Record:
-    """One file. rows: per key and placement, one Figures a cycle, in order.
+    """One file. rows: by key and placement, one Figures for each cycle, in order.
 
-    clock: "time", or "cputime" where -C was given. program, library: None where the file does not say.
-    average: GB/s, as the file says.
+    clock: "time", or "cputime" with -C. program, library: None if the file does not have them. average: the
+    file's, GB/s.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Record:
 
 
 def median(cycles: Iterable[Figures], metric: str) -> float:
-    """Of "time_us", "algbw" or "busbw"; NaN where any cycle is."""
+    """The median of "time_us", "algbw" or "busbw"; NaN if any cycle is NaN."""
     values = [float(getattr(figures, metric)) for figures in cycles]
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
@@ -84,9 +84,9 @@ def read(path: str | Path) -> Record:
 
 
 def read_each(path: str | Path) -> dict[str, Record]:
-    """The file's measurements, by operation where it is of several, else by "".
+    """The file's measurements: by operation if it has several, else by "".
 
-    Raises UserError where there are none, or some that cannot be made out.
+    Raises UserError if there are none, or some that cannot be parsed.
     """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -97,13 +97,13 @@ def read_each(path: str | Path) -> dict[str, Record]:
 
 
 def _operations(text: str) -> dict[str, str]:
-    """The documents in a document of several operations; by "" one that is of one, or no JSON."""
+    """The documents of a document of several operations; by "" the text itself if it is no such document."""
     if text.startswith('{"operations":'):
         try:
             parts = json.loads(text)["operations"]
             measured = {name: json.dumps(part) for name, part in parts.items() if part["results"]}
             return measured or {"": text}
-        except (json.JSONDecodeError, AttributeError, KeyError, TypeError):  # told when it is read
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError):  # reported when it is read
             pass
     return {"": text}
 
@@ -124,8 +124,8 @@ def _read(path: str, text: str) -> Record:
     return gathered.record()
 
 
-def of_rows(name: str, settings: Settings, header: Header, rows: Iterable[Row]) -> Record:
-    """What was just measured, as if it had been written and read back."""
+def of_rows(name: str, settings: SweepSettings, header: Header, rows: Iterable[Row]) -> Record:
+    """The record of what was just measured, as if it had been written and read back."""
     gathered = _Gathered(name)
     gathered.programs.add(header.program)
     gathered.clocks.add("cputime" if settings.report_cputime else "time")
@@ -133,14 +133,14 @@ def of_rows(name: str, settings: Settings, header: Header, rows: Iterable[Row]) 
     for row in rows:
         key = Key(row.size, row.count, row.datatype, row.reduction, row.root)
         for placement in PLACEMENTS:
-            of: Measured = getattr(row, placement)
+            of: Measurement = getattr(row, placement)
             seconds = of.cpu_seconds if settings.report_cputime else of.seconds
             gathered.add(key, placement, Figures(seconds * 1e6, of.algbw, of.busbw, of.wrong))
     return gathered.record()
 
 
 class _Gathered:
-    """What has been read so far; refuses what cannot stand in one record."""
+    """What has been read so far; raises UserError for what does not fit into one record."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -193,7 +193,7 @@ def _read_text(text: str, gathered: _Gathered) -> None:
                 key, placements = _row(titles, *found.groups())
             except (ValueError, IndexError) as reason:
                 raise runner.UserError(
-                    f"line {number} of {gathered.name} is a row cut short or mixed with other output",
+                    f"line {number} of {gathered.name} is a truncated row or is mixed with other output",
                     got=line.strip()[:120],
                     hint="nccl-tests' -J, or NCCL_DEBUG_FILE for NCCL's own messages",
                 ) from reason
@@ -205,9 +205,10 @@ def _read_text(text: str, gathered: _Gathered) -> None:
 def _row(
     titles: list[str], size: str, count: str, datatype: str, rest: str
 ) -> tuple[Key, dict[str, Figures]]:
-    """A row's meaning; ValueError or IndexError where its cells do not fit the titles."""
+    """Parse a row. Raises ValueError or IndexError if its cells do not fit the titles."""
     cells = rest.split()
-    reduction = cells.pop(0) if cells[0].isalpha() else "none"  # older all_gather and the like leave a blank
+    # Older versions leave it blank for operations without one.
+    reduction = cells.pop(0) if cells[0].isalpha() else "none"
     key = Key(int(size), int(count), datatype, reduction, int(cells.pop(0)))
     half = titles.index(titles[0], 1)
     columns = titles[:half]
@@ -227,7 +228,7 @@ def _read_json(text: str, gathered: _Gathered) -> None:
         try:
             document, documents = {}, [json.loads(line) for line in text.splitlines() if line.strip()]
         except json.JSONDecodeError as reason:
-            raise runner.UserError(f"{gathered.name} is JSON cut short", got=str(reason)) from reason
+            raise runner.UserError(f"{gathered.name} is truncated JSON", got=str(reason)) from reason
     if document.get("program") in OTHERS:
         raise runner.UserError(
             f"{gathered.name} is a record of {document['program']}, which has other rows",
@@ -256,7 +257,7 @@ def _add_json(row: dict[str, Any], gathered: _Gathered) -> None:
     key = Key(row["size"], row["count"], row["type"], row["redop"], int(row["root"]))
     for placement in PLACEMENTS:
         values = row[placement]
-        if values is None:  # a trace that was replayed has one placement
+        if values is None:  # a replayed trace has one placement
             continue
         clock = "cpu_time" if "cpu_time" in values else "time"
         gathered.clocks.add(clock.replace("_", ""))

@@ -1,4 +1,4 @@
-"""What was measured: a row for each size, two placements a row. Plain values, no behaviour."""
+"""Results: a row for each size, with two placements. Plain values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from jobs.measure.time_statistics import TimeStatistics, time_statistics
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """What one rank found wrong in its result.
+class RankMismatch:
+    """Wrong data in one rank's result.
 
-    rank: in the world. host: of it. device: its name for people, such as "GPU 3". count: elements.
-    offset: of the first wrong element, in elements from the start of the rank's result. got, expected:
-    that element. source: the world rank whose data belongs at that offset; None where every
-    rank's data is combined. flipped_bits: of that element.
+    rank: in the world. host: of that rank. device: its display name, such as "GPU 3". count: wrong elements.
+    offset: of the first wrong element, in elements from the start of the rank's result. got, expected: that
+    element. source: the world rank whose data belongs there; None if all ranks' data is combined.
+    flipped_bits: of that element.
     """
 
     rank: int
@@ -32,8 +32,8 @@ class Wrong:
 class Iterations:
     """Times of single iterations, seconds.
 
-    slowest: per iteration, the longest over ranks. by_rank: [rank][iteration]. skipped: how many leading
-    ones a summary leaves out.
+    slowest: of each iteration, the longest over ranks. by_rank: [rank][iteration]. skipped: leading
+    iterations that the summary leaves out.
     """
 
     slowest: tuple[float, ...]
@@ -47,10 +47,10 @@ class Iterations:
 
 @dataclass(frozen=True)
 class Group:
-    """One group's own figures, where the ranks were split. color: nccl-tests' group number.
+    """One group's figures, if the ranks were split. color: nccl-tests' group number.
 
     ranks: world ranks in it. seconds: averaged, as -a says, over its own ranks only. busbw: GB/s.
-    wrong: as in Measured.
+    wrong: as in Measurement.
     """
 
     color: int
@@ -62,15 +62,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One size and placement.
 
-    seconds: of one operation, over the ranks as -a says. cpu_seconds: until it was queued. algbw, busbw:
-    GB/s (1e9 bytes). wrong: elements, over all ranks; None where the result was not checked.
-    by_rank: each rank's own seconds. lateness: per rank, seconds by which it began its iterations after the
-    median rank, on a common clock, median over iterations; empty where arrivals were not stamped.
-    groups: one for each group; empty where the ranks were not split. wire, wire_percent: GB/s on the
-    tightest link and its share of that link's nominal rate; None where not known.
+    seconds: of one operation, over the ranks as -a says. cpu_seconds: until it was queued. algbw, busbw: GB/s
+    (1e9 bytes). wrong: elements, over all ranks; None if the result was not checked. by_rank: each rank's
+    seconds. arrival_skew: of each rank, seconds by which it began its iterations after the median rank, on a
+    common clock, median over iterations; empty if not measured. groups: empty if the ranks were not split.
+    wire, wire_percent: GB/s on the tightest link and its share of the nominal rate; None if unknown.
     """
 
     seconds: float
@@ -79,9 +78,9 @@ class Measured:
     busbw: float
     wrong: int | None
     by_rank: tuple[float, ...] = ()
-    findings: tuple[Wrong, ...] = ()
+    findings: tuple[RankMismatch, ...] = ()
     iterations: Iterations | None = None
-    lateness: tuple[float, ...] = ()
+    arrival_skew: tuple[float, ...] = ()
     groups: tuple[Group, ...] = ()
     wire: float | None = None
     wire_percent: float | None = None
@@ -89,9 +88,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One size: the first five columns, and both placements. count: elements, as NCCL's function takes it.
+    """One size: the first five columns, and both placements. count: elements, as NCCL's function takes them.
 
-    finished: seconds since the epoch when both were done.
+    finished: seconds since the epoch when both placements were done.
     """
 
     size: int
@@ -99,14 +98,14 @@ class Row:
     datatype: str
     reduction: str
     root: int
-    out_of_place: Measured
-    in_place: Measured
+    out_of_place: Measurement
+    in_place: Measurement
     finished: float = 0.0
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One rank's line in the header. group: its color. bus_id: "0000:00:00" where there is none."""
+class RankDevice:
+    """One rank's line in the header. group: its color. bus_id: "0000:00:00" if it has none."""
 
     rank: int
     group: int
@@ -131,13 +130,13 @@ class Header:
     """What is known before the first row.
 
     program: such as "all_reduce_perf". library: NCCL's version as a number, such as 22809; 0 without NCCL.
-    backend: how the bytes travel, for people. assumptions: sentences on how wire rates are worked out.
+    backend: the transport, as text. assumptions: sentences about how wire rates are computed.
     """
 
     program: str
     library: int
     backend: str
-    seats: tuple[Seat, ...]
+    seats: tuple[RankDevice, ...]
     assumptions: tuple[str, ...] = ()
 
 
@@ -145,8 +144,8 @@ class Header:
 class Footer:
     """What is known after the last row.
 
-    failures: how many rows and placements held wrong values, over ranks as nccl-tests counts them.
-    average_busbw: GB/s, over all rows and placements. minimum_busbw: what NCCL_TESTS_MIN_BW asks for.
+    failures: checks that found wrong values, summed over ranks as nccl-tests does. average_busbw: GB/s, over
+    all rows and placements. minimum_busbw: of --min-busbw, GB/s.
     """
 
     failures: int

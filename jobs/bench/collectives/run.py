@@ -1,4 +1,4 @@
-"""Every operation asked for, measured, shown and recorded, by all ranks."""
+"""The chosen operations, measured by all ranks; shown and recorded by rank 0."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.collectives.config import Asked, Settings
-from jobs.bench.collectives.nccl_tests_json import json_line, record, together
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.nccl_tests_json import combined, json_line, record
 from jobs.bench.collectives.results import Footer, Header, Row
 from jobs.bench.collectives.screen import Screen
 from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
@@ -26,52 +26,54 @@ from runner import World
 Json = dict[str, Any]
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> Json:
-    """Measure; the completion record. Raises WrongResults, on every rank, after all is measured."""
-    # Ranks on other hosts may not have been given rank 0's environment.
-    asked = world.control.broadcast(asked)
-    screen = Screen(world.rank == 0, asked, door.colour, door.columns)
-    colors = colors_of(world, asked)
-    operations = [name for name in asked.operations if name != "hypercube" or fits_hypercube(colors)]
-    for name in operations or asked.operations:
-        check_ranks(OPERATIONS[name], asked.settings, colors)
-    world.once(lambda: check_files(asked))
-    if asked.json_lines and world.rank == 0:
-        Path(asked.json_lines).write_text("", encoding="utf-8")
+def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context: Any) -> Json:
+    """Measure; returns the completion record. Raises WrongResults, on every rank, after all is measured."""
+    # Options come from environment variables too, which launchers may not pass to other hosts.
+    options = world.control.broadcast(options)
+    screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
+    colors = colors_of(world, options)
+    operations = [name for name in options.operations if name != "hypercube" or fits_hypercube(colors)]
+    for name in operations or options.operations:
+        check_ranks(OPERATIONS[name], options.settings, colors)
+    world.once(lambda: check_files(options))
+    if options.json_lines and world.rank == 0:
+        Path(options.json_lines).write_text("", encoding="utf-8")
     curves: list[Curve] = []
     wrong: list[str] = []
-    kept: RecordFile | None = None
+    record_file: RecordFile | None = None
     documents: dict[str, str] = {}
-    if len(operations) < len(asked.operations):
-        screen.line("# hypercube: skipped, the ranks of a group are no power of two\n")
+    if len(operations) < len(options.operations):
+        screen.line("# hypercube: skipped, the number of ranks in a group is no power of two\n")
     for name in operations:
         with (
-            watching(world, ending, asked.settings.timeout) as trail,
-            opened(world, world.control, asked, name, trail, colors) as session,
+            watching(world, ending, options.settings.timeout) as progress,
+            opened(world, world.control, options, name, progress, colors) as session,
         ):
-            kept = kept or open_record(world, asked.output_file, screen.line)
-            lines, footer = _one(world, ending, asked, session, screen, door.words, kept, documents)
+            record_file = record_file or open_record(world, options.output_file, screen.line)
+            lines, footer = _one(
+                world, ending, options, session, screen, cli_context.words, record_file, documents
+            )
         wrong += _complaints(name, footer)
         curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
-    if asked.plot and world.rank == 0:
-        what = asked.operations[0] if len(asked.operations) == 1 else "All operations"
-        draw(asked.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", curves)
+    if options.plot and world.rank == 0:
+        what = options.operations[0] if len(options.operations) == 1 else "All operations"
+        draw(options.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", curves)
     if wrong:
         raise WrongResults("; ".join(wrong), everywhere=True)
-    return {"command": "bench", "operations": list(asked.operations), "ranks": world.size}
+    return {"command": "bench", "operations": list(options.operations), "ranks": world.size}
 
 
 def _one(
     world: World,
     ending: runner.Ending,
-    asked: Asked,
+    options: BenchOptions,
     session: Session,
     screen: Screen,
     words: tuple[str, ...],
-    kept: RecordFile,
+    record_file: RecordFile,
     documents: dict[str, str],
 ) -> tuple[list[Row], Footer]:
-    """One operation from header to footer; its rows. documents: JSON of those before it, then of it too."""
+    """Measure one operation, from header to footer. documents: JSON by operation; gains this one's."""
     settings, header, bench = session.bench.settings, session.header, session.bench
     started, rows = time.time(), list[Row]()
     if session.reduced:
@@ -79,55 +81,55 @@ def _one(
     screen.header(settings, header)
     total = _total(settings, bench.operation.reduces, bench.operation.rooted, bench.group.size)
     rounds = sweep(bench)
-    footer = Footer(0, 0.0, asked.min_busbw, errors=("ended before all was measured",))
+    footer = Footer(0, 0.0, options.min_busbw, errors=("ended before all was measured",))
 
     def written() -> str:
         text = record(settings, header, rows, footer, words, runner.environment(), started, time.time())
         documents[bench.operation.name] = text
-        return text if len(asked.operations) == 1 else together(documents)
+        return text if len(options.operations) == 1 else combined(documents)
 
-    ending.keep = lambda: kept.write(written, last=True)
+    ending.keep = lambda: record_file.write(written, last=True)
     while True:
-        kept.write(written)
+        record_file.write(written)
         screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
         row = next(rounds, None)
         if row is None:
             break
         rows.append(row)
         screen.row(settings, header, row)
-        if asked.json_lines and world.rank == 0:
-            with open(asked.json_lines, "a", encoding="utf-8") as lines:
+        if options.json_lines and world.rank == 0:
+            with open(options.json_lines, "a", encoding="utf-8") as lines:
                 lines.write(json_line(settings, header, row))
     failures = sum(world.control.allgather(bench.failures))
     busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
-    footer = Footer(failures, statistics.fmean(busbw), asked.min_busbw, session.memory())
-    kept.write(written, last=True)
+    footer = Footer(failures, statistics.fmean(busbw), options.min_busbw, session.memory())
+    record_file.write(written, last=True)
     ending.keep = None
     screen.footer(settings, footer, header.program)
     return rows, footer
 
 
-def check_files(asked: Asked) -> None:
+def check_files(options: BenchOptions) -> None:
     """Raise UserError for files that cannot be written or drawn; changes nothing."""
-    if asked.plot:
-        measure_plots.check(asked.plot)
-    for name in filter(None, (asked.plot, asked.json_lines)):
+    if options.plot:
+        measure_plots.check(options.plot)
+    for name in filter(None, (options.plot, options.json_lines)):
         refuse_unwritable(Path(name))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a plot shows of one operation; its buffers are gone by then. full: of `full_link`."""
+    """What a plot shows of one operation, whose buffers are gone by then. full: of `full_link`."""
 
     operation: str
-    settings: Settings
+    settings: SweepSettings
     header: Header
     rows: Sequence[Row]
     full: tuple[float, float] | None
 
 
 def draw(target: str, title: str, curves: Sequence[Curve]) -> None:
-    """Every operation's rows over each other, and where each one's tight link would be full."""
+    """Plot the rows of all operations, and the bandwidth at which each one's tight link is full."""
     from jobs.bench.collectives import plots, reader
 
     lines: list[plots.Series] = []
@@ -142,14 +144,14 @@ def draw(target: str, title: str, curves: Sequence[Curve]) -> None:
 
 
 def full_link(bench: Bench) -> tuple[float, float] | None:
-    """The tight link's nominal rate, and the bus bandwidth that would fill it, GB/s; None where not known."""
+    """The tight link's nominal rate and the bus bandwidth that fills it, GB/s; None if unknown."""
     factor = bench.operation.factor(bench.colors.count(bench.colors[0]))
     carried, _ = bench.wire(1.0, factor)
     return (bench.nominal, bench.nominal * factor / carried) if carried and bench.nominal else None
 
 
 def _complaints(name: str, footer: Footer) -> list[str]:
-    """What is wrong with one operation's results, for people."""
+    """A sentence for each thing that is wrong with one operation's results."""
     found = []
     if footer.failures:
         found.append(f"{name}: wrong data, in {footer.failures} checks on single ranks")
@@ -159,8 +161,8 @@ def _complaints(name: str, footer: Footer) -> list[str]:
     return found
 
 
-def _total(settings: Settings, reduces: bool, rooted: bool, ranks: int) -> int:
-    """How many rows there will be; 0 where they go on for ever."""
+def _total(settings: SweepSettings, reduces: bool, rooted: bool, ranks: int) -> int:
+    """Number of rows to come; 0 if they go on for ever."""
     roots = ranks if rooted and settings.root == -1 else 1
     return (
         len(settings.sizes())

@@ -1,7 +1,7 @@
 """One operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
 
-At one rank nothing crosses a link: what one GPU shows instead is a copy inside its memory, and copies from
-and to the host.
+With one rank nothing crosses a link; the copies inside the GPU's memory and from and to the host are shown
+instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 import runner
 from jobs.bench.collectives import session
-from jobs.bench.collectives.config import Asked
+from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.nccl_tests_text import figure
 from jobs.bench.collectives.results import Row
 from jobs.bench.collectives.run import check_files
@@ -50,35 +50,35 @@ COLUMNS = (  # title, unit, width
 
 @dataclass(frozen=True)
 class Rung:
-    """One number of ranks and one size, out of place. asked: that size in bytes, before the ranks' parts were
-    rounded. efficiency: busbw over that of the fewest ranks, 2 or more; None where that is 0."""
+    """One number of ranks and one size, out of place. requested: the size in bytes before rounding.
+    efficiency: busbw over that of the fewest ranks, 2 or more; None if that is 0."""
 
     ranks: int
     hosts: int
-    asked: int
+    requested: int
     row: Row
     efficiency: float | None
 
 
 @dataclass(frozen=True)
-class Alone:
-    """One rank, GB/s. local: read plus written inside the device's memory. to_device, to_host: from and to
-    pinned memory; None on a CPU."""
+class SingleRank:
+    """One rank, GB/s. local: read plus written inside device memory. to_device, to_host: from and to pinned
+    memory; None on a CPU."""
 
     local: float
     to_device: float | None
     to_host: float | None
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
-    """Every number of ranks; the completion record."""
-    asked = world.control.broadcast(asked)
-    screen = Screen(world.rank == 0, asked, door.colour, door.columns)
+def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context: Any) -> dict[str, Any]:
+    """Measure every number of ranks; returns the completion record."""
+    options = world.control.broadcast(options)
+    screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     counts = rank_counts(world.size)
     for ranks in counts:
-        session.check_ranks(OPERATIONS[asked.operations[0]], asked.settings, [0] * ranks)
-    world.once(lambda: check_files(asked))
-    kept = open_record(world, asked.output_file, screen.line)
+        session.check_ranks(OPERATIONS[options.operations[0]], options.settings, [0] * ranks)
+    world.once(lambda: check_files(options))
+    record_file = open_record(world, options.output_file, screen.line)
     order = near_first(world)
     rungs: list[Rung] = []
     wrong: list[str] = []
@@ -88,10 +88,10 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         failure: runner.MeshrunError | None = None
         try:
             if world.rank in members:
-                opened, rows, right = _measured(world, ending, asked, everyone)
+                opened, rows, right = _measured(world, ending, options, everyone)
                 if ranks == 1:
-                    alone = measure_alone(world, opened.bench.settings.maxbytes)
-                    screen.line(_header(asked, opened.header.backend, alone))
+                    single = measure_single_rank(world, opened.bench.settings.maxbytes)
+                    screen.line(_header(options, opened.header.backend, single))
                 hosts = len({world.ranks[rank].host_id for rank in members})
                 sizes = itertools.cycle(opened.bench.settings.sizes())
                 for row, size in zip(rows, sizes, strict=False):
@@ -101,36 +101,39 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
         except runner.MeshrunError as met:
             if not met.everywhere:
                 raise
-            failure = met  # of all members; the other ranks have to hear of it
+            failure = met  # raised on all members; the other ranks have to learn of it
         wrong, failure = world.control.allgather((wrong, failure))[order[0]]
         if failure is not None:
             raise failure
         everyone.close()
-    _keep(world, asked, rungs, kept)
+    _write_outputs(world, options, rungs, record_file)
     if wrong:
         raise WrongResults("; ".join(wrong), everywhere=True)
-    return {"command": "bench scale", "operations": list(asked.operations), "ranks": world.size}
+    return {"command": "bench scale", "operations": list(options.operations), "ranks": world.size}
 
 
 def _measured(
-    world: World, ending: runner.Ending, asked: Asked, everyone: Control
+    world: World, ending: runner.Ending, options: BenchOptions, everyone: Control
 ) -> tuple[session.Session, list[Row], bool]:
-    """All rows of the ranks of `everyone`, and whether every result was right; collective over them."""
+    """All rows of the ranks of `everyone`, and whether every result is right; collective over them."""
     with (
-        watching(world, ending, asked.settings.timeout, everyone) as trail,
-        session.opened(world, everyone, asked, asked.operations[0], trail, [0] * everyone.size) as opened,
+        watching(world, ending, options.settings.timeout, everyone) as progress,
+        session.opened(
+            world, everyone, options, options.operations[0], progress, [0] * everyone.size
+        ) as opened,
     ):
         rows = list(sweep(opened.bench))
     return opened, rows, not sum(everyone.allgather(opened.bench.failures))
 
 
-def efficiency(rungs: Sequence[Rung], ranks: int, asked: int, row: Row) -> float | None:
-    """A row's busbw over that of the fewest ranks, 2 or more, with its size, type and reduction."""
+def efficiency(rungs: Sequence[Rung], ranks: int, requested: int, row: Row) -> float | None:
+    """A row's busbw over that of the fewest ranks, 2 or more, with the same size, type and reduction."""
     alike = (
         rung.row
         for rung in rungs
         if rung.ranks > 1
-        and (rung.asked, rung.row.datatype, rung.row.reduction) == (asked, row.datatype, row.reduction)
+        and (rung.requested, rung.row.datatype, rung.row.reduction)
+        == (requested, row.datatype, row.reduction)
     )
     base = next(alike, row).out_of_place.busbw
     return row.out_of_place.busbw / base if ranks > 1 and base else None
@@ -143,16 +146,16 @@ def rank_counts(size: int) -> list[int]:
 
 
 def near_first(world: World) -> list[int]:
-    """World ranks host by host, beginning with rank 0's host."""
+    """World ranks host by host, starting with rank 0's host."""
     hosts = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     return sorted(range(world.size), key=lambda rank: (hosts.index(world.ranks[rank].host_id), rank))
 
 
-def measure_alone(world: World, nbytes: int) -> Alone:
-    """What this rank's device does by itself."""
+def measure_single_rank(world: World, nbytes: int) -> SingleRank:
+    """The copy rates of this rank's device."""
     backend = world.backend
     if not backend.asynchronous:
-        return Alone(backend.copy_rate() / 1e9, None, None)
+        return SingleRank(backend.copy_rate() / 1e9, None, None)
     host, device = (
         backend.host_empty((nbytes,), np.dtype(np.uint8)),
         backend.empty((nbytes,), np.dtype(np.uint8)),
@@ -165,45 +168,54 @@ def measure_alone(world: World, nbytes: int) -> Alone:
             times.append(host_seconds(copy, wait=backend.synchronize))
         return nbytes / 1e9 / statistics.median(times)
 
-    return Alone(
+    return SingleRank(
         backend.copy_rate() / 1e9,
         rate(lambda: backend.upload(host, device)),
         rate(lambda: backend.download(device, host)),
     )
 
 
-def _keep(world: World, asked: Asked, rungs: list[Rung], kept: RecordFile) -> None:
+def _write_outputs(world: World, options: BenchOptions, rungs: list[Rung], record_file: RecordFile) -> None:
     if world.rank:
         return
     document = {
         "program": "scale",
-        "operation": asked.operations[0],
-        "rungs": [asdict(rung) for rung in rungs],
+        "operation": options.operations[0],
+        "rungs": [_recorded(rung) for rung in rungs],
     }
-    kept.write(lambda: json.dumps(document) + "\n", last=True)
-    if asked.plot:
+    record_file.write(lambda: json.dumps(document) + "\n", last=True)
+    if options.plot:
         from jobs.bench.collectives import plots
 
-        largest = max(rung.asked for rung in rungs)
-        # One line: with several types, reductions or roots, of the first.
+        largest = max(rung.requested for rung in rungs)
+        # One line in the plot: of the first type, reduction and root.
         firsts: dict[int, Rung] = {}
         for rung in rungs:
-            if rung.asked == largest and rung.ranks > 1:
+            if rung.requested == largest and rung.ranks > 1:
                 firsts.setdefault(rung.ranks, rung)
         points = [
             plots.Scaled(ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
             for ranks, r in firsts.items()
         ]
-        what = f"{asked.operations[0]} of {size_name(largest)}, {rungs[0].row.datatype}"
+        what = f"{options.operations[0]} of {size_name(largest)}, {rungs[0].row.datatype}"
         title = f"{what}: bandwidth by number of ranks"
-        plots.plot_scaling(points, asked.plot, title)
+        plots.plot_scaling(points, options.plot, title)
 
 
-def _header(asked: Asked, backend: str, alone: Alone) -> str:
-    copies = f"local copy {alone.local:.4g} GB/s (read plus written)"
-    if alone.to_device is not None and alone.to_host is not None:
-        copies += f", host to device {alone.to_device:.4g} GB/s, device to host {alone.to_host:.4g} GB/s"
-    lines = [f"# scale {asked.operations[0]}: out of place", f"# backend: {backend}", f"# 1 rank: {copies}"]
+def _recorded(rung: Rung) -> dict[str, Any]:
+    """A rung as JSON; `asked` and `lateness` are the former names of keys, for one release."""
+    found = asdict(rung)
+    found["asked"] = found["requested"]
+    for placement in ("out_of_place", "in_place"):
+        found["row"][placement]["lateness"] = found["row"][placement]["arrival_skew"]
+    return found
+
+
+def _header(options: BenchOptions, backend: str, single: SingleRank) -> str:
+    copies = f"local copy {single.local:.4g} GB/s (read plus written)"
+    if single.to_device is not None and single.to_host is not None:
+        copies += f", host to device {single.to_device:.4g} GB/s, device to host {single.to_host:.4g} GB/s"
+    lines = [f"# scale {options.operations[0]}: out of place", f"# backend: {backend}", f"# 1 rank: {copies}"]
     rows = ([title for title, _, _ in COLUMNS], [unit for _, unit, _ in COLUMNS])
     titles = ("#" + _cells(row)[1:] for row in rows)
     return "\n".join([*lines, *titles]) + "\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import runner
 from jobs.bench.collectives import names, nccl_tests_text
-from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.results import Footer, Header, Row
 from jobs.measure.status_line import CLEAR, StatusLine
 
@@ -23,7 +23,7 @@ class Screen:
     """
 
     shows: bool
-    asked: Asked
+    options: BenchOptions
     colour: bool = False
     columns: int | None = None
 
@@ -33,20 +33,20 @@ class Screen:
             sys.stdout.write((CLEAR if self.colour else "") + text)
             sys.stdout.flush()
 
-    def header(self, settings: Settings, header: Header) -> None:
-        self.line(nccl_tests_text.header(settings, header, wide=self.asked.wide))
+    def header(self, settings: SweepSettings, header: Header) -> None:
+        self.line(nccl_tests_text.header(settings, header, wide=self.options.wide))
 
-    def row(self, settings: Settings, header: Header, row: Row) -> None:
+    def row(self, settings: SweepSettings, header: Header, row: Row) -> None:
         if not self.shows:
             return
-        text = nccl_tests_text.row(settings, row, wide=self.asked.wide)
+        text = nccl_tests_text.row(settings, row, wide=self.options.wide)
         shown = nccl_tests_text.colour(text, row) if self.colour else text
         self._status.clear()
-        self.line(shown + (names.names(row, header) if self.asked.names else ""))
+        self.line(shown + (names.names(row, header) if self.options.names else ""))
         for sentence in names.mismatches(row)[:MOST_NAMED]:
             runner.tell(sentence)
 
-    def footer(self, settings: Settings, footer: Footer, program: str) -> None:
+    def footer(self, settings: SweepSettings, footer: Footer, program: str) -> None:
         self._status.clear()
         self.line(nccl_tests_text.footer(settings, footer, program))
 

@@ -1,4 +1,4 @@
-"""One operation's measurement opened and closed: groups, buffers, the header that tells what they are."""
+"""The session of one operation: communicator, buffers, header and wire rate, opened and closed in order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import runner
-from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.groups import color_of
-from jobs.bench.collectives.results import Header, Memory, Seat
+from jobs.bench.collectives.results import Header, Memory, RankDevice
 from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
 from jobs.bench.collectives.traffic import Traffic, read_matrix
 from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
@@ -19,7 +19,7 @@ GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
 FLOAT8_LIBRARY = 22400
 NVLS_CAPABILITY = 90  # Hopper
-CONNECTING = 60.0  # seconds more than -T says that the ranks may take to connect, which many do slowly
+CONNECTING = 60.0  # seconds beyond -T that connecting may take; many ranks connect slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
 SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
 
@@ -35,12 +35,12 @@ def unknown(algbw: float, busbw: float) -> tuple[float | None, float | None]:
 class Bench:
     """What all sizes of one run share.
 
-    everyone: the ranks whose times are averaged and who wait for each other, nccl-tests' MPI_COMM_WORLD.
-    numbers: their ranks in the world. colors: their groups' numbers. group: this rank's, with its
-    buffers send and recv. trail: where this rank is, for the watchdog where one watches. detail: also stamp
-    when each call is made. wire: GB/s on the tight link and its share of nominal, from algbw and busbw.
-    nominal: GB/s of that link.
-    offset: seconds that this rank's clock is ahead of rank 0's.
+    everyone: the ranks that are averaged over and wait for each other, nccl-tests' MPI_COMM_WORLD. numbers:
+    their ranks in the world. colors: their group numbers. group: this rank's collectives, with the buffers
+    send and recv. progress: of this rank, for the watchdog. watched: there is one. detail: take the time
+    before each call. offset: seconds that this rank's clock is ahead of rank 0's. wire: from algbw and busbw,
+    GB/s on the tight link and its percentage of nominal. nominal: GB/s of that link. checks: how many were
+    done so far. failures: how many of them found wrong data.
     """
 
     world: World
@@ -48,12 +48,12 @@ class Bench:
     numbers: Sequence[int]
     colors: Sequence[int]
     group: Collectives
-    settings: Settings
+    settings: SweepSettings
     operation: Operation
     traffic: Traffic
     send: Buffer
     recv: Buffer
-    trail: Progress
+    progress: Progress
     watched: bool = False
     detail: bool = False
     offset: float = 0.0
@@ -68,7 +68,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement's place in the run. elements: in the size that was asked for."""
+    """What one measurement measures. elements: of the requested size, before rounding."""
 
     shape: Shape
     datatype: Datatype
@@ -79,13 +79,17 @@ class Point:
 
     @property
     def bytes(self) -> int:
-        """The size column: of the larger of input and result."""
+        """The size column: bytes of the larger of input and result."""
         return max(self.shape.send, self.shape.recv) * self.datatype.itemsize
 
 
 @dataclass
 class Session:
-    """A Bench, and what is printed round it. reduced: maxbytes where memory allowed less than was asked."""
+    """A Bench, and what is printed around it. reduced: maxbytes if memory holds less than was requested, else
+    None.
+
+    memory: GPU memory used so far (-M); collective.
+    """
 
     bench: Bench
     header: Header
@@ -97,22 +101,22 @@ class Session:
 def opened(
     world: World,
     everyone: Control,
-    asked: Asked,
+    options: BenchOptions,
     name: str,
-    trail: runner.Progress,
+    progress: runner.Progress,
     colors: Sequence[int],
 ) -> Iterator[Session]:
-    """A session for operation `name`, closed in order at the end; collective over `everyone`.
+    """Open a session for operation `name` and close it at the end; collective over `everyone`.
 
-    Raises UserError, on every rank alike, for what cannot be measured here.
+    colors: each rank's group number. Raises UserError, on every rank, for what cannot be measured here.
     """
     operation = OPERATIONS[name]
-    check_device(world, asked.settings)
-    check_ranks(operation, asked.settings, colors)
-    settings, reduced = within_memory(world, everyone, asked.settings)
+    check_device(world, options.settings)
+    check_ranks(operation, options.settings, colors)
+    settings, reduced = within_memory(world, everyone, options.settings)
     ranks = colors.count(colors[everyone.rank])
-    trail.begin(f"opening {name}", "connecting the ranks")
-    trail.grace = CONNECTING
+    progress.begin(f"opening {name}", "connecting the ranks")
+    progress.grace = CONNECTING
     before = world.backend.free_memory() if settings.memory else 0
     group = world.collectives(
         everyone.split(colors[everyone.rank]),
@@ -120,11 +124,11 @@ def opened(
         peers=SENDRECV_PEERS if name == "sendrecv" else None,
         null_stream=settings.stream_null,
     )
-    trail.abort = group.abort
-    settings = offered(everyone, world, settings, group.library)
+    progress.abort = group.abort
+    settings = supported(everyone, world, settings, group.library)
     connected = world.backend.free_memory() if settings.memory else 0
     try:
-        traffic = traffic_of(asked, ranks, name, settings)
+        traffic = traffic_of(options, ranks, name, settings)
         # 8: the largest element, for -d all
         nbytes = max(settings.maxbytes, SHORTEST_MESSAGE) + 8 * settings.unalign
         send, recv = group.allocate(nbytes), group.allocate(nbytes)
@@ -132,14 +136,14 @@ def opened(
             for buffer in (send, recv):
                 group.register(buffer, settings.local_register)
         allocated = world.backend.free_memory() if settings.memory else 0
-        offset = clock_offsets(everyone)[everyone.rank].offset if asked.detail else 0.0
+        offset = clock_offsets(everyone)[everyone.rank].offset if options.detail else 0.0
         bench = Bench(
             world, everyone, everyone.allgather(world.rank), colors, group, settings, operation, traffic,
-            send, recv, trail, watched=settings.timeout > 0, detail=asked.detail, offset=offset,
+            send, recv, progress, watched=settings.timeout > 0, detail=options.detail, offset=offset,
         )  # fmt: skip
         assumptions: tuple[str, ...] = ()
-        if asked.wire:
-            bench.wire, bench.nominal, assumptions = wires(world, everyone, bench, asked.link_rate)
+        if options.wire:
+            bench.wire, bench.nominal, assumptions = tight_link(world, everyone, bench, options.link_rate)
 
         def used() -> Memory | None:
             if not settings.memory:
@@ -147,17 +151,17 @@ def opened(
             spent = (before - connected, connected - allocated, allocated - world.backend.free_memory())
             return Memory(*(max(column) for column in zip(*everyone.allgather(spent), strict=True)))
 
-        trail.grace = 0.0
+        progress.grace = 0.0
         yield Session(bench, header(everyone, world, bench, assumptions), reduced, used)
     finally:
-        trail.begin(f"closing {name}")
+        progress.begin(f"closing {name}")
     group.close()
     group.control.close()
 
 
 def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str, ...]) -> Header:
     device = world.here.device
-    seat = Seat(
+    seat = RankDevice(
         everyone.rank,
         bench.colors[everyone.rank],
         world.here.pid,
@@ -172,12 +176,15 @@ def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str
     )  # fmt: skip
 
 
-def within_memory(world: World, everyone: Control, settings: Settings) -> tuple[Settings, int | None]:
-    """The settings with maxbytes as large as memory holds, and that size where it is less than asked.
+def within_memory(
+    world: World, everyone: Control, settings: SweepSettings
+) -> tuple[SweepSettings, int | None]:
+    """The settings with maxbytes as large as memory holds, and that size if it is less than was requested.
 
-    On GPUs nccl-tests' rule: 1 GiB for each 16 installed (at most 4) and one more stay free, the rest holds
-    three buffers, two without checks. On CPUs: what is available, shared by the host's ranks, holds five: two
-    buffers, two for scratch, and one stays free. Raises UserError where not even the smallest size fits.
+    On GPUs nccl-tests' rule: 1 GiB for each 16 GiB installed (at most 4) and one more stay free; the rest
+    holds three buffers, or two without checks. On CPUs the available memory, shared by the host's ranks,
+    holds five: two buffers, two for scratch, and one stays free. Raises UserError if not even the smallest
+    size fits.
     """
     device = world.here.device
     if device.kind == "cuda":
@@ -191,19 +198,19 @@ def within_memory(world: World, everyone: Control, settings: Settings) -> tuple[
         return settings, None
     if settings.minbytes > fits:
         raise runner.UserError(
-            "the smallest size does not fit the memory",
+            "the smallest size does not fit into memory",
             got=f"-b {settings.minbytes} bytes",
-            expected=f"at most {fits} ({fits / GIB:.4g} GiB) for each of its buffers",
+            expected=f"at most {fits} ({fits / GIB:.4g} GiB) for each buffer",
             hint=f"-b {max(fits // 2, 1)} -e {fits}" if fits else None,
             everywhere=True,
         )
     return replace(settings, maxbytes=fits), fits
 
 
-def offered(everyone: Control, world: World, settings: Settings, library: int) -> Settings:
+def supported(everyone: Control, world: World, settings: SweepSettings, library: int) -> SweepSettings:
     """The settings without the types that these GPUs or this NCCL lack (-d all), as nccl-tests filters them.
 
-    library: NCCL's version, such as 22809; 0 without. Raises UserError where one was asked for by name.
+    library: NCCL's version, such as 22809; 0 without NCCL. Raises UserError if nothing is left.
     """
     device = world.here.device
     if device.kind != "cuda" or not any(name.startswith("f8") for name in settings.datatypes):
@@ -222,36 +229,36 @@ def offered(everyone: Control, world: World, settings: Settings, library: int) -
     return replace(settings, datatypes=rest)
 
 
-def check_device(world: World, settings: Settings) -> None:
-    """Refuse what only NCCL and GPUs have, where a rank measures host memory."""
-    asked = {
+def check_device(world: World, settings: SweepSettings) -> None:
+    """Raise UserError for options that need NCCL, if a rank measures host memory."""
+    given = {
         "-G": settings.cudagraph,
         "-M": settings.memory,
         "-R": settings.local_register,
         "-x": settings.cta_policy is not None,
         "-y": settings.stream_null,
     }
-    words = [letter for letter, value in asked.items() if value]
+    words = [letter for letter, value in given.items() if value]
     if words and any(rank.device.kind != "cuda" for rank in world.ranks):
         raise runner.UserError(
-            f"{', '.join(words)}: a matter of NCCL and GPUs",
+            f"{', '.join(words)}: needs NCCL and GPUs",
             got="ranks that measure host memory",
             hint=f"without {', '.join(words)}, or with --device cuda",
             everywhere=True,
         )
 
 
-def check_ranks(operation: Operation, settings: Settings, colors: Sequence[int]) -> None:
-    """Refuse what does not go with so many ranks. colors: each rank's group."""
+def check_ranks(operation: Operation, settings: SweepSettings, colors: Sequence[int]) -> None:
+    """Raise UserError for what does not work with this number of ranks. colors: each rank's group number."""
     sizes = {colors.count(color) for color in colors}
     ranks = min(sizes)
     if operation.name == "hypercube" and not fits_hypercube(colors):
-        odd = next(size for size in sizes if size & (size - 1))
+        size = next(one for one in sizes if one & (one - 1))
         raise runner.UserError(
             "hypercube pairs ranks whose numbers differ in one bit",
-            got=f"{odd} ranks",
+            got=f"{size} ranks",
             expected="a power of two",
-            hint=f"-n {1 << (odd.bit_length() - 1)}",
+            hint=f"-n {1 << (size.bit_length() - 1)}",
             everywhere=True,
         )
     if operation.rooted and settings.root >= ranks:
@@ -263,7 +270,7 @@ def check_ranks(operation: Operation, settings: Settings, colors: Sequence[int])
         )
     if operation.rooted and settings.root == -1 and len(sizes) > 1:
         raise runner.UserError(
-            "-r -1 takes the groups' ranks in turn, as many in each",
+            "-r -1 uses the ranks of all groups in turn and needs groups of one size",
             got=f"groups of {' and '.join(map(str, sorted(sizes)))} ranks",
             everywhere=True,
         )
@@ -273,34 +280,35 @@ def fits_hypercube(colors: Sequence[int]) -> bool:
     return not any(size & (size - 1) for size in map(colors.count, colors))
 
 
-def colors_of(world: World, asked: Asked) -> list[int]:
-    return [color_of(rank, asked.split, asked.split_mask) for rank in range(world.size)]
+def colors_of(world: World, options: BenchOptions) -> list[int]:
+    return [color_of(rank, options.split, options.split_mask) for rank in range(world.size)]
 
 
-def traffic_of(asked: Asked, ranks: int, name: str, settings: Settings) -> Traffic:
-    """alltoallv's traffic. Raises UserError, alike on every rank that can read the matrix."""
-    spread = min(max(asked.spread, 0.0), 1.0)
-    if name != "alltoallv" or asked.matrix is None:
+def traffic_of(options: BenchOptions, ranks: int, name: str, settings: SweepSettings) -> Traffic:
+    """alltoallv's traffic. Raises UserError, the same on every rank that can read the matrix."""
+    spread = min(max(options.spread, 0.0), 1.0)
+    if name != "alltoallv" or options.matrix is None:
         return Traffic(spread)
-    matrix = read_matrix(asked.matrix, max(asked.matrix_scale, 0.0), ranks)
+    matrix = read_matrix(options.matrix, max(options.matrix_scale, 0.0), ranks)
     rows = [row[:ranks] for row in matrix[:ranks]]
     most = max(*(sum(row) for row in rows), *(sum(column) for column in zip(*rows, strict=True)))
     if settings.minbytes != settings.maxbytes or settings.maxbytes < most:
         raise runner.UserError(
-            "a traffic matrix sets the size itself",
+            "a traffic matrix determines the size",
             got=f"-b {settings.minbytes} -e {settings.maxbytes}",
-            expected=f"-b and -e alike, and at least the busiest rank's {most} bytes",
+            expected=f"-b and -e equal, and at least the busiest rank's {most} bytes",
         )
     return Traffic(spread, matrix)
 
 
-def wires(
-    world: World, everyone: Control, bench: Bench, told: float | None
+def tight_link(
+    world: World, everyone: Control, bench: Bench, stated: float | None
 ) -> tuple[Wire, float | None, tuple[str, ...]]:
-    """GB/s on the tight link and its percentage of nominal, from algbw and busbw; nominal; what they rest on.
+    """The function of `Bench.wire`, the link's nominal GB/s, and what both rest on; collective over
+    `everyone`.
 
-    Known for GPUs only: MPI's way through host memory is its own. told: the nominal rate that somebody
-    states, GB/s; None for what NVML and sysfs say. Collective over `everyone`.
+    Known for GPUs only: the path of MPI through host memory is its own. stated: the nominal rate of
+    --link-rate, GB/s; None to use what NVML and sysfs report.
     """
     device = world.here.device
     if device.kind != "cuda":
@@ -321,14 +329,14 @@ def wires(
         network if hosts > 1 else links.nvlink if joined else links.pcie for _, links, network, _ in members
     ]
     rates = [reading.rate for reading in readings if reading.rate is not None]
-    nominal, source = told, "--link-rate"
-    if told is None:
-        # A link that does not tell its rate may be the tight one.
+    nominal, source = stated, "--link-rate"
+    if stated is None:
+        # A link of unknown rate may be the tight one.
         nominal = min(rates) if len(rates) == len(readings) else None
         source = next((reading.source for reading in readings if reading.rate is None), readings[0].source)
-    stated = "not known" if nominal is None else f"{nominal:g} GB/s"
+    text = "unknown" if nominal is None else f"{nominal:g} GB/s"
     sample = wire_rate(bench.operation.name, layout, assumed, 1.0, 1.0)
-    sentences = (f"wire rate of {sample.assumption}", f"nominal rate of that link: {stated} ({source})")
+    sentences = (f"wire rate of {sample.assumption}", f"nominal rate of that link: {text} ({source})")
 
     def wire(algbw: float, busbw: float) -> tuple[float | None, float | None]:
         rate = wire_rate(bench.operation.name, layout, assumed, algbw, busbw).rate

@@ -1,7 +1,7 @@
-"""What each operation moves: counts, places, bandwidth, and whose data belongs where.
+"""The operations: element counts, placement, bandwidth, and which data belongs where.
 
-Counts, rounding to 16 bytes and bandwidths are those of nccl-tests 2.19.6 (its src/<op>.cu:
-getCollByteCount and getBw).
+Counts, rounding to 16 bytes and bandwidths are those of nccl-tests 2.19.6 (src/<op>.cu: getCollByteCount and
+getBw).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouch
 from runner import Datatype
 
 ALIGNMENT = 16  # bytes
-SEEDS_PER_CHECK = 1 << 20  # more than there are ranks, so that no rank's data returns in a later check
+SEEDS_PER_CHECK = 1 << 20  # more than ranks, so that no rank's data recurs in a later check
 
 
 @dataclass(frozen=True)
 class Shape:
     """One size of one operation.
 
-    count: what NCCL's function takes. send, recv: elements of this operation's input and result on a rank.
-    send_step, recv_step: in place, rank r's input and result begin r times these many elements into the
-    receive buffer. moved: elements that the bandwidth counts. traffic: of alltoallv, [from][to].
+    count: argument of NCCL's function. send, recv: elements of the input and the result on a rank. send_step,
+    recv_step: in place, rank r's input and result begin r times this many elements into the receive buffer.
+    moved: elements that the bandwidth counts. traffic: of alltoallv, elements [from][to].
     """
 
     count: int
@@ -38,10 +38,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Operation:
-    """name: ours and nccl-tests' (whose programs are called NAME_perf). reduces: takes a reduction.
+    """One operation.
 
-    shows: the reduction printed where it takes none. rooted: has a root. in_place: its result can
-    be checked in place; elsewhere nccl-tests shows N/A. factor: busbw over algbw for n ranks.
+    name: as in nccl-tests, whose program is called NAME_perf. shape: (elements of the size, datatype, ranks,
+    traffic) -> Shape. factor: busbw over algbw for n ranks. reduces: takes a reduction. rooted: has a root.
+    in_place: its result can be checked in place; nccl-tests shows N/A otherwise. shows: the reduction to
+    print if it takes none.
     """
 
     name: str
@@ -63,7 +65,7 @@ def _whole(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> S
 
 
 def _share(elements: int, datatype: Datatype, ranks: int) -> int:
-    """A rank's part, down to a multiple of 16 bytes."""
+    """A rank's part, rounded down to a multiple of 16 bytes."""
     return (elements // ranks) & ~(ALIGNMENT // datatype.itemsize - 1)
 
 
@@ -90,7 +92,7 @@ def _exchanged(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) 
 
 
 def _exchanged_unevenly(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
-    """Buffers are as large as the busiest rank needs; the bandwidth is that rank's."""
+    """Buffers have the size that the busiest rank needs; the bandwidth is that rank's."""
     part = 0 if traffic.matrix else _share(elements, datatype, ranks)
     table = traffic.elements(part * ranks * datatype.itemsize, datatype.itemsize, ranks)
     sent = max(sum(row) for row in table)
@@ -135,7 +137,7 @@ def bandwidths(
 
 @dataclass(frozen=True)
 class Layout:
-    """What one rank's memory holds: `sent` before the operation, `expected` after it.
+    """The contents of one rank's memory: `sent` before the operation, `expected` after it.
 
     Positions are elements from the start of the rank's input and of its result.
     """
@@ -156,8 +158,8 @@ def layout(
 ) -> Layout:
     """The data of check number `check` on one rank of `ranks`.
 
-    A rank that receives nothing (gather and reduce, but at the root) must find its receive buffer
-    as it was: poisoned, with its own input in it where that lies there in place.
+    A rank that receives nothing (gather and reduce, except on the root) must find its receive buffer
+    unchanged: poisoned and, in place, with its own input in it.
     """
     own = SEEDS_PER_CHECK * check + rank
     count = shape.count

@@ -18,7 +18,7 @@ from runner import DATATYPES
 
 
 def sweep(bench: Bench) -> Iterator[Row]:
-    """Every row of one operation, as it is measured; collective."""
+    """Yield every row of one operation as soon as it is measured; collective."""
     settings, operation = bench.settings, bench.operation
     reductions = settings.reductions if operation.reduces else ("sum",)
     roots = range(bench.group.size) if settings.root == -1 else (settings.root,)
@@ -32,20 +32,20 @@ def sweep(bench: Bench) -> Iterator[Row]:
 def _sizes(bench: Bench, blank: Point) -> Iterator[Row]:
     settings = bench.settings
     bench.everyone.barrier()
-    bench.trail.begin(f"warm-up of {bench.operation.name} {blank.datatype.name}")
+    bench.progress.begin(f"warm-up of {bench.operation.name} {blank.datatype.name}")
     for size in settings.warmup_sizes():
         point = at_size(bench, blank, size, in_place=False)
         calls = [bench.group.bind(bound_call(bench, point, i)) for i in range(settings.warmup_iters)]
-        bench.trail.enter(1)
+        bench.progress.enter(1)
         bench.group.issue(calls)
         bench.group.wait()
-    bench.trail.done()
+    bench.progress.done()
     for cycle in count(1):
         for size in settings.sizes():
             placements = []
             for in_place in (False, True):
                 point = at_size(bench, blank, size, in_place)
-                bench.trail.begin(describe(bench, point))
+                bench.progress.begin(describe(bench, point))
                 placements.append(measure(bench, point))
             yield Row(
                 size=point.bytes,
@@ -67,7 +67,7 @@ def at_size(bench: Bench, blank: Point, size: int, in_place: bool) -> Point:
 
 
 def describe(bench: Bench, point: Point) -> str:
-    """One measurement for people: operation, type, reduction, size, placement."""
+    """Text for one measurement: operation, type, reduction, size, placement."""
     reduction = f" {point.reduction}" if bench.operation.reduces else ""
     place = "in-place" if point.in_place else "out-of-place"
     return f"{bench.operation.name} {point.datatype.name}{reduction}, {point.bytes} B, {place}"

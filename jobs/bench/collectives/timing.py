@@ -1,8 +1,8 @@
-"""The clock: all timed calls of one size and placement, issued and waited for as nccl-tests does.
+"""nccl-tests' timing loop: all timed calls of one size and placement, issued and waited for as it does.
 
-nccl-tests 2.19.6, src/common.cu, BenchTime: one call that is not timed, a barrier, then all calls between two
-readings of the host's clock. Buffers rotate: call i works i times the message's size further into
-the buffers, so that small messages do not stay in a cache.
+nccl-tests 2.19.6, src/common.cu, BenchTime: one untimed call, a barrier, then all calls between two readings
+of the host's clock. Buffers rotate: call i starts i times the message size further into the buffers, so that
+small messages do not stay in a cache.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from runner import Call, Place
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One rank's own clock: seconds an operation, until it was done and until it was queued; for single
-    iterations (-I); and when each was begun, on the common clock."""
+class CallTimes:
+    """Times on one rank, in seconds.
+
+    seconds, cpu_seconds: of one operation, until it was done and until it was queued. iterations: of single
+    iterations (-I). begun: when each iteration began, on the common clock.
+    """
 
     seconds: float
     cpu_seconds: float
@@ -31,7 +34,7 @@ class Timed:
 
 
 def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
-    """Call number `iteration`, with its place in the rotation."""
+    """Call number `iteration`, with its place in the rotating buffers."""
     size, rank = point.datatype.itemsize, bench.group.rank
     turns = bench.settings.maxbytes // point.bytes if point.bytes else 1
     start = bench.settings.unalign * size + point.bytes * (iteration % turns)
@@ -46,8 +49,8 @@ def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
     )  # fmt: skip
 
 
-def clock(bench: Bench, point: Point) -> Timed:
-    """All timed calls of one size and placement, on this rank's clock."""
+def clock(bench: Bench, point: Point) -> CallTimes:
+    """Time all calls of one size and placement on this rank."""
     settings, group = bench.settings, bench.group
     inner = settings.agg_iters
     calls = [group.bind(bound_call(bench, point, i)) for i in range(settings.iters * inner)]
@@ -55,7 +58,7 @@ def clock(bench: Bench, point: Point) -> Timed:
     if inner > 1:
         steps = [[group.grouped(step)] for step in steps]
     collecting = gc.isenabled()
-    gc.disable()  # a collection in the middle would be timed
+    gc.disable()  # a garbage collection would be timed
     try:
         if settings.cudagraph:
             return _clock_graph(bench, calls[:1], steps)
@@ -65,25 +68,25 @@ def clock(bench: Bench, point: Point) -> Timed:
     finally:
         if collecting:
             gc.enable()
-        bench.trail.done()
+        bench.progress.done()
 
 
 def _line_up(bench: Bench, first: Sequence[Any]) -> None:
-    """The call that is not timed, and all ranks here at once, with nothing left to do but the timed calls.
+    """Make the untimed call and bring all ranks to a barrier, with nothing left to do but the timed calls.
 
-    What a rank still had to prepare, the others would wait for in their first call; and what lies between
-    the two calls lets caches and the device go cold.
+    The others would wait in their first call for whatever a rank still had to prepare; and work between the
+    two calls would let caches and the device go cold.
     """
-    bench.trail.before("in the call before the timed ones")
+    bench.progress.before("in the call before the timed ones")
     bench.group.issue(first)
     bench.group.wait()
-    bench.trail.before("at the barrier before the timed calls")
+    bench.progress.before("at the barrier before the timed calls")
     bench.everyone.barrier()
-    bench.trail.enter(1)
+    bench.progress.enter(1)
 
 
-def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> Timed:
-    """All calls issued, then waited for (-z 0)."""
+def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+    """Issue all calls, then wait for them (-z 0)."""
     settings, group = bench.settings, bench.group
     count = len(steps) * settings.agg_iters
     marks = group.marks(len(steps) + 1) if settings.per_iter_timing or bench.watched else []
@@ -95,7 +98,7 @@ def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[A
     plan: list[Any] = []
     for number, step in enumerate(steps):
         if bench.watched and not group.asynchronous:
-            plan.append(partial(bench.trail.enter, number + 1))
+            plan.append(partial(bench.progress.enter, number + 1))
         if bench.detail:
             plan.append(stamp)
         if marks:
@@ -114,12 +117,11 @@ def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[A
     if settings.per_iter_timing:
         pairs = itertools.pairwise(marks)
         singles = tuple(group.elapsed(before, after) / settings.agg_iters for before, after in pairs)
-    return Timed(seconds / count, queued / count, singles, tuple(at - bench.offset for at in begun))
+    return CallTimes(seconds / count, queued / count, singles, tuple(at - bench.offset for at in begun))
 
 
 def _follower(bench: Bench, marks: Sequence[Any]) -> Any:
-    """Tells the watchdog which iteration the device is in, while the host waits."""
-
+    """A function that reports the device's current iteration to the watchdog, while the host waits."""
     reached = 0
 
     def follow() -> None:
@@ -127,16 +129,16 @@ def _follower(bench: Bench, marks: Sequence[Any]) -> Any:
         done = sum(1 for _ in itertools.takewhile(bench.group.passed, marks))
         if done > reached:
             reached = done
-            bench.trail.enter(done)
+            bench.progress.enter(done)
 
     return follow
 
 
-def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> Timed:
-    """Every call waited for: -z 1 with a barrier after it, -z 2 without, -z 3 with one that is not timed."""
+def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+    """Wait for every call: with a barrier after it (-z 1), without (-z 2), with an untimed one (-z 3)."""
     settings, group, everyone = bench.settings, bench.group, bench.everyone
     count = len(steps) * settings.agg_iters
-    # An iteration lasts until the next begins, but with -z 3 has an end of its own.
+    # An iteration lasts until the next one begins; with -z 3 it has its own end.
     apart = 2 if settings.blocking == 3 else 1
     marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
     begun: list[float] = []
@@ -144,7 +146,7 @@ def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence
     _line_up(bench, first)
     start = time.perf_counter()
     for number, step in enumerate(steps):
-        bench.trail.enter(number + 1)
+        bench.progress.enter(number + 1)
         entered = time.perf_counter()
         begun.append(entered)
         if marks:
@@ -165,23 +167,23 @@ def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence
         pairs = [(marks[apart * number], marks[apart * number + 1]) for number in range(len(steps))]
         singles = tuple(group.elapsed(before, after) / settings.agg_iters for before, after in pairs)
     stamps = tuple(at - bench.offset for at in begun) if bench.detail else ()
-    return Timed(seconds / count, seconds / count, singles, stamps)
+    return CallTimes(seconds / count, seconds / count, singles, stamps)
 
 
-def _clock_graph(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> Timed:
-    """All calls captured into one graph, which is launched -G times."""
+def _clock_graph(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+    """Capture all calls into one graph and launch it -G times."""
     settings, group = bench.settings, bench.group
     launches = settings.cudagraph
     count = len(steps) * settings.agg_iters * launches
     _line_up(bench, first)
     plan = [group.captured([call for step in steps for call in step])] * launches
-    bench.trail.before("at the barrier before the graph")
-    group.rehearse()  # recording has made caches cold
+    bench.progress.before("at the barrier before the graph")
+    group.rehearse()  # capturing has made caches cold
     bench.everyone.barrier()
-    bench.trail.enter(1)
+    bench.progress.enter(1)
     start = time.perf_counter()
     group.issue(plan)
     queued = time.perf_counter() - start
     group.wait()
     seconds = time.perf_counter() - start
-    return Timed(seconds / count, queued / count)
+    return CallTimes(seconds / count, queued / count)

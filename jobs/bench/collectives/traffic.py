@@ -1,6 +1,6 @@
-"""Who sends how much to whom in alltoallv: a pattern by distance, or a matrix from a file.
+"""Bytes from each rank to each in alltoallv: a pattern by distance, or a matrix from a file.
 
-The rules of nccl-tests 2.19.6 (src/alltoallv.cu), whose environment variables name them.
+The rules, and the environment variables of the options, are those of nccl-tests 2.19.6 (src/alltoallv.cu).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Traffic:
-    """spread: 0.0 sends alike to all, 1.0 in proportion to the distance in rank order. matrix: bytes from
-    rank i to rank j in row i, multiples of 16; it overrides the pattern."""
+    """spread: 0.0 sends the same to all, 1.0 in proportion to the distance in rank order. matrix: bytes from
+    rank i to rank j in row i, multiples of 16; overrides the pattern."""
 
     spread: float = 1.0
     matrix: tuple[tuple[int, ...], ...] | None = None
 
     def elements(self, total: int, itemsize: int, ranks: int) -> tuple[tuple[int, ...], ...]:
-        """Elements from rank i to rank j in row i, where each rank sends about `total` bytes in all."""
+        """Elements from rank i to rank j in row i, if each rank sends about `total` bytes in all."""
         if self.matrix is not None:
             return tuple(tuple(cell // itemsize for cell in row[:ranks]) for row in self.matrix[:ranks])
         by_distance = [self._bytes(distance, total, ranks) // itemsize for distance in range(ranks)]
@@ -51,7 +51,7 @@ def read_matrix(path: Path, scale: float, ranks: int) -> tuple[tuple[int, ...], 
             got=f"{len(rows)} x {' or '.join(map(str, widths))}",
             expected=f"square, at least {ranks} x {ranks}",
         )
-    # Not the other way round: comparisons with NaN are false.
+    # In this form because comparisons with NaN are false.
     if not all(cell >= 0 and cell * scale <= 2**62 for row in rows for cell in row):
-        raise runner.UserError(f"the traffic matrix {path} holds what is no number of bytes")
+        raise runner.UserError(f"the traffic matrix {path} holds a value that is not a number of bytes")
     return tuple(tuple(int(cell * scale) & ~(ALIGNMENT - 1) for cell in row) for row in rows)

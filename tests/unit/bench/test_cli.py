@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from typed import LAUNCHERS, typed
 
-from jobs.bench.collectives.config import Settings
-from jobs.bench.collectives.nccl_tests_json import record, together
-from jobs.bench.collectives.results import Footer, Header, Measured, Row
+from jobs.bench.collectives.config import SweepSettings
+from jobs.bench.collectives.nccl_tests_json import combined, record
+from jobs.bench.collectives.results import Footer, Header, Measurement, Row
 from jobs.bench.collectives.specs import OPERATIONS
 from launch.cli import main
 from launch.local import PROGRAM
@@ -101,10 +101,10 @@ def test_records_of_all_operations_are_compared_and_drawn(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("all.json").write_text(
-        together({"all_reduce": document("all_reduce", 1), "gather": document("gather", 1)})
+        combined({"all_reduce": document("all_reduce", 1), "gather": document("gather", 1)})
     )
     Path("slow.json").write_text(
-        together({"all_reduce": document("all_reduce", 1), "gather": document("gather", 2)})
+        combined({"all_reduce": document("all_reduce", 1), "gather": document("gather", 2)})
     )
     assert main(["bench", "compare", "all.json", "all.json"]) == 0
     assert main(["bench", "compare", "all.json", "slow.json"]) == 1
@@ -124,9 +124,9 @@ def test_records_of_all_operations_are_compared_and_drawn(
 def document(operation: str, microseconds: float) -> str:
     """The JSON of a run of one operation."""
     header = Header(f"{operation}_perf", 0, "MPI, host memory", ())
-    cell = Measured(microseconds * 1e-6, 0.0, 1.0, 1.0, 0)
+    cell = Measurement(microseconds * 1e-6, 0.0, 1.0, 1.0, 0)
     row = Row(8, 2, "float", "sum", -1, cell, cell)
-    return record(Settings(), header, [row], Footer(0, 1.0), ["meshrun"], {}, 0.0, 1.0)
+    return record(SweepSettings(), header, [row], Footer(0, 1.0), ["meshrun"], {}, 0.0, 1.0)
 
 
 def test_types_reductions_and_cycles_are_rows(run: Run) -> None:

@@ -165,7 +165,7 @@ def test_the_table_ends_with_the_verdict() -> None:
     [
         (A, {"tolerance": -0.1}, "tolerance is not a fraction"),
         (A, {"tolerance": math.nan}, "tolerance is not a fraction"),
-        (A, {"tolerance": 0.1, "metric": "speed"}, "metric is unknown: got speed"),
+        (A, {"tolerance": 0.1, "metric": "speed"}, "unknown metric: got speed"),
         (a_record("b", [1.0], clock="cputime"), {"tolerance": 0.1}, "different times: got time and cputime"),
         (
             a_record("b", [1.0], program="reduce_perf"),

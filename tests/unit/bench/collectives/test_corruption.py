@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.bench.collectives.measure import measure
-from jobs.bench.collectives.results import Measured
+from jobs.bench.collectives.results import Measurement
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import at_size
@@ -96,7 +96,7 @@ def owner(point: Point, operation: str, ranks: int, rank: int, element: int) -> 
 
 
 def misnamed(
-    measured: Measured, flipped: Bit | None, point: Point, operation: str, ranks: int, rank: int
+    measured: Measurement, flipped: Bit | None, point: Point, operation: str, ranks: int, rank: int
 ) -> list[str]:
     """In what the findings are not exactly the one bit that was flipped on `rank`."""
     if flipped is None or len(measured.findings) != 1 or measured.wrong != 1:
@@ -150,7 +150,7 @@ def test_one_flipped_bit_is_named_exactly(operation: str, ranks: int, bench_on: 
 
 @pytest.mark.parametrize(("operation", "ranks"), COUNTS)
 def test_right_data_raise_no_alarm(operation: str, ranks: int, bench_on: Any) -> None:
-    def body(bench: Bench) -> list[Measured]:
+    def body(bench: Bench) -> list[Measurement]:
         return [measure(bench, point) for point in points(bench, [*DATATYPES])]
 
     size = 16 * ranks * ranks + 24
@@ -200,10 +200,10 @@ HURT = 2  # the rank that it happens to
 def harmed(
     operation: str, hooks: Callable[[Bench, Point], dict[str, Callable[[Call], None]]], bench_on: Any,
     disturbed: Any, at_root: bool = False,
-) -> list[tuple[Point, Measured]]:  # fmt: skip
+) -> list[tuple[Point, Measurement]]:  # fmt: skip
     """Every checked point with its result, when rank 2's calls are disturbed; at_root: where it is root."""
 
-    def body(bench: Bench) -> list[tuple[Point, Measured]]:
+    def body(bench: Bench) -> list[tuple[Point, Measurement]]:
         undisturbed, results = bench.group, []
         for point in points(bench, WIDE):
             bench.group = undisturbed
@@ -215,7 +215,7 @@ def harmed(
         return results
 
     size = 1024 + 8
-    results: list[tuple[Point, Measured]] = bench_on(4, operation, body, minbytes=size, maxbytes=size)[0]
+    results: list[tuple[Point, Measurement]] = bench_on(4, operation, body, minbytes=size, maxbytes=size)[0]
     assert results
     return results
 
@@ -308,7 +308,7 @@ def test_an_unwritten_tail_is_found(operation: str, missing: int, bench_on: Any,
 def test_the_result_of_an_earlier_size_is_found(operation: str, bench_on: Any, disturbed: Any) -> None:
     """A rank is left with what it received in the measurement before, of half the size."""
 
-    def body(bench: Bench) -> list[tuple[Point, Measured]]:
+    def body(bench: Bench) -> list[tuple[Point, Measurement]]:
         datatype = DATATYPES["double"]
         root = HURT if bench.operation.rooted else 0
         blank = Point(bench.shape(0, datatype), datatype, "sum", root, False, 0)
@@ -343,7 +343,7 @@ def test_what_is_written_beyond_a_ranks_share_is_found(bench_on: Any, disturbed:
     matrix = tmp_path / "matrix.txt"
     matrix.write_text("16 32 64\n48 16 96\n0 16 0\n")
 
-    def body(bench: Bench) -> tuple[Measured, Measured]:
+    def body(bench: Bench) -> tuple[Measurement, Measurement]:
         point = next(points(bench, ["float"]))
         right = measure(bench, point)
         flip = Flip(0.5, 3)
@@ -359,7 +359,7 @@ def test_what_is_written_beyond_a_ranks_share_is_found(bench_on: Any, disturbed:
 
 
 def test_several_ranks_that_are_wrong_are_each_named(bench_on: Any, disturbed: Any) -> None:
-    def body(bench: Bench) -> Measured:
+    def body(bench: Bench) -> Measurement:
         point = next(points(bench, ["float"], ["sum"]))
         if bench.group.rank in (0, 3):
             flip = Flip(0.5, bench.group.rank)
@@ -374,7 +374,7 @@ def test_several_ranks_that_are_wrong_are_each_named(bench_on: Any, disturbed: A
 def test_a_source_in_a_group_is_told_by_its_rank_in_the_world(bench_on: Any, disturbed: Any) -> None:
     """Five ranks, every other in a group: ranks 0, 2, 4 and 1, 3."""
 
-    def body(bench: Bench) -> Measured:
+    def body(bench: Bench) -> Measurement:
         point = next(points(bench, ["float"], ["sum"]))
         if bench.world.rank == 2:
             flip = Flip(0.99, 0)

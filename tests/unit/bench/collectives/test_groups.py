@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 import runner
 from jobs.bench.collectives import names
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.measure import result
-from jobs.bench.collectives.results import Header, Row, Seat
+from jobs.bench.collectives.results import Header, RankDevice, Row
 from jobs.bench.collectives.session import Bench, Point, check_ranks
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import at_size, sweep
-from jobs.bench.collectives.timing import Timed
+from jobs.bench.collectives.timing import CallTimes
 from runner import DATATYPES, Call
 
 NAP = 0.01  # seconds
@@ -72,7 +72,7 @@ def test_a_split_that_does_not_parse_is_refused(split: str) -> None:
 
 @pytest.mark.parametrize("mask", ["g", "0o2", "MOD8", " "])
 def test_a_mask_that_does_not_parse_is_refused(mask: str) -> None:
-    with pytest.raises(runner.UserError, match="the split mask is no hexadecimal number"):
+    with pytest.raises(runner.UserError, match="the split mask is not a hexadecimal number"):
         color_of(0, None, mask)
 
 
@@ -93,7 +93,7 @@ def test_groups_are_averaged_inside_and_the_row_over_the_world(bench_on: Any) ->
 
     def body(bench: Bench) -> Any:
         own = seconds[bench.world.rank]
-        return result(bench, point_of(bench, 1000), Timed(own, own), (), True)
+        return result(bench, point_of(bench, 1000), CallTimes(own, own), (), True)
 
     def groups(average: int) -> Any:
         settings = {"minbytes": 1000, "maxbytes": 1000, "average": average}
@@ -150,7 +150,7 @@ def test_a_slow_group_is_named(slow_group: Row) -> None:
         # The world's average tells of neither.
         assert measured.seconds == pytest.approx(fmean(measured.by_rank))
         assert ordered[-2].seconds < measured.seconds < ordered[-1].seconds
-    seats = tuple(Seat(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))
+    seats = tuple(RankDevice(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))
     told = names.names(slow_group, Header("all_reduce_perf", 0, "", seats))
     lowest = f"busbw min {min(group.busbw for group in slow_group.out_of_place.groups):.4g} GB/s (group 2)"
     assert f"groups out of place: {lowest}" in told
@@ -158,7 +158,7 @@ def test_a_slow_group_is_named(slow_group: Row) -> None:
 
 
 def test_every_group_has_its_own_results(bench_on: Any, disturbed: Any) -> None:
-    """Wrong data are counted in their group, and in all for the row."""
+    """RankMismatch data are counted in their group, and in all for the row."""
 
     def body(bench: Bench) -> Any:
         if bench.world.rank == 5:
@@ -197,7 +197,7 @@ def test_what_does_not_go_with_every_group_is_refused(
     operation: str, root: int, colors: list[int], told: str
 ) -> None:
     with pytest.raises(runner.UserError) as refused:
-        check_ranks(OPERATIONS[operation], Settings(root=root), colors)
+        check_ranks(OPERATIONS[operation], SweepSettings(root=root), colors)
     assert refused.value.everywhere
     assert told in str(refused.value)
 
@@ -213,4 +213,4 @@ def test_what_does_not_go_with_every_group_is_refused(
     ],
 )
 def test_what_goes_with_every_group_is_measured(operation: str, root: int, colors: list[int]) -> None:
-    check_ranks(OPERATIONS[operation], Settings(root=root), colors)
+    check_ranks(OPERATIONS[operation], SweepSettings(root=root), colors)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from jobs.bench.collectives import names
-from jobs.bench.collectives.measure import lateness, measure, result
-from jobs.bench.collectives.results import Header, Iterations, Measured, Row, Seat
+from jobs.bench.collectives.measure import arrival_skew, measure, result
+from jobs.bench.collectives.results import Header, Iterations, Measurement, RankDevice, Row
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
-from jobs.bench.collectives.timing import Timed
+from jobs.bench.collectives.timing import CallTimes
 from runner import DATATYPES, Call
 
 NAP = 0.01  # seconds
@@ -28,12 +28,12 @@ def point_of(bench: Bench, size: int = 1000, in_place: bool = False) -> Point:
 def put_together(bench_on: Any) -> Any:
     """What becomes of these clocks of all_gather's ranks."""
 
-    def run(clocks: list[Timed], **settings: Any) -> list[Measured]:
-        def body(bench: Bench) -> Measured:
+    def run(clocks: list[CallTimes], **settings: Any) -> list[Measurement]:
+        def body(bench: Bench) -> Measurement:
             return result(bench, point_of(bench), clocks[bench.world.rank], (), True)
 
         settings = {"minbytes": 1000, "maxbytes": 1000} | settings
-        found: list[Measured] = bench_on(len(clocks), "all_gather", body, **settings)
+        found: list[Measurement] = bench_on(len(clocks), "all_gather", body, **settings)
         return found
 
     return run
@@ -52,24 +52,24 @@ def put_together(bench_on: Any) -> Any:
 def test_the_ranks_times_are_averaged_as_asked(
     put_together: Any, average: int, seconds: float, algbw: float, busbw: float
 ) -> None:
-    clocks = [Timed(2e-6, 5e-7), Timed(1e-6, 1e-7), Timed(6e-6, 9e-7)]
+    clocks = [CallTimes(2e-6, 5e-7), CallTimes(1e-6, 1e-7), CallTimes(6e-6, 9e-7)]
     for measured in put_together(clocks, average=average):
         assert (measured.seconds, measured.algbw, measured.busbw) == pytest.approx((seconds, algbw, busbw))
         assert measured.by_rank == (2e-6, 1e-6, 6e-6)
         assert measured.cpu_seconds == 5e-7  # rank 0's, whatever the average
         assert measured.iterations is None
-        assert (measured.lateness, measured.groups) == ((), ())
+        assert (measured.arrival_skew, measured.groups) == ((), ())
 
 
 def test_single_iterations_are_those_of_the_slowest_rank(put_together: Any) -> None:
-    clocks = [Timed(1.0, 1.0, (1.0, 5.0, 2.0)), Timed(1.0, 1.0, (3.0, 4.0, 2.5))]
+    clocks = [CallTimes(1.0, 1.0, (1.0, 5.0, 2.0)), CallTimes(1.0, 1.0, (3.0, 4.0, 2.5))]
     [measured, _] = put_together(clocks, per_iter_timing=True, per_iter_skip=1, iters=3)
     assert measured.iterations == Iterations((3.0, 5.0, 2.5), ((1.0, 5.0, 2.0), (3.0, 4.0, 2.5)), 1)
 
 
 def test_a_size_of_nothing_has_no_bandwidth(put_together: Any, bench_on: Any) -> None:
-    def body(bench: Bench) -> Measured:
-        return result(bench, point_of(bench, 8), Timed(1e-6, 1e-6), (), True)
+    def body(bench: Bench) -> Measurement:
+        return result(bench, point_of(bench, 8), CallTimes(1e-6, 1e-6), (), True)
 
     measured = bench_on(3, "all_gather", body, minbytes=8, maxbytes=8)[0]
     assert (measured.seconds, measured.algbw, measured.busbw) == (pytest.approx(1e-6), 0.0, 0.0)
@@ -82,11 +82,11 @@ def test_lateness_is_after_the_median_rank_in_the_median_iteration() -> None:
         (10.1, 20.1, 39.0),
         (10.4, 20.5, 30.2),
     ]
-    assert lateness(begun) == pytest.approx((-0.1, 0.0, 0.3))
+    assert arrival_skew(begun) == pytest.approx((-0.1, 0.0, 0.3))
     # Of two ranks the middle is between them.
-    assert lateness([(1.0, 2.0), (1.5, 2.5)]) == pytest.approx((-0.25, 0.25))
-    assert lateness([(), ()]) == ()
-    assert lateness([]) == ()
+    assert arrival_skew([(1.0, 2.0), (1.5, 2.5)]) == pytest.approx((-0.25, 0.25))
+    assert arrival_skew([(), ()]) == ()
+    assert arrival_skew([]) == ()
 
 
 class Dawdler:
@@ -103,9 +103,9 @@ class Dawdler:
         time.sleep(NAP)
 
 
-def told(measured: Measured) -> str:
+def told(measured: Measurement) -> str:
     """What --names says."""
-    seats = tuple(Seat(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
+    seats = tuple(RankDevice(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
     row = Row(0, 0, "float", "sum", -1, measured, measured)
     return names.names(row, Header("all_reduce_perf", 0, "", seats))
 
@@ -115,7 +115,7 @@ def told(measured: Measured) -> str:
 def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any, operation: str) -> None:
     """With -z 3 every call begins after a barrier. One rank is late from it, and has the shortest time."""
 
-    def body(bench: Bench) -> Measured:
+    def body(bench: Bench) -> Measurement:
         bench.detail = True
         if bench.world.rank == LATE:
             everyone: Any = Dawdler(bench.everyone)
@@ -124,7 +124,7 @@ def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any
 
     measured = bench_on(4, operation, body, minbytes=1000, maxbytes=1000, iters=7, blocking=3)[0]
     assert min(range(4), key=measured.by_rank.__getitem__) == LATE
-    assert max(range(4), key=measured.lateness.__getitem__) == LATE
+    assert max(range(4), key=measured.arrival_skew.__getitem__) == LATE
     lines = told(measured).splitlines()
     assert f"last to arrive: rank {LATE} (host host{LATE}" in lines[1]
     assert f"rank {LATE}" not in next(line for line in lines if "slowest" in line)
@@ -134,7 +134,7 @@ def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any
 def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, disturbed: Any) -> None:
     """Only the calls are between the clock's two readings: all ranks take as long, one holds them up."""
 
-    def body(bench: Bench) -> tuple[Measured, float]:
+    def body(bench: Bench) -> tuple[Measurement, float]:
         bench.detail, inside = True, []
         timed = disturbed(
             bench.group,
@@ -152,7 +152,7 @@ def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, d
     found = bench_on(4, "all_reduce", body, minbytes=1000, maxbytes=1000, iters=7, check=0)
     measured, inside = found[0][0], [seconds for _, seconds in found]
     assert min(range(4), key=inside.__getitem__) == LATE
-    assert max(range(4), key=measured.lateness.__getitem__) == LATE
+    assert max(range(4), key=measured.arrival_skew.__getitem__) == LATE
     assert max(measured.by_rank) < 2 * min(measured.by_rank)
 
 
@@ -160,8 +160,8 @@ def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, d
 def checked(bench_on: Any, disturbed: Any) -> Any:
     """How often a rank's calls were made, and what was found, when rank 1's results are all wrong."""
 
-    def run(operation: str, in_place: bool, **settings: Any) -> tuple[int, Measured, int]:
-        def body(bench: Bench) -> tuple[int, Measured, int]:
+    def run(operation: str, in_place: bool, **settings: Any) -> tuple[int, Measurement, int]:
+        def body(bench: Bench) -> tuple[int, Measurement, int]:
             calls = []
 
             def spoil(call: Call) -> None:
@@ -174,7 +174,7 @@ def checked(bench_on: Any, disturbed: Any) -> Any:
             return len(calls), measured, bench.failures
 
         settings = {"minbytes": 1000, "maxbytes": 1000} | settings
-        found: tuple[int, Measured, int] = bench_on(3, operation, body, **settings)[1]
+        found: tuple[int, Measurement, int] = bench_on(3, operation, body, **settings)[1]
         return found
 
     return run

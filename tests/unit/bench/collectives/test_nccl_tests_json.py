@@ -7,13 +7,26 @@ import time
 
 import pytest
 
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.nccl_tests_json import json_line, record
-from jobs.bench.collectives.results import Footer, Group, Header, Iterations, Measured, Row, Seat, Wrong
+from jobs.bench.collectives.results import (
+    Footer,
+    Group,
+    Header,
+    Iterations,
+    Measurement,
+    RankDevice,
+    RankMismatch,
+    Row,
+)
 from jobs.measure.record_file import recorded_environment
 
 HEADER = Header(
-    "all_reduce_perf", 22809, "MPI, host memory", (Seat(0, 1, 71, "c7", 3, "0000:1b:00", "H200"),), ("ring",)
+    "all_reduce_perf",
+    22809,
+    "MPI, host memory",
+    (RankDevice(0, 1, 71, "c7", 3, "0000:1b:00", "H200"),),
+    ("ring",),
 )
 TIMES = Iterations((30e-6, 34e-6), ((30e-6, 20e-6), (25e-6, 34e-6)), skipped=1)
 ROW = Row(
@@ -22,24 +35,25 @@ ROW = Row(
     "float",
     "sum",
     -1,
-    Measured(12.5e-6, 1.5e-6, 1.25, float("nan"), 0, iterations=TIMES),
-    Measured(
+    Measurement(12.5e-6, 1.5e-6, 1.25, float("nan"), 0, iterations=TIMES),
+    Measurement(
         10e-6,
         2e-6,
         1.5,
         float("inf"),
         None,
         by_rank=(9e-6, 11e-6),
-        findings=(Wrong(0, "c7", "GPU 3", 1, 2, "1", "2", None, 2),),
+        findings=(RankMismatch(0, "c7", "GPU 3", 1, 2, "1", "2", None, 2),),
         groups=(Group(1, (0,), 10e-6, 1.5, 2.5, 1),),
         wire=3.5,
+        arrival_skew=(0.0, 2e-6),
     ),
 )
 
 
-def whole(settings: Settings | None = None, footer: Footer | None = None) -> dict:
+def whole(settings: SweepSettings | None = None, footer: Footer | None = None) -> dict:
     text = record(
-        settings or Settings(),
+        settings or SweepSettings(),
         HEADER,
         [ROW],
         footer or Footer(0, 2.5),
@@ -75,7 +89,7 @@ def test_the_top_has_nccl_tests_keys_in_its_order() -> None:
 
 
 def test_config_by_bytes_and_by_factor() -> None:
-    found = whole(Settings(blocking=3, per_iter_timing=True, per_iter_skip=1))["config"]
+    found = whole(SweepSettings(blocking=3, per_iter_timing=True, per_iter_skip=1))["config"]
     assert found == {
         "nthreads": 1,
         "ngpus": 1,
@@ -103,7 +117,7 @@ def test_config_by_bytes_and_by_factor() -> None:
             }
         ],
     }
-    by_factor = whole(Settings(stepfactor=2))["config"]
+    by_factor = whole(SweepSettings(stepfactor=2))["config"]
     assert by_factor["step_factor"] == 2
     assert "step_bytes" not in by_factor
 
@@ -122,7 +136,7 @@ def test_a_result_has_nccl_tests_types() -> None:
 
 
 def test_cpu_time_has_a_key_of_its_own() -> None:
-    (found,) = whole(Settings(report_cputime=True))["results"]
+    (found,) = whole(SweepSettings(report_cputime=True))["results"]
     assert found["out_of_place"]["cpu_time"] == pytest.approx(1.5)
     assert "time" not in found["out_of_place"]
 
@@ -139,12 +153,13 @@ def test_iterations() -> None:
     assert found["per_process_max_times_us"][1] == pytest.approx([25, 34])
 
 
-def test_what_nccl_tests_does_not_tell_has_one_key() -> None:
+def test_what_nccl_tests_does_not_have_is_under_one_key() -> None:
     found = whole()["results"][0]["meshrun"]["in_place"]
     assert found["seconds_by_rank"] == [9e-6, 11e-6]
     assert (found["wire"], found["wire_percent"]) == (3.5, None)
     assert found["groups"][0]["ranks"] == [0]
     assert found["findings"][0]["host"] == "c7"
+    assert found["arrival_skew"] == found["lateness"] == [0.0, 2e-6]
 
 
 @pytest.mark.parametrize(("minimum", "okay"), [(2.7, "true"), (2.8, "false")])
@@ -156,7 +171,7 @@ def test_a_least_average_is_judged_with_ten_percent_of_grace(minimum: float, oka
 
 
 def test_a_line_stands_alone() -> None:
-    text = json_line(Settings(), HEADER, ROW)
+    text = json_line(SweepSettings(), HEADER, ROW)
     assert text.endswith("}\n")
     assert text.count("\n") == 1
     found = json.loads(text)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.names import names
 from jobs.bench.collectives.nccl_tests_text import colour, figure, footer, header, row
 from jobs.bench.collectives.results import (
@@ -17,11 +17,11 @@ from jobs.bench.collectives.results import (
     Group,
     Header,
     Iterations,
-    Measured,
+    Measurement,
     Memory,
+    RankDevice,
+    RankMismatch,
     Row,
-    Seat,
-    Wrong,
 )
 from jobs.measure.time_statistics import time_statistics
 
@@ -30,8 +30,8 @@ HEADER = Header(
     library=22809,
     backend="NCCL 2.28.9, /usr/lib/libnccl.so.2",
     seats=(
-        Seat(0, 0, 71, "c7", 0, "0000:1b:00", "NVIDIA H200"),
-        Seat(1, 0, 1234567, "a-long-host-name", 11, "0000:43:00", "NVIDIA H200"),
+        RankDevice(0, 0, 71, "c7", 0, "0000:1b:00", "NVIDIA H200"),
+        RankDevice(1, 0, 1234567, "a-long-host-name", 11, "0000:43:00", "NVIDIA H200"),
     ),
     assumptions=("all_reduce: ring assumed (NCCL_ALGO=Ring)",),
 )
@@ -45,8 +45,8 @@ DEVICES = """\
 """
 
 
-def of(time_us: float, algbw: float, busbw: float, wrong: int | None = 0, **more: object) -> Measured:
-    return replace(Measured(time_us * 1e-6, 1.5e-6, algbw, busbw, wrong), **more)
+def of(time_us: float, algbw: float, busbw: float, wrong: int | None = 0, **more: object) -> Measurement:
+    return replace(Measurement(time_us * 1e-6, 1.5e-6, algbw, busbw, wrong), **more)
 
 
 SMALL = Row(8, 2, "float", "sum", -1, of(12.344, 0, 0), of(9999.996, 0.0008, 0.0016, 3))
@@ -105,7 +105,7 @@ def test_a_number_never_breaks_its_column(value: float, width: int) -> None:
 
 
 def test_header() -> None:
-    settings = Settings(minbytes=8, maxbytes=1 << 33, stepfactor=2)
+    settings = SweepSettings(minbytes=8, maxbytes=1 << 33, stepfactor=2)
     assert header(settings, HEADER) == (
         """\
 # nccl-tests version 2.19.6 nccl-headers=22809 nccl-library=22809
@@ -125,7 +125,7 @@ validation: 1 graph: 0 unalign: 0
 
 
 def test_header_with_all_columns() -> None:
-    settings = Settings(
+    settings = SweepSettings(
         blocking=2, per_iter_timing=True, per_iter_skip=3, report_cputime=True, report_timestamps=True
     )
     assert header(settings, HEADER) == (
@@ -162,12 +162,12 @@ summary skips first 3 iterations \n\
     ],
 )
 def test_blocking_is_told(blocking: int, line: str) -> None:
-    text = header(Settings(blocking=blocking), HEADER)
+    text = header(SweepSettings(blocking=blocking), HEADER)
     assert text.index(line) < text.index("#\n# Using devices")
 
 
 def test_without_nccl_no_cuda_events_are_claimed() -> None:
-    text = header(Settings(per_iter_timing=True), replace(HEADER, library=0))
+    text = header(SweepSettings(per_iter_timing=True), replace(HEADER, library=0))
     assert "# Per-Iteration Report: host clock timing; i_* uses max over process rows \n" in text
 
 
@@ -176,59 +176,61 @@ def test_without_nccl_no_cuda_events_are_claimed() -> None:
     [
         (
             SMALL,
-            Settings(),
+            SweepSettings(),
             "           8             2     float     sum      -1"
             "    12.34    0.00    0.00       0  10000.0    0.00    0.00       3\n",
         ),
         (
             LARGE,
-            Settings(),
+            SweepSettings(),
             " 17179869184    4294967296  bfloat16    none      12"
             "  70123.4  244.99  459.36    N/A  1.2e+07  1000.5  100000  1.23457e+06\n",
         ),
         (
             TIMED,
-            Settings(per_iter_timing=True),
+            SweepSettings(per_iter_timing=True),
             "     1048576        262144    f8e4m3  mulsum       0"
             "    34.50   30.39   45.59       0    30.00    38.00    38.00     8.57"
             "    33.20   31.58   47.37       0    33.00    33.20    33.20     0.26\n",
         ),
         (
             SMALL,
-            Settings(report_cputime=True),
+            SweepSettings(report_cputime=True),
             "           8             2     float     sum      -1"
             "     1.50    0.00    0.00       0     1.50    0.00    0.00       3\n",
         ),
     ],
     ids=["small", "large", "per iteration", "cpu time"],
 )
-def test_row(measured: Row, settings: Settings, text: str) -> None:
+def test_row(measured: Row, settings: SweepSettings, text: str) -> None:
     assert row(settings, measured) == text
 
 
 @pytest.mark.parametrize("measured", [LARGE, TIMED])
 def test_a_time_stamp_ends_the_row(measured: Row) -> None:
-    stamped = row(Settings(report_timestamps=True), measured)
-    plain = row(Settings(), measured).removesuffix("\n")
+    stamped = row(SweepSettings(report_timestamps=True), measured)
+    plain = row(SweepSettings(), measured).removesuffix("\n")
     assert stamped.startswith(plain)
     assert re.fullmatch(r"  2025-06-1[456] \d\d:\d\d:40\n", stamped.removeprefix(plain))
 
 
 def test_wide_columns_come_last() -> None:
-    late = of(20, 1, 1.5, by_rank=(18e-6, 20.5e-6), lateness=(3e-6, -1e-6), wire=311.25, wire_percent=69.2)
+    late = of(
+        20, 1, 1.5, by_rank=(18e-6, 20.5e-6), arrival_skew=(3e-6, -1e-6), wire=311.25, wire_percent=69.2
+    )
     wide = Row(8, 2, "float", "sum", -1, late, of(20, 1, 1.5))
-    text = row(Settings(), wide, wide=True)
-    assert text == row(Settings(), wide).removesuffix("\n") + (
+    text = row(SweepSettings(), wide, wide=True)
+    assert text == row(SweepSettings(), wide).removesuffix("\n") + (
         "  311.25   69.20        1    20.50        0     3.00"
         "       -       -        -        -        -        -\n"
     )
-    for settings in (Settings(), Settings(report_timestamps=True)):
+    for settings in (SweepSettings(), SweepSettings(report_timestamps=True)):
         plain, titled = (header(settings, HEADER, wide=wide).splitlines() for wide in (False, True))
         assert plain[:-2] == titled[:-2]
         assert titled[-2].startswith(plain[-2].rstrip())
         assert titled[-1].startswith(plain[-1].rstrip())
         assert len(titled[-1]) == len(titled[-2])
-    assert len(header(Settings(), HEADER, wide=True).splitlines()[-1]) == len(text) - 1
+    assert len(header(SweepSettings(), HEADER, wide=True).splitlines()[-1]) == len(text) - 1
 
 
 @pytest.mark.parametrize(
@@ -236,19 +238,19 @@ def test_wide_columns_come_last() -> None:
     [
         (
             Footer(0, 45.1234567),
-            Settings(memory=True),
+            SweepSettings(memory=True),
             "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 45.1235 \n#\n"
             "# Collective test concluded: all_reduce_perf\n#\n\n",
         ),
         (
             Footer(2, 45.1234567, minimum_busbw=51, errors=("remote process exited",)),
-            Settings(),
+            SweepSettings(),
             "# Out of bounds values : 2 FAILED\n# Avg bus bandwidth    : 45.1235 FAILED\n#\n"
             "# Collective test concluded: all_reduce_perf\n#\n# error: remote process exited\n",
         ),
         (
             Footer(0, 45.0, minimum_busbw=50, memory=Memory(1 << 30, 1 << 36, 513)),
-            Settings(memory=True),
+            SweepSettings(memory=True),
             "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 45 OK\n#\n"
             "# Collective test concluded: all_reduce_perf\n"
             "# GPU memory usage     : Initialization 1.00 GB | User-Allocated 64.0 GB | Collective 513 B "
@@ -257,16 +259,18 @@ def test_wide_columns_come_last() -> None:
     ],
     ids=["unchecked", "failed", "enough"],
 )
-def test_footer(known: Footer, settings: Settings, text: str) -> None:
+def test_footer(known: Footer, settings: SweepSettings, text: str) -> None:
     assert footer(settings, known, "all_reduce_perf") == text
 
 
 def test_the_librarys_last_word_comes_before_others() -> None:
-    text = footer(Settings(), Footer(0, 1.0, errors=("another",)), "x_perf", error="unhandled system error")
+    text = footer(
+        SweepSettings(), Footer(0, 1.0, errors=("another",)), "x_perf", error="unhandled system error"
+    )
     assert text.endswith("#\n# error: unhandled system error\n")
 
 
-WRONG = Wrong(1, "c7", "GPU 3", 12, 4711, "1.5 (0x3fc00000)", "2.5 (0x40200000)", 0, 1)
+WRONG = RankMismatch(1, "c7", "GPU 3", 12, 4711, "1.5 (0x3fc00000)", "2.5 (0x40200000)", 0, 1)
 GROUPS = (
     Group(0, (0, 1, 2, 8), 10e-6, 20.0, 30.0, 0),
     Group(1, (3, 5, 7), 20e-6, 10.0, 12.5, None),
@@ -281,7 +285,7 @@ def test_names() -> None:
         "float",
         "sum",
         -1,
-        of(1, 1, 1, 12, findings=(WRONG,), by_rank=(10e-6, 20.5e-6), lateness=(1e-6, 12.25e-6)),
+        of(1, 1, 1, 12, findings=(WRONG,), by_rank=(10e-6, 20.5e-6), arrival_skew=(1e-6, 12.25e-6)),
         of(1, 1, 1, 1, findings=(replace(WRONG, count=1, source=None, flipped_bits=2),), groups=GROUPS),
     )
     assert names(measured, HEADER) == (
@@ -306,12 +310,12 @@ def test_nothing_to_name_is_no_line() -> None:
 @pytest.mark.parametrize(
     ("measured", "settings", "wide"),
     [
-        (SMALL, Settings(), False),
-        (LARGE, Settings(report_timestamps=True), True),
-        (TIMED, Settings(per_iter_timing=True), True),
+        (SMALL, SweepSettings(), False),
+        (LARGE, SweepSettings(report_timestamps=True), True),
+        (TIMED, SweepSettings(per_iter_timing=True), True),
     ],
 )
-def test_colour_changes_nothing_that_is_seen(measured: Row, settings: Settings, wide: bool) -> None:
+def test_colour_changes_nothing_that_is_seen(measured: Row, settings: SweepSettings, wide: bool) -> None:
     plain = row(settings, measured, wide=wide)
     painted = colour(plain, measured)
     assert painted != plain
@@ -319,10 +323,10 @@ def test_colour_changes_nothing_that_is_seen(measured: Row, settings: Settings, 
 
 
 def test_wrong_counts_are_red_and_rates_green() -> None:
-    painted = colour(row(Settings(), SMALL), SMALL)
+    painted = colour(row(SweepSettings(), SMALL), SMALL)
     assert re.findall(r"\x1b\[1;31m(\S+)\x1b\[0m", painted) == ["3"]
     timed = replace(TIMED, in_place=replace(TIMED.in_place, wrong=7))
-    painted = colour(row(Settings(), timed), timed)
+    painted = colour(row(SweepSettings(), timed), timed)
     assert re.findall(r"\x1b\[1;31m(\S+)\x1b\[0m", painted) == ["7"]
     assert re.findall(r"\x1b\[32m(\S+)\x1b\[0m", painted) == ["45.59", "47.37"]
 

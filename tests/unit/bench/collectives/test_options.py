@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 import runner
 from jobs.bench.cli import bench
-from jobs.bench.collectives.config import Asked, Settings
-from jobs.bench.collectives.options import LETTERS, understood
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.options import LETTERS, bench_options
 from jobs.measure.sizes import MIB, parse_size
 from runner import DATATYPES, REDUCTIONS
 
 
-def asked(*words: str, command: str = "all_reduce") -> Asked:
+def asked(*words: str, command: str = "all_reduce") -> BenchOptions:
     """What the words ask for."""
     found = bench.commands[command]
     parameters: dict[str, Any] = found.make_context(command, list(words)).params
-    return understood((command,), parameters)
+    return bench_options((command,), parameters)
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,9 @@ def no_settings_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_defaults_are_those_of_nccl_tests() -> None:
     """The initial values at the top of its src/common.cu."""
-    assert asked() == Asked(
+    assert asked() == BenchOptions(
         ("all_reduce",),
-        Settings(
+        SweepSettings(
             minbytes=32 << 20,
             maxbytes=32 << 20,
             stepbytes=1 << 20,
@@ -63,7 +63,7 @@ def test_the_defaults_are_those_of_nccl_tests() -> None:
             per_iter_skip=0,
         ),
     )
-    assert Settings() == asked().settings
+    assert SweepSettings() == asked().settings
 
 
 # Letter, nccl-tests' long name, a word, and what it sets: (name, value).
@@ -107,15 +107,15 @@ def test_every_spelling_sets_the_same(case: tuple[str, str, str, tuple[str, Any]
         asked(f"--{name}={word}"),
         asked(f"--{name.replace('_', '-')}", word),
     ]
-    assert found == 5 * [Asked(("all_reduce",), Settings(**{field: value}))]
+    assert found == 5 * [BenchOptions(("all_reduce",), SweepSettings(**{field: value}))]
 
 
 def test_the_other_options() -> None:
     """-K needs -I, -J is no setting, -p -t -g and -D have one value that scripts may pass."""
     for skip in ("-K", "--per_iter_skip", "--per-iter-skip"):
-        assert asked("-I", "1", skip, "5").settings == Settings(per_iter_timing=True, per_iter_skip=5)
+        assert asked("-I", "1", skip, "5").settings == SweepSettings(per_iter_timing=True, per_iter_skip=5)
     for output in ("-J", "--output_file", "--output-file"):
-        assert asked(output, "a.json") == Asked(("all_reduce",), Settings(), output_file="a.json")
+        assert asked(output, "a.json") == BenchOptions(("all_reduce",), SweepSettings(), output_file="a.json")
     harmless = [("p", "parallel_init", "1"), ("t", "nthreads", "1"), ("g", "ngpus", "1")]
     harmless += [("D", "device_implementation", "0")]
     for letter, name, word in harmless:
@@ -135,7 +135,7 @@ def test_every_measurement_takes_its_letters(command: str) -> None:
 
 def test_pingpong_has_defaults_of_its_own() -> None:
     settings = asked(command="pingpong").settings
-    assert settings == Settings(minbytes=8, stepfactor=2, iters=100)
+    assert settings == SweepSettings(minbytes=8, stepfactor=2, iters=100)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_many_small_steps_need_no_memory() -> None:
         ("-I 1 -G 1", "a graph"),
         ("-K 1", "give -I 1 too"),
         ("-I 1 -K 20", "leaves none of -n 20"),
-        ("-b 2 -e 1", "-b is over -e"),
+        ("-b 2 -e 1", "-b is greater than -e"),
         ("-b 0", "1 byte"),
         ("-i 0", "never grow"),
         ("--min-busbw inf", "a bandwidth"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import runner
 from jobs.bench.collectives import pingpong
-from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.pingpong import parse_pairs
 from runner import DATATYPES, Call, World
 
@@ -71,7 +71,7 @@ def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]
         file = tmp_path / "pingpong.json"
         file.unlink(missing_ok=True)
         chosen = {"minbytes": 64, "maxbytes": 64, "stepfactor": 2, "iters": 2} | settings
-        asked = Asked(("pingpong",), Settings(**chosen), output_file=str(file), pairs=pairs)
+        asked = BenchOptions(("pingpong",), SweepSettings(**chosen), output_file=str(file), pairs=pairs)
 
         def body(world: World) -> Any:
             try:
@@ -84,7 +84,10 @@ def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]
             assert {str(wrong) for wrong in done} == {str(done[0])}
             raise done[0]
         assert done == [{"command": "bench", "operations": ["pingpong"], "ranks": ranks}] * ranks
-        results: list[dict[str, Any]] = json.loads(file.read_text())["results"]
+        document = json.loads(file.read_text())
+        assert document["ranks"] == document["seats"]
+        assert len(document["ranks"]) == ranks
+        results: list[dict[str, Any]] = document["results"]
         return results
 
     return run

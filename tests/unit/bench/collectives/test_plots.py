@@ -207,7 +207,7 @@ def test_sizes_have_binary_names(size: int, name: str) -> None:
 @pytest.mark.parametrize("name", ["plot.pdf", "plot", "plot.html.gz"])
 def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
     for refuse in (lambda: check(name), lambda: plot(LINES, tmp_path / name)):
-        with pytest.raises(UserError, match=r"no known suffix.*expected \.html \.png \.svg"):
+        with pytest.raises(UserError, match=r"is unknown.*expected \.html \.png \.svg"):
             refuse()
     assert list(tmp_path.iterdir()) == []
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.nccl_tests_json import json_line, record
 from jobs.bench.collectives.nccl_tests_text import colour, footer, header, row
 from jobs.bench.collectives.reader import Figures, Key, Record, median, of_rows, read
-from jobs.bench.collectives.results import Footer, Header, Iterations, Measured, Row, Seat
+from jobs.bench.collectives.results import Footer, Header, Iterations, Measurement, RankDevice, Row
 from runner import UserError
 
 # As nccl-tests 2.16 printed it: narrower #wrong, no concluding line.
@@ -49,7 +49,9 @@ EXPECTED = {
     },
 }
 
-HEADER = Header("broadcast_perf", 22809, "MPI, host memory", (Seat(0, 0, 7, "c7", 0, "0000:00:00", "CPU"),))
+HEADER = Header(
+    "broadcast_perf", 22809, "MPI, host memory", (RankDevice(0, 0, 7, "c7", 0, "0000:00:00", "CPU"),)
+)
 ITERATIONS = Iterations((30e-6, 34e-6), ())
 ROWS = [
     Row(
@@ -58,14 +60,14 @@ ROWS = [
         "int8",
         "none",
         root,
-        Measured(12.5e-6, 1.5e-6, 1.25, 1.5, 0, iterations=ITERATIONS),
-        Measured(9e-3, 2e-6, 0.75, 1.0, None, iterations=ITERATIONS),
+        Measurement(12.5e-6, 1.5e-6, 1.25, 1.5, 0, iterations=ITERATIONS),
+        Measurement(9e-3, 2e-6, 0.75, 1.0, None, iterations=ITERATIONS),
         finished=1750000000.0,
     )
     for size in (3, 20)
     for root in (0, 1)
 ]
-SETTINGS = Settings(per_iter_timing=True, report_timestamps=True)
+SETTINGS = SweepSettings(per_iter_timing=True, report_timestamps=True)
 
 
 def without_iterations(one: Row) -> Row:
@@ -73,16 +75,16 @@ def without_iterations(one: Row) -> Row:
     return replace(one, **placements)
 
 
-def rows_of(settings: Settings) -> list[Row]:
+def rows_of(settings: SweepSettings) -> list[Row]:
     return ROWS if settings.per_iter_timing else [without_iterations(one) for one in ROWS]
 
 
-def ours(settings: Settings = SETTINGS, wide: bool = False) -> str:
+def ours(settings: SweepSettings = SETTINGS, wide: bool = False) -> str:
     rows = "".join(row(settings, one, wide=wide) for one in rows_of(settings))
     return header(settings, HEADER, wide=wide) + rows + footer(settings, Footer(0, 1.25), HEADER.program)
 
 
-def our_json(settings: Settings = SETTINGS) -> str:
+def our_json(settings: SweepSettings = SETTINGS) -> str:
     return record(settings, HEADER, rows_of(settings), Footer(0, 1.25), ["meshrun"], {}, 0.0, 1.0)
 
 
@@ -128,8 +130,8 @@ def test_colours_are_looked_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("settings", [Settings(), SETTINGS, Settings(report_cputime=True)])
-def test_every_form_of_ours_says_the_same(tmp_path: Path, settings: Settings, wide: bool) -> None:
+@pytest.mark.parametrize("settings", [SweepSettings(), SETTINGS, SweepSettings(report_cputime=True)])
+def test_every_form_of_ours_says_the_same(tmp_path: Path, settings: SweepSettings, wide: bool) -> None:
     lines = "".join(json_line(settings, HEADER, one) for one in ROWS)
     live = of_rows("live", settings, HEADER, ROWS)
     assert list(live.rows) == [Key(8, 8, "int8", "none", 0), Key(8, 8, "int8", "none", 1)] + [
@@ -184,19 +186,22 @@ def test_nccl_tests_json(tmp_path: Path, version: int) -> None:
         ("Hello\n", "holds no measurements"),
         (OLD[: OLD.index("           8 ")], "holds no measurements"),  # titles without rows
         (OLD[OLD.index("           8 ") :], "holds no measurements"),  # rows without titles
-        (OLD[: OLD.index("    105.9")], "line 10 .* cut short or mixed"),
-        (OLD.replace("    31.45", "c7:1:2 NCCL INFO"), "line 9 .* cut short or mixed"),
+        (OLD[: OLD.index("    105.9")], "line 10 .* truncated row or is mixed"),
+        (OLD.replace("    31.45", "c7:1:2 NCCL INFO"), "line 9 .* truncated row or is mixed"),
         (
             ours() + ours().replace("broadcast_perf", "reduce_perf"),
             "more than one test: got broadcast_perf, re",
         ),
-        (ours(Settings()) + ours(Settings(report_cputime=True)), "more than one clock: got cputime, time"),
+        (
+            ours(SweepSettings()) + ours(SweepSettings(report_cputime=True)),
+            "more than one clock: got cputime, time",
+        ),
         ("{}", "no record of measurements"),
         ('{"version": 3, "results": [], "args": ["x"]}', "no record of measurements"),
         (our_json().replace('"version": 3', '"version": 4'), r"no record of measurements: got .*version 4"),
         (our_json().replace('"alg_bw"', '"algbw"'), "no record of measurements"),
-        (our_json()[:-40], "JSON cut short"),
-        ("".join(json_line(SETTINGS, HEADER, one) for one in ROWS)[:-9], "JSON cut short"),
+        (our_json()[:-40], "truncated JSON"),
+        ("".join(json_line(SETTINGS, HEADER, one) for one in ROWS)[:-9], "truncated JSON"),
         (record(SETTINGS, HEADER, [], Footer(0, 0.0), ["meshrun"], {}, 0, 1), "holds no measurements"),
     ],
 )

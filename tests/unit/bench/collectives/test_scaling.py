@@ -13,9 +13,9 @@ import pytest
 
 import runner
 from jobs.bench.collectives import plots, scaling
-from jobs.bench.collectives.config import Asked, Settings
-from jobs.bench.collectives.results import Measured, Row
-from jobs.bench.collectives.scaling import Rung, efficiency, measure_alone, near_first, rank_counts
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.results import Measurement, Row
+from jobs.bench.collectives.scaling import Rung, efficiency, measure_single_rank, near_first, rank_counts
 from runner import Call, World
 
 DOOR = SimpleNamespace(colour=False, columns=None, words=("meshrun", "bench", "scale"))
@@ -62,7 +62,7 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         file.unlink(missing_ok=True)
         chosen = {"minbytes": 1024, "maxbytes": 1024, "stepfactor": 2, "iters": 2} | settings
         drawn = str(tmp_path / plot) if plot else None
-        asked = Asked((operation,), Settings(**chosen), output_file=str(file), plot=drawn)
+        asked = BenchOptions((operation,), SweepSettings(**chosen), output_file=str(file), plot=drawn)
 
         def body(world: World) -> Any:
             try:
@@ -92,6 +92,9 @@ def test_every_number_of_ranks_is_measured_near_first(scaled: Any) -> None:
     assert [(rung["ranks"], rung["hosts"], rung["row"]["size"]) for rung in rungs] == [
         tuple(map(int, line[:3])) for line in lines
     ]
+    assert [(rung["requested"], rung["asked"]) for rung in rungs] == [(1024, 1024), (2048, 2048)] * 3
+    for placement in (rung["row"][name] for rung in rungs for name in ("out_of_place", "in_place")):
+        assert placement["lateness"] == placement["arrival_skew"]
     # At 1 rank nothing is on a bus. The wrong column counts no wrong element.
     assert [rung["row"]["out_of_place"]["busbw"] > 0 for rung in rungs] == [False] * 2 + [True] * 4
     assert {line[8] for line in lines} == {"0"}
@@ -107,7 +110,7 @@ def test_efficiency_is_against_the_fewest_ranks_that_share_a_bus(scaled: Any) ->
 
 
 def row(busbw: float, size: int = 1024, datatype: str = "float", reduction: str = "sum") -> Row:
-    measured = Measured(1e-6, 1e-6, busbw, busbw, 0)
+    measured = Measurement(1e-6, 1e-6, busbw, busbw, 0)
     return Row(size, 0, datatype, reduction, -1, measured, measured)
 
 
@@ -181,7 +184,7 @@ def test_wrong_data_are_told_with_the_number_of_ranks(
     [
         (2, "broadcast", {"root": 1}, "there is no such root: got -r 1, expected at most 0"),
         (3, "hypercube", {}, "got 3 ranks, expected a power of two"),
-        (2, "all_reduce", {"memory": True}, "-M: a matter of NCCL and GPUs"),
+        (2, "all_reduce", {"memory": True}, "-M: needs NCCL and GPUs"),
         (2, "all_reduce", {"minbytes": 1 << 59, "maxbytes": 1 << 60}, "the smallest size does not fit"),
     ],
 )
@@ -189,7 +192,7 @@ def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
     on_ranks: Any, ranks: int, operation: str, settings: dict[str, Any], told: str
 ) -> None:
     """Those, too, that would not have been measured yet."""
-    asked = Asked((operation,), Settings(**({"minbytes": 8, "maxbytes": 8} | settings)))
+    asked = BenchOptions((operation,), SweepSettings(**({"minbytes": 8, "maxbytes": 8} | settings)))
 
     def body(world: World) -> str:
         with pytest.raises(runner.UserError) as refused:
@@ -202,7 +205,7 @@ def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
 
 
 def test_what_one_cpu_does_alone(on_ranks: Any) -> None:
-    [alone] = on_ranks(1, lambda world: measure_alone(world, 1 << 20))
+    [alone] = on_ranks(1, lambda world: measure_single_rank(world, 1 << 20))
     assert alone.local > 0
     assert (alone.to_device, alone.to_host) == (None, None)
 
@@ -235,7 +238,7 @@ def test_what_one_gpu_does_alone(on_ranks: Any) -> None:
 
     def body(world: World) -> Any:
         world.backend = backend = Backend()
-        return measure_alone(world, 1000), backend.uploaded, backend.downloaded
+        return measure_single_rank(world, 1000), backend.uploaded, backend.downloaded
 
     [(alone, uploaded, downloaded)] = on_ranks(1, body)
     assert alone.local == 3000.0

@@ -6,14 +6,23 @@ import re
 
 import pytest
 
-from jobs.bench.collectives.config import Settings
+from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.names import names
 from jobs.bench.collectives.nccl_tests_text import footer, header, row
-from jobs.bench.collectives.results import Footer, Group, Header, Iterations, Measured, Row, Seat, Wrong
+from jobs.bench.collectives.results import (
+    Footer,
+    Group,
+    Header,
+    Iterations,
+    Measurement,
+    RankDevice,
+    RankMismatch,
+    Row,
+)
 
 GIB = 1 << 30
 SEATS = tuple(
-    Seat(rank, 0, 6899 + rank, f"gpu-node-{rank // 2}", rank % 2, "0000:1b:00", "NVIDIA H200")
+    RankDevice(rank, 0, 6899 + rank, f"gpu-node-{rank // 2}", rank % 2, "0000:1b:00", "NVIDIA H200")
     for rank in range(4)
 )
 HEADER = Header(
@@ -23,12 +32,12 @@ HEADER = Header(
     SEATS,
     ("all_reduce: ring assumed (Ring)",),
 )
-FINDING = Wrong(3, "gpu-node-1", "GPU 1", 12, 4711, "1.5 (0x3fc00000)", "2.5 (0x40200000)", 2, 1)
+FINDING = RankMismatch(3, "gpu-node-1", "GPU 1", 12, 4711, "1.5 (0x3fc00000)", "2.5 (0x40200000)", 2, 1)
 GROUPS = (Group(0, (0, 1), 1e-5, 1.0, 2.0, 0), Group(1, (2, 3), 2e-5, 1.0, 1.0, 0))
 
 
-def measured(time_us: float, algbw: float, busbw: float, wrong: int | None, timed: bool) -> Measured:
-    return Measured(
+def measured(time_us: float, algbw: float, busbw: float, wrong: int | None, timed: bool) -> Measurement:
+    return Measurement(
         time_us * 1e-6,
         1e-6,
         algbw,
@@ -37,14 +46,14 @@ def measured(time_us: float, algbw: float, busbw: float, wrong: int | None, time
         by_rank=(time_us * 1e-6,) * 4,
         findings=(FINDING,) if wrong else (),
         iterations=Iterations((time_us * 1e-6,) * 3, ()) if timed else None,
-        lateness=(0.0, 1e-6, 0.0, 0.0),
+        arrival_skew=(0.0, 1e-6, 0.0, 0.0),
         groups=GROUPS,
     )
 
 
 def printed(timed: bool = False, named: bool = False, minimum: float | None = None, failures: int = 0) -> str:
     """Three sizes: 8 B, 1 MiB with 3 wrong elements in place, 1 GiB with none checked in place."""
-    settings = Settings(minbytes=8, maxbytes=GIB, stepfactor=2, per_iter_timing=timed)
+    settings = SweepSettings(minbytes=8, maxbytes=GIB, stepfactor=2, per_iter_timing=timed)
     rows = [
         Row(size, size // 4, "float", "sum", -1, measured(*out, 0, timed), measured(*inside, timed))
         for size, out, inside in (

@@ -10,8 +10,8 @@ import pytest
 
 import runner
 from jobs.bench.collectives import session
-from jobs.bench.collectives.config import Asked, Settings
-from jobs.bench.collectives.session import Bench, offered, within_memory
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.session import Bench, supported, within_memory
 from runner import DATATYPES, World
 from runner.backend import Device
 
@@ -35,7 +35,7 @@ def fitted(on_ranks: Any) -> Any:
     """What `within_memory` makes of settings on ranks with these devices, or with so much free memory."""
 
     def run(
-        ranks: int, settings: Settings, devices: Sequence[Device] = (), free: int = 0, hosts: Any = None
+        ranks: int, settings: SweepSettings, devices: Sequence[Device] = (), free: int = 0, hosts: Any = None
     ) -> tuple[int, int | None]:
         def body(world: World) -> tuple[int, int | None]:
             if devices:
@@ -52,8 +52,8 @@ def fitted(on_ranks: Any) -> Any:
     return run
 
 
-def up_to(size: int, **others: int) -> Settings:
-    return Settings(minbytes=8, maxbytes=size, stepfactor=2, **others)
+def up_to(size: int, **others: int) -> SweepSettings:
+    return SweepSettings(minbytes=8, maxbytes=size, stepfactor=2, **others)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_memory_of_hosts_is_shared_by_their_ranks(
 def test_where_nothing_fits_the_refusal_says_what_would(on_ranks: Any) -> None:
     def body(world: World) -> str:
         world = with_devices(world, [gpu(80 * GIB), gpu(40 * GIB)])
-        settings = Settings(minbytes=12 * GIB + 4, maxbytes=12 * GIB + 4)
+        settings = SweepSettings(minbytes=12 * GIB + 4, maxbytes=12 * GIB + 4)
         with pytest.raises(runner.UserError) as refused:
             within_memory(world, world.control, settings)
         assert refused.value.everywhere
         return str(refused.value)
 
     assert on_ranks(2, body) == 2 * [
-        "the smallest size does not fit the memory: got -b 12884901892 bytes, expected at most 12884901888 "
-        "(12 GiB) for each of its buffers. Try: -b 6442450944 -e 12884901888"
+        "the smallest size does not fit into memory: got -b 12884901892 bytes, expected at most 12884901888 "
+        "(12 GiB) for each buffer. Try: -b 6442450944 -e 12884901888"
     ]
 
 
@@ -126,7 +126,7 @@ def test_memory_on_which_nothing_fits_at_all(on_ranks: Any) -> None:
 def test_what_fits_is_what_is_measured(bench_on: Any, on_ranks: Any) -> None:
     def body(world: World) -> tuple[list[int], int | None, int]:
         world.backend.free_memory = lambda: 5000
-        asked = Asked(("all_reduce",), Settings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
+        asked = BenchOptions(("all_reduce",), SweepSettings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
         with session.opened(world, world.control, asked, "all_reduce", runner.Progress(), [0]) as opened:
             return opened.bench.settings.sizes(), opened.reduced, opened.bench.send.nbytes
 
@@ -156,7 +156,7 @@ def types(on_ranks: Any) -> Any:
     def run(capabilities: Sequence[int], datatypes: tuple[str, ...], library: int = 22809) -> tuple[str, ...]:
         def body(world: World) -> tuple[str, ...]:
             world = with_devices(world, [gpu(compute_capability=one) for one in capabilities])
-            return offered(world.control, world, Settings(datatypes=datatypes), library).datatypes
+            return supported(world.control, world, SweepSettings(datatypes=datatypes), library).datatypes
 
         found = on_ranks(len(capabilities), body)
         assert len({*found}) == 1
@@ -182,8 +182,8 @@ def test_a_type_asked_for_by_name_is_refused_where_it_is_not(types: Any) -> None
 
 
 def test_cpus_have_all_types(on_ranks: Any) -> None:
-    wanted = Settings(datatypes=FLOAT8)
-    assert on_ranks(2, lambda world: offered(world.control, world, wanted, 0).datatypes) == [FLOAT8, FLOAT8]
+    wanted = SweepSettings(datatypes=FLOAT8)
+    assert on_ranks(2, lambda world: supported(world.control, world, wanted, 0).datatypes) == [FLOAT8, FLOAT8]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_cpus_have_all_types(on_ranks: Any) -> None:
 )
 def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[str, Any], letter: str) -> None:
     def body(world: World) -> bool:
-        asked = Asked(("all_reduce",), Settings(**settings))
+        asked = BenchOptions(("all_reduce",), SweepSettings(**settings))
         opening = session.opened(world, world.control, asked, "all_reduce", runner.Progress(), [0, 0])
         with pytest.raises(runner.UserError, match=f"{letter}.* without {letter}") as refused, opening:
             pass
@@ -209,7 +209,7 @@ def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[st
 
 def test_the_header_names_every_rank(on_ranks: Any) -> None:
     def body(world: World) -> Any:
-        asked = Asked(("sendrecv",), Settings(minbytes=8, maxbytes=8), split="DIV2")
+        asked = BenchOptions(("sendrecv",), SweepSettings(minbytes=8, maxbytes=8), split="DIV2")
         colors = session.colors_of(world, asked)
         with session.opened(world, world.control, asked, "sendrecv", runner.Progress(), colors) as opened:
             return opened.header
@@ -226,7 +226,7 @@ def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
     """Calls are stamped, and clocks compared, only for what shows it."""
 
     def body(world: World, **asked: Any) -> bool:
-        wanted = Asked(("all_reduce",), Settings(minbytes=8, maxbytes=8), **asked)
+        wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **asked)
         with session.opened(world, world.control, wanted, "all_reduce", runner.Progress(), [0, 0]) as opened:
             bench: Bench = opened.bench
             return bench.detail

@@ -16,7 +16,7 @@ import runner
 from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
-from jobs.bench.collectives.timing import Timed, clock
+from jobs.bench.collectives.timing import CallTimes, clock
 from runner import DATATYPES, Call
 
 NAP = 0.01  # seconds
@@ -45,7 +45,7 @@ class LateBarrier:
 class Watched:
     """One rank's clock, and the seconds that went by round it."""
 
-    clock: Timed
+    clock: CallTimes
     wall: float
 
 
@@ -227,9 +227,9 @@ class Trail(runner.Progress):
 @pytest.mark.parametrize("blocking", [0, 2])
 def test_where_a_rank_is_that_computes_on_the_host(bench_on: Any, blocking: int) -> None:
     def body(bench: Bench) -> list[str]:
-        bench = replace(bench, trail=Trail(), watched=True)
+        bench = replace(bench, progress=Trail(), watched=True)
         clock(bench, point_of(bench))
-        told: list[str] = bench.trail.told
+        told: list[str] = bench.progress.told
         return told
 
     [told] = bench_on(1, "all_reduce", body, iters=3, blocking=blocking)
@@ -243,7 +243,7 @@ def test_where_a_device_is_that_works_off_a_queue(bench_on: Any, recorded: Any) 
     """The host has queued everything; which iteration the device is in, its marks tell."""
 
     def body(bench: Bench) -> list[str]:
-        bench = replace(recorded(bench, queues=True).bench, trail=Trail(), watched=True)
+        bench = replace(recorded(bench, queues=True).bench, progress=Trail(), watched=True)
         seen: set[int] = set()
 
         def passed(mark: Any) -> bool:
@@ -254,7 +254,7 @@ def test_where_a_device_is_that_works_off_a_queue(bench_on: Any, recorded: Any) 
 
         bench.group.passed = passed
         clock(bench, point_of(bench))
-        told: list[str] = bench.trail.told
+        told: list[str] = bench.progress.told
         return told
 
     [told] = bench_on(1, "all_reduce", body, iters=3)

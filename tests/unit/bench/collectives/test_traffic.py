@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import runner
-from jobs.bench.collectives.config import Asked, Settings
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import traffic_of
 from jobs.bench.collectives.traffic import Traffic, read_matrix
 
@@ -42,9 +42,9 @@ def test_cells_are_scaled_before_they_are_rounded(
         ("1 2 3\n4 5 6\n", "got 2 x 3"),
         ("", "got 0 x 0"),
         ("1 2 3\n4 five 6\n7 8 9\n", "five"),
-        ("1 2 3\n4 -5 6\n7 8 9\n", "no number of bytes"),
-        ("1 2 3\n4 nan 6\n7 8 9\n", "no number of bytes"),
-        ("1 2 3\n4 inf 6\n7 8 9\n", "no number of bytes"),
+        ("1 2 3\n4 -5 6\n7 8 9\n", "not a number of bytes"),
+        ("1 2 3\n4 nan 6\n7 8 9\n", "not a number of bytes"),
+        ("1 2 3\n4 inf 6\n7 8 9\n", "not a number of bytes"),
     ],
 )
 @pytest.mark.parametrize("scale", [1.0, 0.0])
@@ -60,7 +60,7 @@ def test_no_cell_holds_more_than_an_address_reaches(tmp_path: Path) -> None:
     path = tmp_path / "matrix.txt"
     path.write_text(f"{2**61}\n")
     assert read_matrix(path, 2.0, 1) == ((2**62,),)
-    with pytest.raises(runner.UserError, match="no number of bytes"):
+    with pytest.raises(runner.UserError, match="not a number of bytes"):
         read_matrix(path, 2.1, 1)
 
 
@@ -69,9 +69,9 @@ def test_a_matrix_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_matrix(tmp_path / "none", 1.0, 2)
 
 
-def asked(matrix: Path, size: int, last: int | None = None, **others: float) -> Asked:
-    settings = Settings(minbytes=size, maxbytes=last or size)
-    return Asked(("alltoallv",), settings, matrix=matrix, **others)
+def asked(matrix: Path, size: int, last: int | None = None, **others: float) -> BenchOptions:
+    settings = SweepSettings(minbytes=size, maxbytes=last or size)
+    return BenchOptions(("alltoallv",), settings, matrix=matrix, **others)
 
 
 def traffic(matrix: Path, size: int, ranks: int = 3, last: int | None = None, **others: float) -> Traffic:
@@ -84,7 +84,7 @@ def test_a_matrix_needs_the_busiest_ranks_bytes_and_no_sweep(matrix: Path) -> No
     assert traffic(matrix, 624).matrix == ((96, 192, 144), (48, 96, 64), (288, 144, 192))
     with pytest.raises(runner.UserError, match="at least the busiest rank's 624 bytes"):
         traffic(matrix, 623)
-    with pytest.raises(runner.UserError, match="-b and -e alike"):
+    with pytest.raises(runner.UserError, match="-b and -e equal"):
         traffic(matrix, 624, last=1248)
     # Two ranks use a part of it: rank 0 sends 96 + 192.
     with pytest.raises(runner.UserError, match="at least the busiest rank's 288 bytes"):
@@ -99,5 +99,5 @@ def test_a_matrix_is_of_alltoallv_alone(matrix: Path) -> None:
 
 @pytest.mark.parametrize(("asked_for", "taken"), [(-1.0, 0.0), (0.25, 0.25), (7.0, 1.0)])
 def test_the_spread_is_between_0_and_1(asked_for: float, taken: float) -> None:
-    wanted = Asked(("alltoallv",), Settings(), spread=asked_for)
+    wanted = BenchOptions(("alltoallv",), SweepSettings(), spread=asked_for)
     assert traffic_of(wanted, 3, "alltoallv", wanted.settings) == Traffic(taken)

@@ -451,7 +451,7 @@ def test_a_gate_that_gave_way_ends_the_run(bench_copy: Any, monkeypatch: pytest.
     monkeypatch.setattr(MadeBox, "mark", hurried)
     ended = bench_copy(MadeHost(1), "device_local_copy")
     assert isinstance(ended.failure, runner.RunError)
-    assert "gate in front of it gave way" in str(ended.failure)
+    assert "gate opened by itself" in str(ended.failure)
 
 
 def test_median_and_mean(bench_copy: Any) -> None:

@@ -21,7 +21,7 @@ def by_places(source: str, target: str) -> float:
     return 20e9 if "host" in (source, target) else 100e9
 
 
-def test_json_holds_numbers_flows_and_samples(bench_copy: Any, tmp_path: Path) -> None:
+def test_json_holds_numbers_transfers_and_samples(bench_copy: Any, tmp_path: Path) -> None:
     path = tmp_path / "copies.json"
     host = MadeHost(2, rate=by_places, peers=lambda gpu, other: True)
     names = ("host_to_device_bidirectional_memcpy_ce", "device_to_device_bidirectional_memcpy_read_sm", "34")
@@ -48,16 +48,21 @@ def test_json_holds_numbers_flows_and_samples(bench_copy: Any, tmp_path: Path) -
         "ce",
     )
     assert up["matrices"][0]["values"] == [[pytest.approx(20), pytest.approx(20)]]
-    assert up["cells"][1]["flows"] == [
+    assert up["cells"][1]["transfers"] == [
         {"source": "host", "target": "GPU 1", "moved_by": 1, "factor": 1},
         {"source": "GPU 1", "target": "host", "moved_by": 1, "factor": 2},
     ]
     assert both["path"] == "peer"
+    for case in one["testcases"]:  # former names, for one release
+        assert [cell["flows"] for cell in case["cells"]] == [cell["transfers"] for cell in case["cells"]]
+        assert case["wrong"] == case["mismatches"]
+        for matrix in case["matrices"]:
+            assert (matrix["odd"], matrix["said"]) == (matrix["outliers"], matrix["messages"])
     assert [len(values) for cell in both["cells"] for values in cell["samples"]] == [2] * 6
     total = both["matrices"][2]
     assert total["key"].endswith("_total")
     assert total["values"] == [[None, pytest.approx(200)], [pytest.approx(200), None]]
-    assert (local["index"], local["wrong"], local["waived"]) == (34, [], None)
+    assert (local["index"], local["mismatches"], local["waived"]) == (34, [], None)
 
 
 def test_json_of_wrong_and_waived(bench_copy: Any, tmp_path: Path) -> None:
@@ -69,7 +74,7 @@ def test_json_of_wrong_and_waived(bench_copy: Any, tmp_path: Path) -> None:
     bench_copy(MadeHost(1, spoil=spoil), "device_local_copy", "all_to_one_read_ce", output_file=str(path))
     wrong, waived = json.loads(path.read_text())["hosts"][0]["testcases"]
     assert wrong["status"] == "Error"
-    assert "device_local_copy, cell (0, 0), sample 0" in wrong["wrong"][0]
+    assert "device_local_copy, cell (0, 0), sample 0" in wrong["mismatches"][0]
     assert (waived["status"], waived["waived"]) == ("Waived", "it takes two GPUs, and there is 1")
 
 
