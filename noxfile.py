@@ -64,7 +64,7 @@ def first_command(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Everything."""
-    for name in ("lint", f"full-{OPEN_MPI}", f"full-{MPICH}", "lowest", "lowest_zarr", "first_command"):
+    for name in ("lint", f"full({OPEN_MPI})", f"full({MPICH})", "lowest", "lowest_zarr", "first_command"):
         session.notify(name)
 
 
@@ -134,6 +134,6 @@ def unprivileged(session: nox.Session) -> None:
         "tests/unit/test_ending.py",
         "tests/unit/launch/test_shm.py",
         "tests/unit/launch/test_mpiexec.py",
-        "tests/unit/validate/test_baseline.py",
+        "tests/unit/validate/baseline/test_baseline.py",
     ]
     session.run(*words, "pytest", *places, *session.posargs, external=True)

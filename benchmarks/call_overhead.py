@@ -33,7 +33,7 @@ from side_by_side import Failed, spread
 
 from runner.backend.cpu import CpuBackend
 from runner.comm.collectives import DATATYPES, OPERATIONS, Call, Function, Place
-from runner.report.record import write
+from runner.report.record import write_json
 
 SOURCE = Path(__file__).parents[1] / "tests" / "unit" / "stub_nccl.c"
 OLD = 22700  # an NCCL without alltoall, gather and scatter of its own
@@ -63,7 +63,7 @@ def main() -> None:
                 **{name: version(name) for name in ("meshrun", "nccl4py")},
             },
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def arguments() -> argparse.Namespace:

@@ -17,7 +17,8 @@ import numpy as np
 
 from runner.backend.cuda import CudaBackend
 from runner.find import find
-from runner.report.record import versions, write
+from runner.record_builder import versions
+from runner.report.record import write_json
 from runner.world import lone_world
 
 ROUNDS = 30
@@ -72,7 +73,7 @@ def main() -> None:
             "versions": versions(lone_world(backend)),
             "rows": rows,
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def interleaved(backend: CudaBackend, *actions: Callable[[], None]) -> list[float]:

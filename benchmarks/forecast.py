@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.report.record import write
+from runner.report.record import write_json
 
 COLUMNS = 32768
 CASES: dict[str, tuple[str, ...]] = {
@@ -53,7 +53,7 @@ def main() -> None:
             f"({min(r['fraction'] for r in rows):.2f} to {max(r['fraction'] for r in rows):.2f})"
         )
     if options.json:
-        write(found, options.json)
+        write_json(options.json, "benchmark", 1, found)
 
 
 def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:

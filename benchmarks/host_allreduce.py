@@ -23,7 +23,7 @@ from side_by_side import OURS, Failed, header_of, in_turn, output_of, rows_of, s
 
 from launch.mpiexec import find
 from runner.backend.cpu import CpuBackend
-from runner.report.record import write
+from runner.report.record import write_json
 
 THEIRS = "C loop"
 # Those of host_laplacian.py: Open MPI's wheel would sleep for a second.
@@ -74,7 +74,7 @@ def main() -> None:
             },
             "versions": {name: version(name) for name in ("meshrun", "mpi4py", "numpy")},
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def arguments() -> argparse.Namespace:

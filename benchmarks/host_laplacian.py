@@ -25,7 +25,7 @@ import numpy as np
 
 from launch.mpiexec import find
 from runner.backend.cpu import CpuBackend
-from runner.report.record import write
+from runner.report.record import write_json
 
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 TUNED = {"OMPI_MCA_btl": "^ofi"}
@@ -82,7 +82,7 @@ def main() -> None:
             "ratio": ratios,
             "versions": {name: version(name) for name in ("meshrun", "mpi4py", "numpy")},
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 if __name__ == "__main__":

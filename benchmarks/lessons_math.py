@@ -25,7 +25,8 @@ from jobs.bench.memory.matmul_ways import PRECISIONS
 from jobs.bench.memory.matmul_ways import OnGpu as Products
 from jobs.bench.memory.transpose_ways import OnGpu, launch, variants
 from runner.backend.cuda import CudaBackend
-from runner.report.record import versions, write
+from runner.record_builder import versions
+from runner.report.record import write_json
 from runner.world import lone_world
 
 ROUNDS = 15
@@ -52,7 +53,7 @@ def main() -> None:
             "benchmark": "lessons_math", "device": world.here.device.name, "rounds": ROUNDS,
             "versions": versions(world), "transposes": rows, "products": products,
         }  # fmt: skip
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def transposes(stage: Stage, dtype: np.dtype[Any], shape: tuple[int, int]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from jobs.bench.collectives.timing import bound_call, clock
 from runner import DATATYPES, World
 from runner.comm import nccl, nccl_calls
 from runner.comm.batch import BUILT
-from runner.report.record import write
+from runner.report.record import write_json
 
 THEIRS, PYTHON = "C loop", "from Python"
 LOOPS = (OURS, PYTHON, THEIRS)
@@ -81,7 +81,7 @@ def main() -> None:
             cells = "".join(f"  {shown(row[loop]):>24}" for loop in LOOPS)
             print(f"{row['operation']:16}{row['size']:9}{cells}  {row['ratio']:6.3f}")
         if options.json:
-            write({**facts(world, options), "sizes": rows}, options.json)
+            write_json(options.json, "benchmark", 1, {**facts(world, options), "sizes": rows})
     world.close()
 
 
@@ -116,7 +116,7 @@ def compare(
     )
     colors = [0] * world.size
     asked = BenchOptions((name,), chosen)
-    with opened(world, world.control, asked, name, runner.Progress(), colors) as session:
+    with opened(world, world.control, asked, name, runner.MeasurementProgress(), colors) as session:
         bench = session.bench
         functions = (Address * (len(NCCL) + len(CUDA) + 1))(*map(address, loaded()))
         for size in bench.settings.sizes():

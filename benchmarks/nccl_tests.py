@@ -41,7 +41,7 @@ from side_by_side import (
     spread,
 )
 
-from runner.report.record import write
+from runner.report.record import write_json
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
 THEIRS = "nccl-tests"
@@ -83,7 +83,7 @@ def main() -> None:
     about = facts(options.ranks, environment)
     for _ in take_turns(turns, options.rounds, options.cycles, options.budget_seconds, environment):
         if options.json:
-            write({**about, **record(turns)}, options.json)
+            write_json(options.json, "benchmark", 1, {**about, **record(turns)})
     for operation, turn in turns.items():
         print_sizes(operation, compare(turn.rounds))
     print_summary(turns)

@@ -26,7 +26,7 @@ from typing import Any
 from side_by_side import OURS, Failed, in_turn, output_of, spread
 
 from jobs.bench.copy.cases import BY_NAME, CASES, Case
-from runner.report.record import write
+from runner.report.record import write_json
 
 THEIRS = "nvbandwidth"
 MIB = 1 << 20
@@ -60,7 +60,12 @@ def main() -> None:
         print(f"round {number + 1} of {options.rounds}: {longest:.0f} s", file=sys.stderr, flush=True)
         compared = compare(cases, taken)
         if options.json:
-            write({**facts(options), **about, "rounds": len(taken[OURS]), "cases": compared}, options.json)
+            write_json(
+                options.json,
+                "benchmark",
+                1,
+                {**facts(options), **about, "rounds": len(taken[OURS]), "cases": compared},
+            )
     if taken[OURS] and taken[THEIRS]:
         print(table(compare(cases, taken)), end="")
 

@@ -30,7 +30,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.report.record import write
+from runner.report.record import write_json
 from runner.stream.dealt import MOST_THREADS
 
 PIECE = 64 << 20
@@ -165,7 +165,7 @@ def main() -> None:
             "bytes": nbytes,
             "seconds": rows,
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 if __name__ == "__main__":

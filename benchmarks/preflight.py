@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch import mpiexec
-from runner import early
+from runner import preload
 from runner.backend import Backend
 from runner.comm import Control
 from runner.inspection import preflight
 from runner.launcher import BY_HAND
-from runner.report.record import write
+from runner.report.record import write_json
 from runner.world import Rank, open_world
 
 
@@ -71,12 +71,12 @@ def main() -> None:
             "rounds": rounds,
             "seconds_median": medians,
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def as_rank(device: str, begun: float) -> None:
     taken = {"start": 0.0, "check": 0.0}
-    early.begin(device)  # as a rank of the command does
+    preload.start(device)  # as a rank of the command does
 
     def timed(control: Control, ranks: Sequence[Rank], backend: Backend) -> Sequence[str]:
         control.barrier()

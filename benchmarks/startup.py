@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from runner.backend.cpu import CpuBackend
-from runner.report.record import write
+from runner.report.record import write_json
 
 BENCH = ("meshrun bench, 4 ranks: first line", "meshrun bench, 4 ranks: first row")
 
@@ -59,7 +59,7 @@ def main() -> None:
             "rounds": options.rounds,
             "seconds_median": medians,
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def first_lines(command: list[str]) -> dict[str, float]:

@@ -33,7 +33,8 @@ from runner.calibrate import Nothing
 from runner.chunks import Chunks
 from runner.execute import Options, run
 from runner.partition import Region, bounds
-from runner.report.record import places, versions, write
+from runner.record_builder import places, versions
+from runner.report.record import write_json
 from runner.spans import Spans
 from runner.storage import Source, open_sink, open_source
 from runner.stream.device import DeviceEngine
@@ -68,7 +69,7 @@ def main() -> None:
     world = open_world("cuda")
     nbytes = int(options.gib * (1 << 30)) // ROW * ROW
     source, target = options.dir / "stream_in.npy", options.dir / "stream_out.npy"
-    world.once(lambda: fill(source, nbytes * world.size))
+    world.on_root(lambda: fill(source, nbytes * world.size))
     cases = [(depth, chunk) for depth in options.depth for chunk in options.chunk_mib]
     found: list[dict[str, Any]] = []
     try:
@@ -112,7 +113,7 @@ def report(world: World, options: argparse.Namespace, found: list[dict[str, Any]
             "gigabytes_per_second": medians,
             "rounds": found,
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def rate(value: Any) -> float:
@@ -161,7 +162,7 @@ def bare_files(world: World, path: Path, target: Path) -> float:
     source, _, regions = shares(world, path, PIECE // ROW)
     sink = open_sink(target, source.shape, source.dtype, "bare")
     sink.threads = threads_of(world)
-    world.once(sink.create)
+    world.on_root(sink.create)
     mine = local()
 
     def copy(region: Region) -> None:
@@ -177,7 +178,7 @@ def bare_files(world: World, path: Path, target: Path) -> float:
         list(pool.map(copy, regions))
     world.control.barrier()
     seconds = time.perf_counter() - begin
-    world.once(sink.partial.unlink)
+    world.on_root(sink.partial.unlink)
     return 2 * int(np.prod(source.shape)) * 4 / seconds / 1e9
 
 

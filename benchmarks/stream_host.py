@@ -334,7 +334,7 @@ def report(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) 
     if options.json:
         from importlib.metadata import version
 
-        from runner.report.record import write
+        from runner.report.record import write_json
 
         record = {
             "benchmark": "stream_host",
@@ -350,7 +350,7 @@ def report(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) 
             "rounds": found,
             "versions": {name: version(name) for name in ("meshrun", "mpi4py", "numpy", "dask")},
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def machine() -> str:

@@ -32,7 +32,7 @@ from nccl_tests import LAUNCHER, library_first
 from nvbandwidth import theirs
 from side_by_side import OURS, in_turn, output_of, rows_of, scrubbed
 
-from runner.report.record import write
+from runner.report.record import write_json
 
 CASE = "device_to_device_bidirectional_memcpy_write_ce"
 SIZE = 256 << 20
@@ -78,7 +78,7 @@ def main() -> None:
             "rows": rows,
             "taken": {OURS: ours, "theirs": others},
         }
-        write(record, options.json)
+        write_json(options.json, "benchmark", 1, record)
 
 
 def validated(options: argparse.Namespace, environment: dict[str, str]) -> tuple[Figures, float, Any]:

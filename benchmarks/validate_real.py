@@ -36,7 +36,7 @@ from typing import Any
 import disturbed
 from disturbed import LONGEST, Around, Setting, Site, Skipped
 
-from runner.report.record import write
+from runner.report.record import write_json
 
 Json = dict[str, Any]
 GPU_KINDS = ("gpu", "pcie", "nvlink", "nvlink send", "nvlink receive", "pair")
@@ -199,10 +199,17 @@ def campaign(site: Site) -> list[Run]:
             }
             if options.reports:
                 options.reports.mkdir(parents=True, exist_ok=True)
-                write(report, options.reports / f"{name}-{number}.json")
+                write_json(
+                    options.reports / f"{name}-{number}.json", "validate", report.get("schema", 0), report
+                )
             if options.json:  # now: a long campaign may be ended before its end
                 record = {"benchmark": "validate_real", "hosts": options.hosts, "ranks": site.ranks, **facts}
-                write(record | {"skipped": skipped, "runs": [asdict(one) for one in runs]}, options.json)
+                write_json(
+                    options.json,
+                    "benchmark",
+                    1,
+                    record | {"skipped": skipped, "runs": [asdict(one) for one in runs]},
+                )
     return runs
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from runner.find import find
-from runner.pipeline import Pipeline
-from runner.report.record import places, versions, write
-from runner.timing import Phases
+from runner.phases import Phases
+from runner.pipeline import Pipeline, halo_plan
+from runner.record_builder import places, versions
+from runner.report.record import write_json
 from runner.work import decide
 from runner.world import World, open_world
 
@@ -53,7 +54,7 @@ def main() -> None:
                 "versions": versions(world),
                 "rows": rows,
             }
-            write(record, options.json)
+            write_json(options.json, "benchmark", 1, record)
     world.close()
 
 
@@ -61,11 +62,11 @@ def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) ->
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
     work = decide(job, job.complete({}), shape, np.dtype(np.float32), world.size)
-    block = world.backend.empty(work.plan(world.rank).shape, work.dtype)
+    block = world.backend.empty(halo_plan(work, world.rank).shape, work.dtype)
     block[...] = 1
     found = []
     for number in range(rounds + 3):
-        phases = Phases(world.backend)
+        phases = Phases(world.backend.synchronize)
         pipeline = Pipeline(world, work, phases, overlap)
         world.control.barrier()
         pipeline.prepare(block)

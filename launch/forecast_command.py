@@ -16,6 +16,7 @@ from launch.refuse import BROKEN
 if TYPE_CHECKING:
     import numpy as np
 
+    from runner.chunking import Files
     from runner.declaration import Job
     from runner.rates import Machine
     from runner.stream.options import StreamOptions
@@ -159,12 +160,13 @@ def forecast(
     debug: bool,
 ) -> None:
     """Print the plan of one job, and write it to `json` where that is asked for."""
+    from runner.chunking import not_streamed
     from runner.errors import UserError
     from runner.forecast import by_ranks
     from runner.forecast import forecast as predicted
-    from runner.forecast_record import record
-    from runner.report.forecast_table import render
-    from runner.report.record import write
+    from runner.forecast_record import SCHEMA, record
+    from runner.report.plan_table import render
+    from runner.report.record import write_json
     from runner.storage import check_place
     from runner.storage.paths import named
     from runner.stream.options import StreamOptions
@@ -174,7 +176,7 @@ def forecast(
         raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
     if json is not None:
         check_place(named("--json", json), "plan")
-    array, notes = described(input, input_shape, input_dtype)
+    array, files, notes = described(input, input_shape, input_dtype)
     machine = chosen(gpu)
     work = decide(job, job.complete(parameters), *array, ranks, grid=grid, boundary=boundary, cval=cval)
     work = settled(work)
@@ -183,8 +185,11 @@ def forecast(
         raise UserError("--hosts is more than --ranks", got=f"{hosts} hosts", expected=f"at most {ranks}")
     check_memory(machine, options)
     hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
-    last = predicted(work, machine, hosts, options)
-    found = record(by_ranks(last, work, machine, options), work, machine, options)
+    if input is not None and options.named is not None and not files.parallel:
+        raise not_streamed(options.named, input)
+    last = predicted(work, machine, hosts, options, files, grid=grid)
+    every = by_ranks(last, work, machine, options, files, grid=grid)
+    found = record(every, work, machine, options)
     assumed = gpu is None and not machine.measured
     found["machine"]["assumed"] = assumed
     if assumed:
@@ -196,34 +201,27 @@ def forecast(
         notes.append("rates are nominal: meshrun plan --calibrate, on the machine itself, measures them")
     found["notes"] = notes
     if json is not None:
-        write(found, Path(json))
+        write_json(Path(json), "plan", SCHEMA, found)
     click.echo(render(found), nl=False)
 
 
 def check_memory(machine: Machine, options: StreamOptions) -> None:
     """UserError for memory that the machine does not have; of one that was not measured, a GPU's is known."""
-    from runner.errors import UserError
+    from runner.chunking import check_limit
 
     gigabyte = 1 if machine.measured else 2**30 / 10**9  # of a data sheet, which may mean either
-    there = {
-        "--host-memory": (options.host_memory, machine.memory if machine.measured else 0),
-        "--device-memory": (options.device_memory, int(gigabyte * machine.device_memory)),
-    }
-    for option, (said, most) in there.items():
-        if said is not None and 0 < most < said:
-            raise UserError(
-                f"{option} is more than {machine.name} has",
-                got=f"{said:,} bytes",
-                expected=f"at most {most:,}",
-            )
+    host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
+    check_limit("--host-memory", options.host_memory, host, machine.name)
+    check_limit("--device-memory", options.device_memory, device, machine.name)
 
 
 def described(
     input: str | None, shape: str | None, dtype: str | None
-) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], list[str]]:
-    """Shape and dtype of the array, and what is to be said of its file."""
+) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], Files, list[str]]:
+    """Shape and dtype of the array, what chunks depend on of its file, and notes about it."""
     import numpy as np
 
+    from runner.chunking import PLAIN, Files
     from runner.errors import UserError
     from runner.options import form_of
     from runner.storage import open_source
@@ -233,13 +231,14 @@ def described(
     if input is not None:
         source = open_source(named("INPUT", input), form)
         single = f"{input} is read by one rank for all, and decoded: neither is in these times"
-        return (source.shape, source.dtype), [] if source.parallel else [single]
+        files = Files(source.parallel, source_chunks=source.chunks)
+        return (source.shape, source.dtype), files, [] if source.parallel else [single]
     if form is None or form.shape is None:
         raise UserError("one array is planned for", got="neither INPUT nor --shape", expected="one of them")
     if dtype is None:
         raise UserError("--shape does not say the elements' type", hint="--input-dtype float32")
     try:
-        return (form.shape, np.dtype(dtype)), []
+        return (form.shape, np.dtype(dtype)), PLAIN, []
     except (TypeError, ValueError) as reason:
         raise UserError("unknown --input-dtype", got=dtype, expected="uint8, float32, ...") from reason
 
@@ -253,11 +252,12 @@ def chosen(gpu: str | None) -> Machine:
 
 
 def settled(work: Work) -> Work:
+    from runner.backend.cpu import CpuBackend
     from runner.errors import UserError, describe
-    from runner.forecast import settle
+    from runner.result_type import with_known_result
 
     try:
-        return settle(work)
+        return with_known_result(work, CpuBackend())
     except BROKEN as reason:  # in the job's own function
         raise UserError(
             f"job {work.job.name} fails when called on zeros to see its result",
@@ -269,10 +269,10 @@ def settled(work: Work) -> Work:
 def measure(folder: Path) -> int:
     """Measure this machine, print and keep what was found."""
     from runner.backend import Backend
+    from runner.binding import visible_gpus
     from runner.calibrate import calibrate
-    from runner.device import visible_gpus
     from runner.rates import rates_file, save
-    from runner.report.forecast_table import render_rates
+    from runner.report.plan_table import render_rates
 
     def opened(index: int) -> Backend:
         if not gpus:

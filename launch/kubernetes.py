@@ -43,7 +43,7 @@ def start(plan: Plan, pods: Pods, *, debug: bool = False) -> int:
     UserError where nothing is submitted, and RunError where the cluster does not answer any more.
     """
     from runner.errors import tell
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
     token = secrets.token_hex(8)
     document = _document(plan, pods, token)

@@ -19,7 +19,7 @@ from launch.plan import Plan
 from launch.watch import Outcome, watch
 
 if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("__main__.py")))
 
@@ -130,7 +130,7 @@ def plan_words(plan: Plan, token: str | None = None) -> list[str]:
 
 
 def rank_words(place: str, columns: int | None) -> list[str]:
-    """What every rank is told of the process that waits. place: as `runner.verdict.run_at` takes it."""
+    """What every rank is told of the process that waits. place: as `runner.run_status.run_at` takes it."""
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
     return ["--run-dir", place, *terminal, *colour]
@@ -154,7 +154,7 @@ def conduct(
     not answer. account, ran: as `judge` takes them.
     """
     from runner.launcher import working_directory
-    from runner.verdict import RunDirectory, RunLines
+    from runner.run_status import RunDirectory, RunLines
 
     working_directory()  # where it is gone, launchers have no words for it
     run = RunDirectory.create()
@@ -176,7 +176,7 @@ def conduct(
         if not in_order:
             shm.remove_orphans(segments)
         if token:
-            RunLines(token).forget()  # of a rank that was killed before it could
+            RunLines(token).remove_claim()  # of a rank that was killed before it could
         for folder in (run.path, sockets):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -200,12 +200,12 @@ def judge(
     from runner.errors import tell
 
     status, why = _judge(run, outcome, debug, lost, account)
-    words, answer = run.words(), run.answer()
+    words, answer = run.recovery_hint(), run.answer()
     if status and words not in outcome.said:
         tell(words)
     if status and answer != "":
-        files = files and (answer is not None or not run.begun())  # else rank 0 has written them
-        return conclude(ran, status, why, kept=run.status(), answer=answer, files=files)
+        files = files and (answer is not None or not run.any_registered())  # else rank 0 has written them
+        return conclude(ran, status, why, kept=run.exit_status(), answer=answer, files=files)
     return status
 
 
@@ -218,7 +218,7 @@ def _judge(
     failure, record = run.failure(), run.record()
     if debug and outcome.noise:
         sys.stderr.write(outcome.noise)
-    run.remove_partial()  # nothing, where the output has got its final name
+    run.remove_leftovers()  # nothing, where the output has got its final name
     if outcome.interrupted:
         why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
         tell(why)
@@ -241,7 +241,7 @@ def _judge(
     if killed or not lost:
         why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, account)
         tell(why)
-    return run.status(), why
+    return run.exit_status(), why
 
 
 def _silent(hosts: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -
     """
     from runner.errors import tell
     from runner.launcher import announced
-    from runner.verdict import RunLines, run_at
+    from runner.run_status import RunLines, run_at
 
     told = announced()
     rank = told.rank if told else 0
@@ -83,7 +83,7 @@ def refuse(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -
         time.sleep(LINGER)
     if speaks and isinstance(run, RunLines):
         time.sleep(LINGER / 4)  # the other ranks of this host find the claim
-        run.forget()
+        run.remove_claim()
     return exit_status
 
 

@@ -153,7 +153,7 @@ def _exports(plan: Plan, job: Job) -> list[tuple[str, str]]:
 
 def _attempt(token: str | None) -> str:
     # A job that is started again begins with this line: what an attempt before it has told is void.
-    from runner.verdict import LINE, lost_note
+    from runner.run_status import LINE, lost_note
 
     # SLURM_JOB_ID of one task of an array is the array's own, and means all of it to scontrol.
     job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"

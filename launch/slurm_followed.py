@@ -15,7 +15,7 @@ from launch.told import Told
 from launch.watch import CLAIMED, TAIL, pass_on
 
 if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
 LATE = 10.0  # seconds that a file system may take to show here what was written there
 AT_ONCE = 0.5  # seconds that it takes where a failure left no words to wait for
@@ -37,7 +37,7 @@ class Attempts(Told):
 
     def _hear(self, line: bytes) -> None:
         if line.split(b" ")[2:3] == [b"attempt"]:
-            self._run.remove_partial()
+            self._run.remove_leftovers()
             for note in self._run.path.iterdir():
                 note.unlink()
         else:
@@ -94,7 +94,7 @@ class Followed:
 
     def _look_for_the_lost(self) -> None:
         """What ranks could not say in the output: that its writer's host is lost."""
-        from runner.verdict import lost_note
+        from runner.run_status import lost_note
 
         if self.state.state not in ("", "PENDING") and not self.requeue:
             with contextlib.suppress(OSError):  # none, or one that is just being replaced

@@ -124,7 +124,7 @@ class Follower:
             tell(f"job {state.id}: {state.state}{on}{because}")
 
     def _followed(self, state: State) -> Followed:
-        from runner.verdict import RunDirectory
+        from runner.run_status import RunDirectory
 
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
@@ -138,10 +138,10 @@ class Follower:
 
         if self.interrupted:
             for one in self.runs.values():
-                one.run.remove_partial()
+                one.run.remove_leftovers()
             why = f"interrupted by {self.interrupted.name}: job {self.id} is gone"
             tell(why)
-            for words in {one.run.words() for one in self.runs.values()} - {""}:
+            for words in {one.run.recovery_hint() for one in self.runs.values()} - {""}:
                 tell(words)
             return conclude(ran, 128 + self.interrupted, why, files=False)
         statuses = []
@@ -172,7 +172,7 @@ def start(plan: Plan, job: Job, *, debug: bool = False) -> int:
     gone, a second does not wait; when the terminal goes (SIGHUP), the job stays.
     """
     from runner.errors import tell
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
     program("scontrol")
     token = secrets.token_hex(8)
@@ -216,7 +216,7 @@ def start_inside(plan: Plan, job: Job, *, debug: bool = False) -> int:
 
 def _remove_notes(*jobs: str) -> None:
     from runner.files import temporaries
-    from runner.verdict import lost_note
+    from runner.run_status import lost_note
 
     for job in jobs:
         for pattern in (str(lost_note(job)), temporaries(lost_note(job))):  # unfinished ones too

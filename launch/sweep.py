@@ -18,7 +18,7 @@ from pathlib import Path
 def sweep(mark: str, folder: str, seconds: float, token: str) -> None:
     from launch.shm import remove_orphans, segments
     from launch.watch import end_strays
-    from runner.verdict import RunLines
+    from runner.run_status import RunLines
 
     end_strays(mark)
     begun = time.time() - seconds
@@ -29,7 +29,7 @@ def sweep(mark: str, folder: str, seconds: float, token: str) -> None:
                 older.add(path)
     remove_orphans(older)
     shutil.rmtree(folder, ignore_errors=True)
-    RunLines(token).forget()
+    RunLines(token).remove_claim()
 
 
 if __name__ == "__main__":

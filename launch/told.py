@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
 
 class Told:
     """One stream, in chunks of any size; what its lines tell goes to `run`."""
 
     def __init__(self, run: RunDirectory, token: str) -> None:
-        from runner.verdict import LINE
+        from runner.run_status import LINE
 
         self._run = run
         self._mark = f"{LINE} {token} ".encode()
@@ -40,7 +40,7 @@ class Told:
 
     def _hear(self, line: bytes) -> None:
         try:
-            self._run.hear(line.decode())
+            self._run.read_line(line.decode())
         except ValueError:  # cut in two by a launcher that was ending: without it the run counts as failed
             return
 

@@ -20,7 +20,7 @@ from launch.noise import NoiseFilter
 from launch.told import Told
 
 if TYPE_CHECKING:
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5.0  # seconds that the launcher has to end its ranks in order
@@ -53,7 +53,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], token: str | N
     launcher, which is the one that knows them all. The first signal ends the run in order, the
     second, or `GRACE` seconds, at once.
     """
-    from runner.verdict import RunDirectory
+    from runner.run_status import RunDirectory
 
     watched = _Watched(RunDirectory(Path(environment[RUN_MARK])), token)
     with handlers(watched.signalled):

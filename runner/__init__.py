@@ -13,14 +13,16 @@ package costs nothing.
     free_host_memory                    what this process may still take (`runner.backend.host`)
     geam, gemm                          cuBLAS on raw memory, row-major (`runner.backend.cuda_blas`)
     UserError, RunError, BadResult, MeshrunError   what goes wrong (`runner.errors`)
-    as_rank, Ending                     a command of its own that is run by ranks (`runner.rank`)
-    Progress, Watchdog                  ends a run that is stuck, and says where (`runner.watchdog`)
+    run_as_rank, FailureHandler         run a command as a rank, report its failures (`runner.rank_process`)
+    MeasurementProgress, Watchdog       abort a stuck run and report where it is stuck (`runner.watchdog`)
     clock_offsets                       every rank's clock (`runner.clock`)
     gpu_links, nics, network_rate       nominal rates of links (`runner.links`)
     read_counters                       error counters and states of GPU and host (`runner.counters`)
     stolen_seconds                      what a hypervisor took of processors (`runner.counters_processors`)
     environment                         the process's variables (`runner.launcher`)
-    versions                            of all that figures depend on (`runner.report.record`)
+    versions                            of all that figures depend on (`runner.record_builder`)
+    table                               columns and rows as lines of text (`runner.report.table`)
+    json_text, write_json               a record as JSON, in its envelope (`runner.report.record`)
     write_file, check_writable, is_stream
                                         a small file, whole at every moment (`runner.files`)
     Control, Collectives, Call, Place, Buffer, Datatype, DATATYPES, OPERATIONS, REDUCTIONS, premultiplier
@@ -66,12 +68,12 @@ if TYPE_CHECKING:
     from runner.declare import job as job
     from runner.declare import map_blocks as map_blocks
     from runner.declare import reduce_blocks as reduce_blocks
-    from runner.ending import Ending as Ending
     from runner.errors import BadResult as BadResult
     from runner.errors import MeshrunError as MeshrunError
     from runner.errors import RunError as RunError
     from runner.errors import UserError as UserError
     from runner.errors import tell as tell
+    from runner.failure import FailureHandler as FailureHandler
     from runner.files import check_writable as check_writable
     from runner.files import is_stream as is_stream
     from runner.files import write_file as write_file
@@ -80,10 +82,13 @@ if TYPE_CHECKING:
     from runner.links import gpu_links as gpu_links
     from runner.links import network_rate as network_rate
     from runner.links import nics as nics
-    from runner.rank import as_rank as as_rank
+    from runner.rank_process import run_as_rank as run_as_rank
+    from runner.record_builder import versions as versions
     from runner.reduce import Tiles as Tiles
-    from runner.report.record import versions as versions
-    from runner.watchdog import Progress as Progress
+    from runner.report.record import json_text as json_text
+    from runner.report.record import write_json as write_json
+    from runner.report.table import table as table
+    from runner.watchdog import MeasurementProgress as MeasurementProgress
     from runner.watchdog import Watchdog as Watchdog
     from runner.world import World as World
     from runner.world import open_world as open_world
@@ -96,7 +101,10 @@ _HOME = {
     "World": "runner.world",
     "Here": "runner.here",
     "Tiles": "runner.reduce",
-    "versions": "runner.report.record",
+    "versions": "runner.record_builder",
+    "table": "runner.report.table",
+    "json_text": "runner.report.record",
+    "write_json": "runner.report.record",
     "write_file": "runner.files",
     "check_writable": "runner.files",
     "is_stream": "runner.files",
@@ -115,9 +123,9 @@ _HOME = {
     "RunError": "runner.errors",
     "MeshrunError": "runner.errors",
     "tell": "runner.errors",
-    "as_rank": "runner.rank",
-    "Ending": "runner.ending",
-    "Progress": "runner.watchdog",
+    "run_as_rank": "runner.rank_process",
+    "FailureHandler": "runner.failure",
+    "MeasurementProgress": "runner.watchdog",
     "Watchdog": "runner.watchdog",
     "environment": "runner.launcher",
     "clock_offsets": "runner.clock",

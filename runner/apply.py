@@ -8,12 +8,12 @@ import numpy as np
 
 from runner.backend.cpu import CpuBackend
 from runner.declaration import Job
-from runner.ending import Ending
 from runner.execute import call
 from runner.options import Options, Run
+from runner.phases import Phases
 from runner.pipeline import Pipeline, quiet
 from runner.storage import MemorySource
-from runner.timing import Phases
+from runner.transaction import OutputTransaction
 from runner.work import decide
 from runner.world import World, lone_world
 
@@ -30,10 +30,10 @@ def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
 
 def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> Any:
     parameters = job.complete(parameters)
-    phases = Phases(world.backend)
+    phases = Phases(world.backend.synchronize)
     if job.kind != "map":
         source = MemorySource(array)
-        return call(Run(world, job, parameters, source, None, Options(), Ending(), quiet, phases))
+        return call(Run(world, job, parameters, source, None, Options(), OutputTransaction(), quiet, phases))
     work = decide(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
     pipeline = Pipeline(world, work, phases)
     block = world.backend.empty(pipeline.plan.shape, work.dtype)

@@ -13,11 +13,11 @@ import numpy as np
 from runner.boxes import everything, sample
 from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.declaration import Job
-from runner.ending import Ending
 from runner.errors import RunError, UserError, tell
 from runner.inputs import Inputs
 from runner.options import Options
 from runner.partition import Region, Shape, bounds
+from runner.phases import Phases
 from runner.pipeline import Progress
 from runner.report.record import Record
 from runner.storage import Source, open_source
@@ -25,7 +25,7 @@ from runner.storage.faults import listing
 from runner.storage.folder import LOSSY, Folder
 from runner.stream.batch import Batch
 from runner.stream.dealt import Show
-from runner.timing import Phases
+from runner.transaction import OutputTransaction
 from runner.work import Work, decide
 from runner.world import World
 
@@ -40,7 +40,7 @@ class BatchRun:
     folder: Folder
     target: Path | None
     options: Options
-    ending: Ending
+    transaction: OutputTransaction
     phases: Phases
     show: Show
     proof: Progress
@@ -49,7 +49,7 @@ class BatchRun:
     def run(self) -> Record:
         """Make the output folder; this part of the run's record."""
         world, options = self.world, self.options
-        world.together(self._check)
+        world.collective_call(self._check)
         assert self.target is not None
         if self.folder.others:
             self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")
@@ -59,7 +59,7 @@ class BatchRun:
             self.target,
             self.decide,
             options.stream,
-            self.ending,
+            self.transaction,
             self.phases,
             self.inputs,
             self.show,
@@ -71,7 +71,7 @@ class BatchRun:
                 with self.phases("verify"):
                     proof = self._verify(batch.partial)
             except RunError:
-                self.ending.keeps(batch.anew)
+                self.transaction.set_recovery_hint(batch.anew)
                 raise
         batch.commit()
         return {

@@ -1,4 +1,4 @@
-"""This machine's rates, measured in under a minute: files, host memory, copies to and from its GPUs."""
+"""Measure this machine's rates in under a minute: files, host memory, copies to and from its GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runner.declare import map_blocks
 from runner.errors import UserError
 from runner.partition import Region, Shape
 from runner.rates import START_CPU, START_GPU, Machine, Rate
-from runner.report.limits import wall_time
+from runner.report.bottleneck import wall_time
 from runner.spans import Spans
 from runner.storage import HostArray, Sink, Source, check_place, commit, open_sink, open_source
 from runner.storage.faults import write_error

@@ -1,4 +1,4 @@
-"""`--verify`: the result is computed again, by another way, and compared with what is on disk.
+"""`--verify`: recompute the result by another method and compare it with what is on disk.
 
 Nothing of the run is trusted: the input comes from its file, the result is read back from the
 file being written, what lies beyond an edge is looked up by this module's own formulas (not
@@ -26,7 +26,7 @@ from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.here import Here
 from runner.partition import Region, Shape, owner
-from runner.pipeline import Progress, quiet
+from runner.pipeline import Progress, quiet, result_buffer
 from runner.reduce import Tiles, reduce_array, to_host
 from runner.storage import HostArray, Sink, Source, read_back, reopen
 from runner.work import Work
@@ -187,7 +187,7 @@ def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostAr
     largest = _largest(block) if dtype.kind in "fc" else 0.0
     if work.job.reference is None:
         here = Here(0, 1, "", box.start, box.shape, work.shape, None, np)
-        expected = work.call(block, here, work.buffer(box.shape, CpuBackend()))
+        expected = work.call(block, here, result_buffer(work, box.shape, CpuBackend()))
         tolerance: Any = None
     else:
         wide = block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
@@ -251,7 +251,7 @@ def verify_result(
             )
         return against
 
-    against = world.once(recompute)
+    against = world.on_root(recompute)
     return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
 
 

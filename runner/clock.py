@@ -1,4 +1,4 @@
-"""One clock for all ranks: how far each rank's clock is from rank 0's, found by messages.
+"""Clock offsets: how far each rank's clock is from rank 0's, measured by messages.
 
 Cristian's algorithm (Probabilistic clock synchronization, Distributed Computing 3, 1989): a rank asks rank 0
 for the time and notes when it asked and when the answer came. Rank 0 read its clock somewhere in between,

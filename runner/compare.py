@@ -1,4 +1,4 @@
-"""When a result counts as wrong: arrays cell by cell, and results of names and numbers."""
+"""Compare results with expected ones: arrays cell by cell, and nested results of names and numbers."""
 
 from __future__ import annotations
 

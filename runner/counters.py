@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from runner.counters_gpu import gpu_counters
 from runner.counters_network import network_counters
@@ -26,20 +24,5 @@ def read_counters(
     Counts are since the driver was loaded or the counters were reset; times are seconds, clocks MHz, power
     watts, temperatures degrees Celsius.
     """
-    nvml = None if uuid is None else _nvml()
-    own = {} if uuid is None or nvml is None else gpu_counters(uuid, local, nvml)
+    own = {} if uuid is None else gpu_counters(uuid, local)
     return {CLOCK: time.monotonic()} | own | network_counters(root, proc) | processor_counters(proc)
-
-
-@cache
-def _nvml() -> Any | None:
-    """pynvml, initialised while the process lives, because that takes long; None where it cannot be."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml

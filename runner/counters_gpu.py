@@ -6,7 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from runner.errors import UserError
 from runner.links import nvlink_states
+from runner.nvml import handle
 
 Part = tuple[str, str]  # part such as "GPU 3" or "GPU 3, NVLink 11", counter
 
@@ -82,11 +84,11 @@ CALLS: dict[str, Callable[[Any, Any], float | str]] = {
 }
 
 
-def gpu_counters(uuid: str, local: int, nvml: Any) -> dict[Part, float | str]:
-    """What NVML tells of this GPU now; what it does not tell is absent. nvml: pynvml, initialised."""
+def gpu_counters(uuid: str, local: int) -> dict[Part, float | str]:
+    """What NVML reports of this GPU now; what it does not report is absent. local: the GPU's number here."""
     try:
-        gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError:
+        nvml, gpu = handle(uuid)
+    except UserError:
         return {}
     name = f"GPU {local}"
     found: dict[Part, float | str] = {(name, counter): value for counter, value in _own(gpu, nvml).items()}

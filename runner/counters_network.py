@@ -48,7 +48,7 @@ TABLES = ("Tcp:", "TcpExt:")
 
 
 def network_counters(root: Path, proc: Path) -> dict[Part, float | str]:
-    """What this host's kernel tells now; what it does not tell is absent."""
+    """Read the counters that this host's kernel has; others are absent."""
     return dict([*_rdma(root / "class" / "infiniband"), *_interfaces(root / "class" / "net"), *_tcp(proc)])
 
 

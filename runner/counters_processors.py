@@ -1,4 +1,4 @@
-"""What a hypervisor takes from a machine: time in which a processor had work, and others had the processor.
+"""Stolen time: seconds in which a processor had work to do and the hypervisor ran something else.
 
 The kernel calls it steal (proc_stat(5)); it counts in ticks of 10 ms, as a rule, and 0 where it is not told.
 """

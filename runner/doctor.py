@@ -1,4 +1,4 @@
-"""The preflight as a command of its own: all facts shown, whatever is wrong with them."""
+"""`meshrun doctor`: run the preflight alone and show all facts, even when checks fail."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from runner.backend import Backend
 from runner.comm import Control
-from runner.ending import Ending
-from runner.inspection import inspect, judge, refuse
+from runner.failure import FailureHandler
+from runner.inspection import find_problems, gather_surveys, raise_failures
 from runner.launcher import Started
 from runner.problem import Problem
-from runner.rank import as_rank
-from runner.report.record import write
-from runner.report.survey_table import rows, table
+from runner.rank_process import run_as_rank
+from runner.rank_table import render, rows
+from runner.report.record import envelope, write_json
 from runner.storage import check_place
 from runner.survey import Survey
 from runner.world import DeviceChoice, Rank, World
@@ -27,7 +27,7 @@ SCHEMA = 1
 def main(
     started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False, mpi: str = ""
 ) -> int:
-    """Run as one rank of `meshrun doctor`; the exit status. UserError where `file` could not be written.
+    """Run one rank of `meshrun doctor`; return the exit status. UserError where `file` cannot be written.
 
     mpi: the library that ranks would load, where this process is alone and loads none.
     """
@@ -36,27 +36,24 @@ def main(
     found: list[tuple[list[Survey], list[Problem]]] = []
 
     def look(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
-        surveys = [replace(one, mpi=one.mpi or mpi) for one in inspect(control, ranks, backend)]
-        found.append((surveys, judge(control, surveys, started)))
+        surveys = [replace(one, mpi=one.mpi or mpi) for one in gather_surveys(control, ranks, backend)]
+        found.append((surveys, find_problems(control, surveys, started)))
         return []
 
-    def body(world: World, ending: Ending) -> dict[str, Any]:
+    def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         surveys, problems = found[0]
-        record = {
-            "schema": SCHEMA,
-            "ranks": rows(surveys),
-            "problems": [asdict(problem) for problem in problems],
-        }
+        facts = {"ranks": rows(surveys), "problems": [asdict(problem) for problem in problems]}
+        record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
-            sys.stdout.write(table(surveys))
+            sys.stdout.write(render(surveys))
             for problem in problems:
                 print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
             if not problems:
                 print("nothing is wrong")
             sys.stdout.flush()
             if file is not None:
-                write(record, file)
-        refuse(problems)
+                write_json(file, "doctor", SCHEMA, record)
+        raise_failures(problems)
         return record
 
-    return as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)
+    return run_as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)

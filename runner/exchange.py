@@ -14,7 +14,7 @@ import numpy as np
 
 from runner.backend import poison
 from runner.comm import Array, Arrays, Message, Pending
-from runner.halo import Run, Slices, Transfer, Widths, runs, sends, transfers
+from runner.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
 from runner.partition import Partition, Shape
 
 
@@ -67,11 +67,11 @@ class HaloPlan:
         self.receives = [transfer for transfer in needed if transfer.sender != rank]
         self.sends = list(sends(partition, rank, exchanged, boundary))
         self._own = [transfer for transfer in needed if transfer.sender == rank]
-        self._within: list[tuple[int, Run]] = [
-            (axis, run)
+        self._within: list[tuple[int, AxisCopy]] = [
+            (axis, copy)
             for axis, is_cut in enumerate(cut)
             if not is_cut
-            for run in runs(partition, axis, 0, self.widths[axis], boundary)[1:]
+            for copy in axis_copies(partition, axis, 0, self.widths[axis], boundary)[1:]
         ]
         self.halo_slabs = [slab for axis, is_cut in enumerate(cut) if is_cut for slab in self._slabs(axis)]
         self._outside = list(self._outside_slabs(partition.shape)) if boundary == "constant" else []
@@ -135,13 +135,13 @@ class HaloPlan:
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the axes not cut, in any part of the block that holds those axes whole."""
-        for axis, run in self._within:
+        for axis, copy in self._within:
             low = self.widths[axis][0]
-            first, last = run.source_range
+            first, last = copy.source_range
             source = _along(block, axis, slice(low + first, low + last))
-            if run.step < 0:
+            if copy.step < 0:
                 source = _flip(source, (axis,))
-            _along(block, axis, slice(run.target, run.target + run.count))[...] = source
+            _along(block, axis, slice(copy.target, copy.target + copy.count))[...] = source
 
     def _slabs(self, axis: int) -> list[Slices]:
         low, high = self.widths[axis]

@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from runner.declaration import Job
-from runner.ending import Ending, Guard
 from runner.errors import RunError, UserError
+from runner.failure import FailureHandler, Guard
 from runner.inputs import note
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, Run
+from runner.phases import Phases
 from runner.pipeline import Progress, quiet
+from runner.record_builder import phase_table, places, versions
 from runner.reduce import Tiles, reduce_array
-from runner.report import record as records
-from runner.report.record import Record
-from runner.storage import Source, check_output, check_place, open_source, rename, split
+from runner.report.record import SCHEMA, Record, envelope, plain, write_json
+from runner.storage import Source, check_output, check_place, open_source, split
 from runner.storage.folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
 from runner.stream.dealt import Show, unseen
-from runner.timing import Phases
+from runner.transaction import OutputTransaction
 from runner.world import World, open_world
 
 __all__ = ["Options", "execute", "run"]
@@ -44,10 +45,12 @@ def run(
     """
     options = options or Options()
     mine = world or open_world(options.device, oversubscribe=options.oversubscribe)
-    ending = Ending(debug=options.debug)
+    handler = FailureHandler(debug=options.debug)
     try:
-        with Guard(mine, ending):
-            return execute(mine, job, input, output, parameters or {}, options, ending=ending)
+        with Guard(mine, handler):
+            return execute(
+                mine, job, input, output, parameters or {}, options, transaction=handler.transaction
+            )
     finally:  # an error that gets here is every rank's
         if world is None:
             mine.close()
@@ -61,12 +64,12 @@ def execute(
     parameters: dict[str, Any],
     options: Options,
     *,
-    ending: Ending,
+    transaction: OutputTransaction,
     progress: Progress = quiet,
     show: Show = unseen,
     proof: Progress = quiet,
 ) -> Record:
-    """`run` in an open world, by a caller who sees to the end of failures.
+    """`run` in an open world; the caller handles failures and rolls `transaction` back.
 
     progress: told this rank's rows done and in all. show: the state of a streamed run. proof: this rank's
     cells verified, and in all.
@@ -74,47 +77,59 @@ def execute(
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
-    parameters = world.together(lambda: job.complete(parameters))
-    target = world.together(lambda: _target(job, output))
-    source_path = world.together(lambda: named("INPUT", input))
-    folder = world.once(lambda: _check_files(source_path, target, options, ending))
+    parameters = world.collective_call(lambda: job.complete(parameters))
+    target = world.collective_call(lambda: _target(job, output))
+    source_path = world.collective_call(lambda: named("INPUT", input))
+    folder = world.on_root(lambda: _check_files(source_path, target, options, transaction))
     inputs = note(world, None if folder else source_path, job, parameters)
-    phases = world.phases = Phases(world.backend)
+    phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
         from runner.batch_job import BatchRun
 
-        batch = BatchRun(world, job, parameters, folder, target, options, ending, phases, show, proof, inputs)
+        batch = BatchRun(
+            world, job, parameters, folder, target, options, transaction, phases, show, proof, inputs
+        )
         details = batch.run()
     else:
         with phases("read"):
-            source: Source = world.once(lambda: open_source(source_path, options.form))
+            source: Source = world.on_root(lambda: open_source(source_path, options.form))
         run = Run(
-            world, job, parameters, source, target, options, ending, progress, phases, show, proof, inputs
+            world,
+            job,
+            parameters,
+            source,
+            target,
+            options,
+            transaction,
+            progress,
+            phases,
+            show,
+            proof,
+            inputs,
         )
         details = run_map(run) if job.kind == "map" else _result(run)
         details = {"shape": list(source.shape), "dtype": str(source.dtype), **details}
-    ending.let_go()
-    found: Record = {
-        "schema": records.SCHEMA,
+    transaction.release()
+    found = {
         "job": job.name,
-        "parameters": records.plain(parameters),
+        "parameters": plain(parameters),
         "input": str(input),
         "shape": details.pop("shape"),
         "dtype": details.pop("dtype"),
         "output": None if target is None else str(target),
         "ranks": world.size,
         "hosts": world.hosts,
-        "devices": records.places(world),
+        "devices": places(world),
         "started": started.isoformat(timespec="seconds"),
         **details,
-        "phases": records.phase_table(world, phases, {"kernel": _memory_limit(world)}),
+        "phases": phase_table(world, phases, {"kernel": _memory_limit(world)}),
         "warnings": list(world.warnings),
-        "versions": records.versions(world),
+        "versions": versions(world),
         "seconds": time.perf_counter() - begin,
     }
     if options.json is not None and world.rank == 0:
-        records.write(found, Path(options.json))
-    return found
+        write_json(Path(options.json), "run", SCHEMA, found)
+    return envelope("run", SCHEMA, found)
 
 
 def _target(job: Job, output: str | Path | None) -> Path | None:
@@ -126,10 +141,12 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     return None if output is None else named("OUTPUT", output)
 
 
-def _check_files(input: Path, target: Path | None, options: Options, ending: Ending) -> Folder | None:
+def _check_files(
+    input: Path, target: Path | None, options: Options, transaction: OutputTransaction
+) -> Folder | None:
     """Refuse, before any work, files that could not be written after it. The input, if it is a folder.
 
-    Holds the output from now on, so that no other run writes it.
+    Locks the output until the run ends.
     """
     folder = open_folder(input)
     if target is not None and folder is None:
@@ -145,7 +162,7 @@ def _check_files(input: Path, target: Path | None, options: Options, ending: End
         if not in_place and first.resolve() == second.resolve():
             raise UserError(f"{one} and {other} name the same file", got=files[other], expected="two files")
     if target is not None:
-        ending.hold(split(target)[0])
+        transaction.lock(split(target)[0])
     return folder
 
 
@@ -166,7 +183,7 @@ def _result(run: Run) -> Record:
         )
     partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.nonce)
     if partial is not None:
-        run.ending.unfinished(partial)
+        run.transaction.track_partial(partial)
     value = call(run, output)
     run.inputs.check(run.world)
     proof = None
@@ -182,7 +199,7 @@ def _result(run: Run) -> Record:
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None}
-    return {**cut, "verify": proof, "result": records.plain(result)}
+    return {**cut, "verify": proof, "result": plain(result)}
 
 
 def _commit(run: Run, partial: Path) -> None:
@@ -197,11 +214,11 @@ def _commit(run: Run, partial: Path) -> None:
                 got=f"nothing at {partial.name}",
                 expected="a file at the path that its parameter `output` has",
             )
-        rename(partial, split(target)[0])
+        run.transaction.commit(partial, split(target)[0])
 
     run.world.control.barrier()  # another rank may still write it
-    run.world.once(rename_it)
-    run.ending.unfinished(None)
+    run.world.on_root(rename_it)
+    run.transaction.forget_partial()
 
 
 def call(run: Run, output: Path | None = None) -> Any:

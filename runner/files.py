@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import pwd
+import shutil
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -82,6 +83,14 @@ def check_writable(path: Path) -> None:
     temporary = _beside(path)
     open_new(temporary).close()
     temporary.unlink()
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file, a link or a whole folder; no error if it is missing, or while others remove it too."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_stream(path: Path) -> bool:

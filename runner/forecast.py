@@ -13,38 +13,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
-from runner.chunks import Chunks, Need, Room, need
-from runner.errors import UserError
-from runner.here import Here
+from runner.chunking import (
+    PLAIN,
+    Facts,
+    Files,
+    MemoryUse,
+    is_streamed,
+    is_too_large,
+    memory_limits,
+    memory_use,
+    plan_chunks,
+    streamed_grid,
+)
+from runner.chunks import Chunks
 from runner.partition import Partition, Region, Shape, parse_grid
-from runner.pipeline import unheard
 from runner.rates import Machine
 from runner.spans import STAGES
-from runner.stream.cut import ON_DEVICE, ON_HOST, fills_pipeline
-from runner.stream.memory import DEVICE_SHARE, HOST_SHARE
 from runner.stream.options import StreamOptions
 from runner.work import Work
 
-CHOSEN = StreamOptions()  # all that an option may say is chosen
+NO_OPTIONS = StreamOptions()
 GAIN = 0.95  # more ranks help where they take less than this part of the time
 Bytes = Mapping[str, int]  # by stage
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the rank with most to do does. chunks: its own; chunk_rows: 0 where there are no cells.
+    """What the rank with most to do does.
 
-    memory: bytes that it may take. moved: bytes of that rank; host_moved: of all ranks of its host.
+    chunks: how many it has. chunk_rows: rows of its largest one; 0 where there are no cells. memory: bytes
+    that it takes at most. moved: bytes of that rank; host_moved: of all ranks of its host. cut: the chunks
+    of all ranks; None where the run is not streamed.
     """
 
     streamed: bool
     chunks: int
     chunk_rows: int
-    memory: Need
+    memory: MemoryUse
     moved: Bytes
     host_moved: Bytes
+    cut: Chunks | None = None
 
 
 @dataclass(frozen=True)
@@ -90,20 +98,38 @@ class Forecast:
         return self.start + self.seconds
 
 
-def forecast(work: Work, machine: Machine, hosts: int = 1, options: StreamOptions = CHOSEN) -> Forecast:
-    """What `work`, whose result is known, will take; UserError where not even a chunk of one row fits.
+def forecast(
+    work: Work,
+    machine: Machine,
+    hosts: int = 1,
+    options: StreamOptions = NO_OPTIONS,
+    files: Files = PLAIN,
+    *,
+    grid: str | None = None,
+    keep_whole: bool = False,
+) -> Forecast:
+    """What `work`, cut into a block for each rank and with its result known, will take on machines alike.
 
-    hosts: with as many ranks on each as can be, the last with fewer; all like `machine`.
+    hosts: with as many ranks on each as can be, the last with fewer. grid: --grid as given, by which chunks
+    are cut too. keep_whole: the run is not streamed to overlap copies with kernels.
+
+    Raises UserError where the run is streamed and not even a chunk of one row fits.
     """
-    ranks = work.partition.size
+    ranks, gpu = work.partition.size, machine.gpus > 0
     local = min(-(-ranks // hosts), ranks)
-    limits = _limits(machine, local, options)
-    part = _in_one_piece(work, machine, local)
-    # As in a run (`stream.cut`): on a device, the function's own arrays are as large as its block.
-    fits = 2 * part.memory.device <= limits.device if machine.gpus else part.memory.host <= limits.host
-    fills = machine.gpus > 0 and fills_pipeline(work)
-    if part.chunks and (options.named or fills or not fits):
-        part = _streamed(work, machine, local, Room(limits, options.under_way), options)
+    limits = memory_limits(
+        options,
+        host=machine.memory,
+        beside=local,
+        device=machine.device_memory if gpu else None,
+        sharing=-(-local // max(machine.gpus, 1)),
+    )
+    facts = Facts(ranks, gpu, limits, files)
+    too_large = is_too_large(work, work.partition[0], limits, asynchronous=gpu)  # the largest block
+    if is_streamed(work, options, files, asynchronous=gpu, too_large=too_large, keep_whole=keep_whole):
+        part = _streamed(work, machine, local, facts, options, grid)
+    else:
+        part = _in_one_piece(work, machine, local)
     rows = _rows(part, machine)
     of_a_chunk = [row.seconds / max(part.chunks, 1) for row in rows if row.name in STAGES]
     fill = sum(of_a_chunk) - max(of_a_chunk) if part.streamed else 0.0
@@ -111,18 +137,27 @@ def forecast(work: Work, machine: Machine, hosts: int = 1, options: StreamOption
     return Forecast(ranks, hosts, work.partition.grid, part, tuple(rows), fill, base + each * local)
 
 
-def by_ranks(last: Forecast, work: Work, machine: Machine, options: StreamOptions = CHOSEN) -> list[Forecast]:
+def by_ranks(
+    last: Forecast,
+    work: Work,
+    machine: Machine,
+    options: StreamOptions = NO_OPTIONS,
+    files: Files = PLAIN,
+    *,
+    grid: str | None = None,
+) -> list[Forecast]:
     """The same with 1, 2, 4, ... ranks, hosts filled one after another, then `last`, that of `work` itself.
 
-    Axes that are cut in more than one part stay those that may be cut.
+    Axes that are cut into more than one part stay those that may be cut.
     """
     axes = max((axis + 1 for axis, parts in enumerate(last.grid) if parts > 1), default=1)
     local = -(-last.ranks // last.hosts)
     found = []
     for ranks in (1 << power for power in range((last.ranks - 1).bit_length())):
-        grid = parse_grid("x".join("0" * axes) if axes > 1 else str(ranks), work.shape, ranks)
-        cut = replace(work, partition=Partition(work.shape, grid))
-        found.append(forecast(cut, machine, -(-ranks // local), options))
+        text = "x".join("0" * axes) if axes > 1 else str(ranks)
+        cut = replace(work, partition=Partition(work.shape, parse_grid(text, work.shape, ranks)))
+        text_given = None if grid is None else text
+        found.append(forecast(cut, machine, -(-ranks // local), options, files, grid=text_given))
     return [*found, last]
 
 
@@ -132,92 +167,39 @@ def enough(forecasts: Sequence[Forecast]) -> int:
     return min(one.ranks for one in forecasts if one.total * GAIN <= best)
 
 
-def settle(work: Work) -> Work:
-    """`work` with its result known: where it is not declared, from a call on zeros, as small as can be."""
-    if work.result is not None:
-        return work
-    if 0 in work.shape:
-        return work.with_result(work.shape[work.leading :], work.dtype)
-    cells = tuple(1 if cut else n for cut, n in zip(work.cut_axes, work.shape, strict=True))
-    padded = tuple(n + sum(width) for n, width in zip(cells, work.widths, strict=True))
-    here = Here(0, work.partition.size, "", (0,) * len(cells), cells, work.shape, None, np)
-    with np.errstate(all="ignore"), unheard():
-        result = work.call(np.zeros(padded, work.dtype), here, None)
-    return work.with_result(tuple(result.shape[work.leading :]), np.dtype(result.dtype))
-
-
-def _limits(machine: Machine, local: int, options: StreamOptions) -> Need:
-    """Bytes that one of `local` ranks of a host may take."""
-    host = options.host_memory or machine.memory // HOST_SHARE // local
-    device = options.device_memory or int(DEVICE_SHARE * machine.device_memory)
-    return Need(host, device if machine.gpus else 0)
-
-
 def _in_one_piece(work: Work, machine: Machine, local: int) -> Part:
     """Each rank has its block. The first blocks are the largest."""
     every = [_moved(work, work.partition[rank], machine, halo_read=False) for rank in range(local)]
     region = work.partition[0]
-    memory = _need(work, region, machine)
+    memory = memory_use(work, region, asynchronous=machine.gpus > 0)
     return Part(
         False, min(region.size, 1), region.shape[0] if region.size else 0, memory, every[0], _sum(every)
     )
 
 
-def _streamed(work: Work, machine: Machine, local: int, room: Room, options: StreamOptions) -> Part:
-    """Chunks of the whole array, or of the blocks of a grid along later axes, dealt to the ranks."""
-    ranks = work.partition.size
-    if math.prod(work.partition.grid[1:]) == 1:
-        work = replace(work, partition=Partition(work.shape, (1,) * len(work.shape)))
-    if options.chunk_bytes is not None:
-        room.check_chunk(options.chunk_bytes)
-    rows = _chunk_rows(work, machine, ranks, room, options)
-    chunks = Chunks(work.partition, rows)
-    largest = chunks[0]
-    most = -(-len(chunks) // ranks)
+def _streamed(
+    work: Work, machine: Machine, local: int, facts: Facts, options: StreamOptions, grid: str | None
+) -> Part:
+    """Chunks of the blocks of a grid, or of the whole array, dealt to the ranks."""
+    text, blocks = streamed_grid(grid, facts.ranks)
+    work = replace(work, partition=Partition(work.shape, parse_grid(text, work.shape, blocks)))
+    chunks = plan_chunks(work, facts, options)
+    if not len(chunks):
+        nothing: Bytes = dict.fromkeys(STAGES, 0)
+        return Part(True, 0, 0, MemoryUse(0, 0), nothing, nothing, chunks)
+    largest, most = chunks[0], -(-len(chunks) // facts.ranks)
     one = _moved(work, largest, machine, halo_read=True)
     every = _sum(
-        _moved(work, block, machine, halo_read=True, chunks=-(-block.shape[0] // rows))
+        _moved(work, block, machine, halo_read=True, chunks=-(-block.shape[0] // chunks.rows))
         for block in work.partition
     )
     mine, of_host = (
         {stage: min(count * moved, every[stage]) for stage, moved in one.items()}
         for count in (most, most * local)
     )
-    each = _need(work, largest, machine)
-    memory = Need(room.depth * each.host, room.depth * each.device)
-    return Part(True, most, largest.shape[0], memory, mine, of_host)
-
-
-def _chunk_rows(work: Work, machine: Machine, ranks: int, room: Room, options: StreamOptions) -> int:
-    """As `stream.cut` chooses them, for files that are written anywhere."""
-    found = []
-    low, high = work.widths[0]
-    for block in work.partition:
-        if not block.size:
-            continue
-        across = zip(block.shape[1:], work.widths[1:], strict=True)
-        row = math.prod(n + sum(width) for n, width in across) * work.dtype.itemsize
-        if options.chunk_bytes is None:
-            wanted = max((ON_DEVICE if machine.gpus else ON_HOST) // row, 4 * (low + high), 1)
-            wanted = min(wanted, -(-work.shape[0] // (ranks * options.under_way)))
-        elif (wanted := options.chunk_bytes // row - low - high) < 1:
-            raise UserError(
-                "--chunk-bytes is less than a row with the halo",
-                got=f"{options.chunk_bytes:,} bytes",
-                expected=f"at least {(1 + low + high) * row:,}",
-            )
-        one, two = (_need(work, _rows_of(block, count), machine) for count in (1, 2))
-        found.append(min(room.rows(one, two, wanted=wanted, align=1), block.shape[0]))
-    return min(found)
-
-
-def _rows_of(block: Region, count: int) -> Region:
-    return replace(block, stop=(block.start[0] + count, *block.stop[1:]))
-
-
-def _need(work: Work, region: Region, machine: Machine) -> Need:
-    result = _result_bytes(work, region)
-    return need(region.shape, work.widths, work.dtype, result, asynchronous=machine.gpus > 0)
+    each = memory_use(work, largest, asynchronous=facts.asynchronous, files=facts.files)
+    memory = MemoryUse(options.under_way * each.host, options.under_way * each.device)
+    return Part(True, most, largest.shape[0], memory, mine, of_host, chunks)
 
 
 def _result_bytes(work: Work, region: Region) -> int:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.backend import Device
+from runner.chunking import PLAIN, Files
 from runner.errors import UserError
 from runner.forecast import Forecast, enough, forecast
 from runner.rates import Machine, choose, load
-from runner.report.record import Record, plain
+from runner.report.record import Record, envelope, plain
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
 from runner.work import Work
@@ -24,8 +25,7 @@ def record(forecasts: Sequence[Forecast], work: Work, machine: Machine, options:
     assert work.result is not None
     last = forecasts[-1]
     part, gpu = last.part, machine.gpus > 0
-    return {
-        "schema": SCHEMA,
+    found = {
         "job": work.job.name,
         "parameters": plain(work.parameters),
         "shape": list(work.shape),
@@ -64,6 +64,7 @@ def record(forecasts: Sequence[Forecast], work: Work, machine: Machine, options:
         ],
         "enough_ranks": enough(forecasts),
     }
+    return envelope("plan", SCHEMA, found)
 
 
 def compare(
@@ -92,18 +93,21 @@ def beside_run(
     measured: Mapping[str, tuple[int, float]],
     wall: float,
     streamed: bool,
+    files: Files = PLAIN,
+    *,
+    grid: str | None = None,
+    keep_whole: bool = False,
 ) -> list[dict[str, Any]] | None:
     """`compare` for a run that is over; None where no forecast can be made, of an unknown GPU for one.
 
-    streamed: as the run was. Nor is there one where it was foreseen the other way.
-
     work: cut into a block for each rank. device: of one of them. here: this host, without its GPUs. rates:
-    the file of measured ones, if there is any.
+    the file of measured ones, if there is any. streamed: whether the run was; no forecast is returned where
+    it says otherwise. files, grid, keep_whole: of the run, as `forecast` takes them.
     """
     try:
         kept = load(rates) if rates is not None else None
         machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
-        predicted = forecast(work, machine, hosts, options)
+        predicted = forecast(work, machine, hosts, options, files, grid=grid, keep_whole=keep_whole)
         return compare(predicted, measured, wall) if predicted.part.streamed == streamed else None
     except (UserError, KeyError, ArithmeticError):  # the run is over, and was good
         return None

@@ -11,9 +11,9 @@ defined by a boundary mode, with the names and meanings of scipy.ndimage's filte
     constant   k k k k | a b c d | k k k k
 
 Every borrowed cell is thus a copy of one cell of the array, wherever that lives, however wide
-the halo is against the blocks. Along one axis the copies group into runs that a slice can
-express (forwards, backwards, or one cell repeated); a block's halo is the product of its runs
-over all axes, corners included.
+the halo is against the blocks. Along one axis neighbouring cells are copied together, as a slice can
+express it (forwards, backwards, or one cell repeated: `AxisCopy`); a block's halo is the product of
+these over all axes, corners included.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def source_index(position: int, length: int, boundary: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Run:
+class AxisCopy:
     """`count` neighbouring cells along one axis of a padded block, all from one block's own cells.
 
     target: first cell, counted in the padded block. source: first cell it copies, in the whole
@@ -101,39 +101,41 @@ class Run:
         return min(self.source, last), max(self.source, last) + 1
 
 
-def runs(
+def axis_copies(
     partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str
-) -> list[Run]:
-    """The runs that fill block `coordinate` along `axis`, its own cells (one run) among them."""
+) -> list[AxisCopy]:
+    """The copies that fill block `coordinate` along `axis`, its own cells (the first one) among them."""
     length, parts = partition.shape[axis], partition.grid[axis]
     start, stop = bounds(length, parts, coordinate)
     if start == stop:
         return []
     low, high = width
-    found = [Run(low, stop - start, start, 1, coordinate)]
+    found = [AxisCopy(low, stop - start, start, 1, coordinate)]
     for first, last in ((start - low, start), (stop, stop + high)):
-        found += runs_beyond(length, parts, range(first, last), first - (start - low), boundary)
+        found += copies_beyond(length, parts, range(first, last), first - (start - low), boundary)
     return found
 
 
-def runs_beyond(length: int, parts: int, positions: range, target: int, boundary: str) -> Iterator[Run]:
-    """The runs that fill `positions` of an axis, inside or outside, in a padded block from `target` on."""
-    open_run: Run | None = None
+def copies_beyond(
+    length: int, parts: int, positions: range, target: int, boundary: str
+) -> Iterator[AxisCopy]:
+    """The copies that fill `positions` of an axis, inside or outside, in a padded block from `target` on."""
+    open_copy: AxisCopy | None = None
     for offset, position in enumerate(positions):
         source = source_index(position, length, boundary)
         if source is None:
             continue
         place = owner(length, parts, source)
-        if open_run is not None and place == open_run.owner:
-            step = source - (open_run.source + open_run.step * (open_run.count - 1))
-            if step in (-1, 0, 1) and (open_run.count == 1 or step == open_run.step):
-                open_run = Run(open_run.target, open_run.count + 1, open_run.source, step, place)
+        if open_copy is not None and place == open_copy.owner:
+            step = source - (open_copy.source + open_copy.step * (open_copy.count - 1))
+            if step in (-1, 0, 1) and (open_copy.count == 1 or step == open_copy.step):
+                open_copy = AxisCopy(open_copy.target, open_copy.count + 1, open_copy.source, step, place)
                 continue
-        if open_run is not None:
-            yield open_run
-        open_run = Run(target + offset, 1, source, 1, place)
-    if open_run is not None:
-        yield open_run
+        if open_copy is not None:
+            yield open_copy
+        open_copy = AxisCopy(target + offset, 1, source, 1, place)
+    if open_copy is not None:
+        yield open_copy
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,11 @@ class Transfer:
 def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
     """All that `receiver` needs, in an order that its senders derive too."""
     place = partition.coordinates(receiver)
-    per_axis = [runs(partition, axis, place[axis], widths[axis], boundary) for axis in range(len(place))]
+    per_axis = [
+        axis_copies(partition, axis, place[axis], widths[axis], boundary) for axis in range(len(place))
+    ]
     for box in product(*per_axis):
-        if any(run is not axis_runs[0] for run, axis_runs in zip(box, per_axis, strict=True)):
+        if any(copy is not copies[0] for copy, copies in zip(box, per_axis, strict=True)):
             yield _transfer(partition, receiver, box)
 
 
@@ -170,7 +174,8 @@ def sends(partition: Partition, sender: int, widths: Widths, boundary: str) -> I
             coordinate
             for coordinate in range(parts)
             if any(
-                run.owner == place[axis] for run in runs(partition, axis, coordinate, widths[axis], boundary)
+                copy.owner == place[axis]
+                for copy in axis_copies(partition, axis, coordinate, widths[axis], boundary)
             )
         ]
         neighbours.append(near)
@@ -182,17 +187,17 @@ def sends(partition: Partition, sender: int, widths: Widths, boundary: str) -> I
                     yield transfer
 
 
-def _transfer(partition: Partition, receiver: int, box: Sequence[Run]) -> Transfer:
-    owners = [run.owner for run in box]
+def _transfer(partition: Partition, receiver: int, box: Sequence[AxisCopy]) -> Transfer:
+    owners = [copy.owner for copy in box]
     source = []
-    for axis, run in enumerate(box):
-        origin, _ = bounds(partition.shape[axis], partition.grid[axis], run.owner)
-        first, last = run.source_range
+    for axis, copy in enumerate(box):
+        origin, _ = bounds(partition.shape[axis], partition.grid[axis], copy.owner)
+        first, last = copy.source_range
         source.append(slice(first - origin, last - origin))
     return Transfer(
         sender=partition.rank(owners),
         receiver=receiver,
-        target=tuple(slice(run.target, run.target + run.count) for run in box),
+        target=tuple(slice(copy.target, copy.target + copy.count) for copy in box),
         source=tuple(source),
-        flip=tuple(axis for axis, run in enumerate(box) if run.step < 0),
+        flip=tuple(axis for axis, copy in enumerate(box) if copy.step < 0),
     )

@@ -1,11 +1,11 @@
-"""The process that listens for the other hosts: one for each host, beside the first rank there.
+"""The heartbeat process: one on each host, beside the first rank there, exchanging beats with rank 0's.
 
     python -I heartbeat_process.py < one line of JSON, and an open pipe
 
-A process of its own because a rank's threads stand still while an extension keeps Python's lock, for longer
-than a host may be silent. It talks over TCP, because MPI may be what a lost host has stopped: every host
-to rank 0's, which answers. Standard input ends with the rank; standard output tells the port, and who is
-lost.
+It is a process of its own because a rank's threads stop while an extension holds the GIL, which may be
+longer than a host may be silent. It uses TCP, because MPI may be what a lost host has blocked: every host
+connects to rank 0's process, which answers. Standard input ends with the rank; standard output reports the
+port and the lost hosts.
 """
 
 from __future__ import annotations
@@ -20,108 +20,108 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-LATE = 3  # beats that this process may itself have slept through before others' silence counts from anew
-BEATS = 5  # in the time that a host may be silent
-TICK = 0.1  # seconds: a launcher waits for this process too, when the rank beside it has ended
-LAST = 5.0  # seconds for a rank to end the run, unless the setting says "last"
+MAX_MISSED_BEATS = 3  # by this process itself before the others' silence is counted anew
+BEATS_PER_TIMEOUT = 5  # in the time that a host may be silent
+POLL_INTERVAL = 0.1  # seconds; short, because a launcher waits for this process when its rank has ended
+END_TIMEOUT = 5.0  # seconds for a rank to end the run, unless the setting has "last"
 
 
 @dataclass
-class Silence:
-    """How long every host that was ever heard has been silent.
+class SilenceTracker:
+    """How long every host that has ever been heard has been silent.
 
-    seconds: how long it may be. looked: when that was last asked. heard: when every host last was, by the
-    first rank there.
+    seconds: how long a host may be silent. checked: the time of the last check. heard: the time of each
+    host's last message, by the first rank there.
     """
 
     seconds: float
-    looked: float
+    checked: float
     heard: dict[int, float] = field(default_factory=dict)
 
     def hear(self, rank: int, now: float) -> None:
         self.heard[rank] = now
 
     def leave(self, rank: int) -> None:
-        """That host's ranks have ended in order."""
+        """Stop watching a host whose ranks have ended normally."""
         self.heard.pop(rank, None)
 
     def lost(self, now: float) -> list[int]:
-        """Who has been silent for too long, as the first rank there.
+        """The hosts that have been silent for too long, by the first rank there.
 
-        Time that this process did not run does not count: the others' messages are still to be read.
+        Time in which this process did not run does not count: messages of that time are still to be read.
         """
-        gap, self.looked = now - self.looked, now
-        if gap > LATE * self.seconds / BEATS:
+        gap, self.checked = now - self.checked, now
+        if gap > MAX_MISSED_BEATS * self.seconds / BEATS_PER_TIMEOUT:
             self.heard = {rank: min(then + gap, now) for rank, then in self.heard.items()}
         return sorted(rank for rank, then in self.heard.items() if now - then > self.seconds)
 
 
 def lead(setting: dict[str, Any]) -> list[int]:
-    """Rank 0's: hear all hosts, and answer each; who is lost, or nobody when the rank has ended."""
+    """On rank 0: receive from all hosts and answer each; the lost hosts, [] once the rank has ended."""
     from runner.watch_channel import Hub
 
     hub = Hub(setting["token"])
     try:
-        tell({"port": hub.listen(setting["others"])})
+        write_message({"port": hub.listen(setting["others"])})
     except OSError as failure:
-        tell({"apart": f"rank 0 cannot listen: {failure.strerror or failure}"})
+        write_message({"error": f"rank 0 cannot listen: {failure.strerror or failure}"})
         return []
-    silence = Silence(setting["seconds"], time.monotonic())
-    while not ended():
-        for rank, message in hub.poll(TICK):
+    silence = SilenceTracker(setting["seconds"], time.monotonic())
+    while not rank_has_ended():
+        for rank, message in hub.poll(POLL_INTERVAL):
             if "leaving" in message:
                 silence.leave(rank)
             else:
                 silence.hear(rank, time.monotonic())
-                if rank in hub.lines:
-                    hub.lines[rank].send({"beat": True})
+                if rank in hub.connections:
+                    hub.connections[rank].send({"beat": True})
         if lost := silence.lost(time.monotonic()):
-            hub.say({"lost": lost})
+            hub.broadcast({"lost": lost})
             return lost
-    hub.say({"leaving": True})
+    hub.broadcast({"leaving": True})
     return []
 
 
 def follow(setting: dict[str, Any]) -> list[int]:
-    """Another host's: be heard by rank 0's, and hear it; [0] when that is lost."""
-    from runner.watch_channel import Line, connect
+    """On another host: exchange beats with rank 0; [0] if that is lost, [] once the rank has ended."""
+    from runner.watch_channel import Connection, connect
 
-    line = connect(setting["candidates"], setting["port"], setting["token"], setting["rank"])
-    if not isinstance(line, Line):
-        tell({"apart": line})
+    connection = connect(setting["candidates"], setting["port"], setting["token"], setting["rank"])
+    if not isinstance(connection, Connection):
+        write_message({"error": connection})
         return []
-    line.send({"beat": True})  # before the rank goes on: who has never been heard is not missed
-    tell({"connected": True})
-    beat, spoken = setting["seconds"] / BEATS, time.monotonic()
-    silence = Silence(setting["seconds"], spoken, {0: spoken})
-    while not ended() and silence.heard:
+    connection.send({"beat": True})  # before the rank continues: a host that was never heard is not missed
+    write_message({"connected": True})
+    beat, spoken = setting["seconds"] / BEATS_PER_TIMEOUT, time.monotonic()
+    silence = SilenceTracker(setting["seconds"], spoken, {0: spoken})
+    while not rank_has_ended() and silence.heard:
         if time.monotonic() - spoken > beat:
-            line.send({"beat": True})
+            connection.send({"beat": True})
             spoken = time.monotonic()
-        messages = line.receive(TICK)
-        if messages is None:  # rank 0's is gone, and did not say so
-            time.sleep(TICK)
-        elif told := [message["lost"] for message in messages if "lost" in message]:
-            # Rank 0 is to end the run, and this rank with it.
-            select.select([sys.stdin], [], [], setting.get("last", LAST))
-            return [] if ended() else list(told[0])
+        messages = connection.receive(POLL_INTERVAL)
+        if messages is None:  # rank 0's process has ended without a message
+            time.sleep(POLL_INTERVAL)
+        elif reports := [message["lost"] for message in messages if "lost" in message]:
+            # Rank 0 should end the run, and this rank with it.
+            select.select([sys.stdin], [], [], setting.get("last", END_TIMEOUT))
+            return [] if rank_has_ended() else list(reports[0])
         elif any("leaving" in message for message in messages):
             silence.leave(0)
         elif messages:
             silence.hear(0, time.monotonic())
         if lost := silence.lost(time.monotonic()):
             return lost
-    line.send({"leaving": True})
+    connection.send({"leaving": True})
     return []
 
 
-def ended() -> bool:
+def rank_has_ended() -> bool:
     """Whether the rank beside this process has ended, which closes the pipe that it holds."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable) and not os.read(0, 1)
 
 
-def tell(message: dict[str, Any]) -> None:
+def write_message(message: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
@@ -129,15 +129,15 @@ def tell(message: dict[str, Any]) -> None:
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the rank, with which this process ends
+        signal.signal(number, signal.SIG_IGN)  # meant for the rank; this process ends with it
     rank_process = os.getppid()
     setting = json.loads(os.read(0, 1 << 16))
     lost = lead(setting) if "others" in setting else follow(setting)
     if not lost:
         return
-    tell({"lost": lost})
-    select.select([sys.stdin], [], [], setting.get("last", LAST))
-    if not ended() and os.getppid() == rank_process:
+    write_message({"lost": lost})
+    select.select([sys.stdin], [], [], setting.get("last", END_TIMEOUT))
+    if not rank_has_ended() and os.getppid() == rank_process:
         os.kill(rank_process, signal.SIGKILL)
 
 

@@ -93,7 +93,7 @@ class Inputs:
         if not self.paths:
             return
         world.control.barrier()  # a rank that waits for another one's check may not read on meanwhile
-        world.together(lambda: self._check(hint))
+        world.collective_call(lambda: self._check(hint))
 
     def _check(self, hint: str | None) -> None:
         for name, before in self.states.items():
@@ -137,7 +137,7 @@ def note(world: World, input: Path | None, job: Job, parameters: Mapping[str, An
         seen = {name: _seen(path, first) for name, path in paths.items()}
         return {name: state for name, state in seen.items() if state and (state.files or name == "input")}
 
-    return Inputs(paths, world.together(look))
+    return Inputs(paths, world.collective_call(look))
 
 
 def _seen(path: Path, folders: bool = True) -> State | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.errors import first_line
+from runner.errors import UserError, first_line
+from runner.nvml import handle
 from runner.sysfs import text as read
 
 # NVML's MB/s of one link in one direction, with the line code -> GB/s of data: NVLink 1 (8b/10b, counted
@@ -58,29 +59,12 @@ class Nic:
 def gpu_links(uuid: str) -> GpuLinks:
     """Links of the GPU with this UUID ("GPU-...")."""
     try:
-        import pynvml
-    except ImportError as reason:
-        missing = Reading(None, f"NVML: {first_line(reason)}; pip install nvidia-ml-py")
+        nvml, device = handle(uuid)
+    except UserError as reason:
+        missing = Reading(None, str(reason))
         return GpuLinks(missing, missing)
-    return read_gpu_links(uuid, pynvml)
-
-
-def read_gpu_links(uuid: str, nvml: Any) -> GpuLinks:
-    """nvml: the module pynvml, not initialised."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as reason:
-        missing = Reading(None, f"NVML: {first_line(reason)}")
-        return GpuLinks(missing, missing)
-    try:
-        device = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        active, nvlink = _nvlink(device, nvml)
-        generation, width, pcie = _pcie(device, nvml)
-    except nvml.NVMLError as reason:
-        missing = Reading(None, f"NVML, {uuid}: {first_line(reason)}")
-        return GpuLinks(missing, missing)
-    finally:
-        nvml.nvmlShutdown()
+    active, nvlink = _nvlink(device, nvml)
+    generation, width, pcie = _pcie(device, nvml)
     return GpuLinks(nvlink, pcie, active, generation, width)
 
 

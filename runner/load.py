@@ -8,8 +8,8 @@ from runner.backend import Backend
 from runner.comm import Array
 from runner.exchange import HaloPlan
 from runner.partition import Partition, Region
+from runner.phases import Phases
 from runner.storage import HostArray, Source
-from runner.timing import Phases
 from runner.world import World
 
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU

@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 from runner.declaration import Job
-from runner.ending import Ending
 from runner.execute import Options, execute
+from runner.failure import FailureHandler
 from runner.launcher import BY_HAND, Started
-from runner.rank import as_rank
-from runner.report import record as records
-from runner.report.flow_progress import FlowProgress
-from runner.report.progress import Progress
+from runner.rank_process import run_as_rank
+from runner.report.progress import ProgressBar
+from runner.report.record import plain
+from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
 from runner.world import World
 
@@ -33,9 +33,9 @@ def main(
     be drawn.
     """
 
-    def body(world: World, ending: Ending) -> dict[str, Any]:
+    def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
-        with Progress(job.name, width) as rows, FlowProgress(job.name, width, ranks=world.size) as flow:
+        with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
 
             def proof(done: int, total: int) -> None:
                 flow.end()
@@ -48,7 +48,7 @@ def main(
                 output,
                 parameters,
                 options,
-                ending=ending,
+                transaction=handler.transaction,
                 progress=rows,
                 show=flow.update,
                 proof=proof,
@@ -57,10 +57,10 @@ def main(
             if record["output"] is None:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(render(record))
-        plain: dict[str, Any] = records.plain(record)
-        return plain
+        values: dict[str, Any] = plain(record, texts=False)
+        return values
 
-    return as_rank(
+    return run_as_rank(
         body,
         device=options.device,
         oversubscribe=options.oversubscribe,

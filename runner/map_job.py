@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from runner.backend.host import host_memory
+from runner.chunking import Files, has_own_grid, streamed_grid
 from runner.errors import RunError, UserError
 from runner.journal import Journal
 from runner.load import load_block
 from runner.options import Run
-from runner.partition import check_blocks, grid_size
+from runner.partition import check_blocks
 from runner.pipeline import Pipeline
 from runner.report.record import Record
 from runner.spans import STAGES
-from runner.storage import Sink, commit, open_sink, partial_path, split
+from runner.storage import Sink, open_sink, partial_path, split
 from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks
@@ -25,21 +26,16 @@ from runner.work import Work, decide
 
 def run_map(run: Run) -> Record:
     world, options = run.world, run.options
-    other = _grid_of_its_own(run)
-    work = world.together(lambda: _cut(run, world.size, None if other else options.grid))
+    other = has_own_grid(options.grid, world.size)
+    work = world.collective_call(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
     whole = options.overlap is not None  # which only says something of an array in one piece
-    if in_chunks(world, work, run.source, run.target, options.stream, whole):
-        return _in_chunks(run, work)
+    known = in_chunks(world, work, run.source, run.target, options.stream, whole)
+    if known is not None:
+        return _in_chunks(run, known)
     if other:
-        world.together(lambda: _cut(run, world.size, options.grid))  # which refuses
+        world.collective_call(lambda: _cut(run, world.size, options.grid))  # which refuses
     return _in_one_piece(run, work)
-
-
-def _grid_of_its_own(run: Run) -> bool:
-    """Whether --grid has nothing to do with the number of ranks, as that of chunks need not."""
-    grid = run.options.grid
-    return grid is not None and grid_size(grid) not in (None, run.world.size)
 
 
 def _cut(run: Run, blocks: int, grid: str | None) -> Work:
@@ -57,34 +53,46 @@ def _cut(run: Run, blocks: int, grid: str | None) -> Work:
 
 
 def _in_chunks(run: Run, work: Work) -> Record:
+    """work: cut into a block for each rank, its result known."""
     world, options = run.world, run.options
     assert run.target is not None
     if options.overlap is not None:
         raise UserError("--overlap says nothing to a run in chunks, which always does", everywhere=True)
-    grid = "1" if options.grid is None else options.grid
-    if _grid_of_its_own(run):
-        world.together(lambda: check_blocks(grid))
-    blocks = world.together(lambda: _cut(run, grid_size(grid) or world.size, grid))
+    grid, count = streamed_grid(options.grid, world.size)
+    own_grid = has_own_grid(options.grid, world.size)
+    if own_grid:
+        world.collective_call(lambda: check_blocks(grid))
+    blocks = world.collective_call(lambda: _cut(run, count, grid))
+    if blocks.leading == work.leading:  # else another axis is cut, and the result must be seen again
+        blocks = replace(blocks, result=work.result)
     streaming = Streaming(
-        world, blocks, run.source, run.target, options.stream, run.ending, run.phases, run.inputs, run.show
+        world,
+        blocks,
+        run.source,
+        run.target,
+        options.stream,
+        run.transaction,
+        run.phases,
+        run.inputs,
+        run.show,
     )
     details = streaming.write()
-    proven = replace(work, result=streaming.work.result)
     try:
-        proof = _proof(run, proven, streaming.sink, dealt=True)
+        proof = _proof(run, work, streaming.sink, dealt=True)
     except RunError:
-        run.ending.keeps(streaming.journal.anew(streaming.sink.partial))
+        run.transaction.set_recovery_hint(streaming.journal.anew(streaming.sink.partial))
         raise
-    world.once(lambda: commit(streaming.sink))
+    world.on_root(lambda: run.transaction.commit(streaming.sink.partial, streaming.sink.path))
     streaming.commit()
     # Not foreseen: what an earlier run did a part of, and chunks that are cut by a grid of their own.
-    foreseen = not details["resumed"] and not _grid_of_its_own(run)
+    foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
-    plan = world.once(lambda: _beside_plan(run, proven, wall, True) if foreseen else None)
+    files = Files(True, streaming.sink.chunks is not None, run.source.chunks, streaming.sink.chunks)
+    plan = world.on_root(lambda: _beside_plan(run, work, wall, True, files) if foreseen else None)
     return {**_described(streaming.work), "overlap": False, "verify": proof, "plan": plan, "stream": details}
 
 
-def _beside_plan(run: Run, work: Work, wall: float, streamed: bool) -> Any:
+def _beside_plan(run: Run, work: Work, wall: float, streamed: bool, files: Files) -> Any:
     """What was forecast for the run beside what rank 0 measured; None where nothing could be."""
     if 0 in work.shape:
         return None
@@ -104,12 +112,15 @@ def _beside_plan(run: Run, work: Work, wall: float, streamed: bool) -> Any:
         measured,
         wall,
         streamed,
+        files,
+        grid=options.grid,
+        keep_whole=options.overlap is not None,
     )
 
 
 def _in_one_piece(run: Run, work: Work) -> Record:
     world, source, options = run.world, run.source, run.options
-    world.once(lambda: _nothing_unfinished(run))
+    world.on_root(lambda: _nothing_unfinished(run))
     # A result that is known before the work is given its room on the disk before the work.
     known = _create(run, work) if work.result else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
@@ -125,10 +136,11 @@ def _in_one_piece(run: Run, work: Work) -> Record:
     # One after another; what is beside these (room claimed, kernels compiled) is not of the data.
     wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
     proof = _proof(run, work, sink)
-    world.once(lambda: commit(sink))
-    run.ending.unfinished(None)
+    world.on_root(lambda: run.transaction.commit(sink.partial, sink.path))
+    run.transaction.forget_partial()
     foreseen = run.source.parallel and sink.parallel  # pictures, read and written by one rank, are not
-    plan = world.once(lambda: _beside_plan(run, work, wall, False) if foreseen else None)
+    files = Files(source_chunks=run.source.chunks, sink_chunks=sink.chunks)
+    plan = world.on_root(lambda: _beside_plan(run, work, wall, False, files) if foreseen else None)
     return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
 
 
@@ -169,10 +181,10 @@ def _create(run: Run, work: Work) -> Sink:
                 f"--verify reads the output back, and {run.target.suffix} does not keep it exactly",
                 hint="an output that ends in .png or .npy",
             )
-        run.ending.unfinished(sink.partial)
+        run.transaction.track_partial(sink.partial)
         sink.create()
         return sink
 
-    sink = run.world.once(create)
-    run.ending.unfinished(sink.partial)
+    sink = run.world.on_root(create)
+    run.transaction.track_partial(sink.partial)
     return sink

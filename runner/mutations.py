@@ -1,4 +1,4 @@
-"""Ten and more ways to break the runner on purpose, to see that verification notices each.
+"""Deliberate bugs in the runner, each of which verification must detect.
 
 A check that has never failed proves nothing. Each mutation replaces one function of the runner
 by one with a bug that such programs really have; a verified run must then be refused.
@@ -177,7 +177,7 @@ def _block_used_twice() -> AbstractContextManager[None]:
         """As if the function were tried on a row before the work, in the block that is to be computed."""
         work, region = original(mine, block), mine.plan.region
         if region.size:
-            out = work.buffer(region.rows(0, 1).shape, mine.world.backend)
+            out = pipeline.result_buffer(work, region.rows(0, 1).shape, mine.world.backend)
             window = block[: 1 + sum(mine.plan.widths[0])]
             pipeline.call_rows(mine.world, work, region, window, (0, 1), out)
         return work

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from runner.declaration import Job
-from runner.ending import Ending
 from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES
 from runner.inputs import Inputs
+from runner.phases import Phases
 from runner.pipeline import Progress, quiet
 from runner.signature import FORM
 from runner.storage import Form, Source
 from runner.stream.dealt import Show, unseen
 from runner.stream.options import DEPTH_MOST, StreamOptions, check_size, parse_size
-from runner.timing import Phases
+from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World
 
 VERIFY = ("off", "sample", "full")
@@ -206,7 +206,7 @@ class Run:
     source: Source
     target: Path | None
     options: Options
-    ending: Ending
+    transaction: OutputTransaction
     progress: Progress
     phases: Phases
     show: Show = unseen

@@ -10,20 +10,20 @@ and rows that two calls need, as own cells or as halo, are copied before the fir
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
+from runner.backend import Backend, poison
 from runner.comm import Array, Message
 from runner.errors import RunError
+from runner.exchange import HaloPlan
 from runner.here import Here
-from runner.partition import Region
-from runner.timing import Phases
+from runner.partition import Region, Shape
+from runner.phases import Phases
+from runner.result_type import ResultType, type_of, type_without_cells
 from runner.work import Work
 from runner.world import World
 
@@ -50,7 +50,7 @@ class Pipeline:
     progress: Progress = quiet
 
     def __post_init__(self) -> None:
-        self.plan = self.work.plan(self.world.rank)
+        self.plan = halo_plan(self.work, self.world.rank)
         low, high = self.plan.widths[0]
         rows = self.plan.region.shape[0]
         partition = self.work.partition
@@ -120,7 +120,7 @@ class Pipeline:
     def _timed(self, rows: Rows, window: Array) -> tuple[Rows, Array]:
         with self.phases("kernel"):
             shape = self.plan.region.rows(*rows).shape
-            result = self._call(rows, window, self.work.buffer(shape, self.world.backend))
+            result = self._call(rows, window, result_buffer(self.work, shape, self.world.backend))
         self.progress(rows[1], self.plan.region.shape[0])
         return rows, result
 
@@ -128,7 +128,7 @@ class Pipeline:
         """Compute the interior's last row, on a copy. The first would leave the others' memory unaligned."""
         region = self.plan.region
         if region.size:
-            self._out = self.work.buffer(region.shape, self.world.backend)
+            self._out = result_buffer(self.work, region.shape, self.world.backend)
             last = self._interior[1]
             rows = (last - 1, last)
             window = block[last - 1 : last + self._halo].copy()
@@ -192,15 +192,13 @@ class Pipeline:
 
     def _settled(self) -> Work:
         """The work with its result as the first calls returned it, agreed on by all ranks that have a row."""
-        found = None
-        for _, result in self._first:
-            found = tuple(result.shape[self.work.leading :]), np.dtype(result.dtype)
         if self.work.result is not None:
             return self.work
+        found = next((type_of(self.work, result) for _, result in self._first), None)
         everyone = self.world.control.allgather(found)
         answers = [answer for answer in everyone if answer is not None]
         if not answers:  # an array without cells: nothing to call the function on
-            answers = [(self.work.shape[self.work.leading :], self.work.dtype)]
+            answers = [type_without_cells(self.work)]
         odd = next((rank for rank, a in enumerate(everyone) if a is not None and a != answers[0]), None)
         if odd is not None:
             raise RunError(
@@ -216,6 +214,22 @@ class Pipeline:
     def _exchanged(self) -> int:
         """Bytes received from other ranks and as many sent."""
         return self.plan.received_cells * self.work.dtype.itemsize
+
+
+def halo_plan(work: Work, rank: int) -> HaloPlan:
+    """How a rank fills the halo of its block."""
+    return HaloPlan(work.partition, rank, work.widths, work.boundary, work.cval)
+
+
+def result_buffer(work: Work, cells: Shape, backend: Backend) -> Array | None:
+    """A poisoned result for own cells of shape `cells`; None for a job that returns its result."""
+    if not work.fills:
+        return None
+    declared = work.declared(cells)
+    assert declared is not None
+    out = backend.empty(*declared)
+    poison(out)
+    return out
 
 
 def call_rows(
@@ -264,21 +278,6 @@ def windows(block: Array, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[R
         yield (first, last), block[first : last + halo]
 
 
-@contextmanager
-def unheard() -> Iterator[None]:
-    """For a call whose result is not used: what it prints will be printed again, and is not now.
-
-    What was printed before a failure is shown.
-    """
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            yield
-    except BaseException:
-        sys.stdout.write(printed.getvalue())
-        raise
-
-
 def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> Iterator[Rows]:
     """Rows of `region` in pieces whose input fits a cache. width: of the halo along axis 0."""
     if region.size == 0:
@@ -289,5 +288,5 @@ def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> 
         yield begin, min(begin + step, rows[1])
 
 
-def _shape_and_dtype(answer: tuple[tuple[int, ...], np.dtype[np.generic]]) -> str:
+def _shape_and_dtype(answer: ResultType) -> str:
     return f"{answer[1]} with trailing axes {answer[0]}"

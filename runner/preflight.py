@@ -6,11 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from runner import preflight_agree, preflight_host
-from runner.problem import Problem, by_host, few, groups, numbers, spread, which_hosts, who
+from runner import preflight_consistency, preflight_host
+from runner.problem import (
+    Problem,
+    abbreviate,
+    by_host,
+    describe_groups,
+    describe_hosts,
+    describe_ranks,
+    group_by_value,
+    rank_numbers,
+)
 from runner.survey import Survey
 
-__all__ = ["Expected", "Problem", "problems"]
+__all__ = ["Expected", "Problem", "check_surveys"]
 
 
 @dataclass(frozen=True)
@@ -27,14 +36,14 @@ class Expected:
     oversubscribe: bool = False
 
 
-def problems(surveys: Sequence[Survey], expected: Expected) -> list[Problem]:
+def check_surveys(surveys: Sequence[Survey], expected: Expected) -> list[Problem]:
     """All that is wrong, failures before warnings, one for each kind; surveys: of every rank."""
     found = [
         *_plan(surveys, expected),
         *_identity(surveys),
         *([] if expected.oversubscribe else _gpus(surveys)),
-        *preflight_agree.versions(surveys),
-        *preflight_agree.settings(surveys),
+        *preflight_consistency.versions(surveys),
+        *preflight_consistency.settings(surveys),
         *preflight_host.network(surveys, expected.network),
         *preflight_host.shared_memory(surveys),
         *preflight_host.locked_memory(surveys),
@@ -46,11 +55,11 @@ def problems(surveys: Sequence[Survey], expected: Expected) -> list[Problem]:
 
 
 def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
-    everyone, hosts = numbers(surveys), by_host(surveys)
+    everyone, hosts = rank_numbers(surveys), by_host(surveys)
     if expected.ranks not in (None, len(surveys)):
         yield Problem(
             "the launcher started another number of ranks than planned",
-            got=f"{len(surveys)} on {which_hosts(surveys)}",
+            got=f"{len(surveys)} on {describe_hosts(surveys)}",
             expected=str(expected.ranks),
             hint="the launcher's -n or --ntasks, and slots in the hostfile; the MPI of the launcher must be "
             "the one that mpi4py loads",
@@ -59,7 +68,7 @@ def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
     if expected.hosts not in (None, len(hosts)):
         yield Problem(
             "the ranks are on another number of hosts than planned",
-            got=f"{len(hosts)}: {few([host[0].host for host in hosts])}",
+            got=f"{len(hosts)}: {abbreviate([host[0].host for host in hosts])}",
             expected=str(expected.hosts),
             hint="the hostfile (Open MPI 5 reads mpirun --hostfile or PRTE_MCA_prte_default_hostfile, and no "
             "OMPI_MCA_* variable), or srun --nodes",
@@ -67,13 +76,13 @@ def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
         )
     uneven = [host for host in hosts if len(host) != expected.per_host]
     if expected.per_host is not None and uneven:
-        counts = groups((f"{len(host)} a host", survey) for host in uneven for survey in host)
+        counts = group_by_value((f"{len(host)} a host", survey) for host in uneven for survey in host)
         yield Problem(
             "hosts have another number of ranks than planned",
-            got=spread(counts),
+            got=describe_groups(counts),
             expected=f"{expected.per_host} a host",
             hint="slots=N (Open MPI) or HOST:N (MPICH) for every host, srun --ntasks-per-node",
-            ranks=numbers(survey for host in uneven for survey in host),
+            ranks=rank_numbers(survey for host in uneven for survey in host),
         )
 
 
@@ -82,25 +91,27 @@ def _identity(surveys: Sequence[Survey]) -> Iterator[Problem]:
     clones = [host for host in by_host(surveys) if len({_addresses(survey) for survey in host}) > 1]
     if clones:
         mixed = [survey for host in clones for survey in host]
-        seen = groups((_addresses(survey), survey) for survey in clones[0])
+        seen = group_by_value((_addresses(survey), survey) for survey in clones[0])
         yield Problem(
-            f"two hosts or network namespaces have one identity ({which_hosts(mixed)})",
-            got=spread({" ".join(addresses) or "no address": ranks for addresses, ranks in seen.items()}),
+            f"two hosts or network namespaces have one identity ({describe_hosts(mixed)})",
+            got=describe_groups(
+                {" ".join(addresses) or "no address": ranks for addresses, ranks in seen.items()}
+            ),
             expected="one set of network addresses for a hostname and kernel boot id",
             hint="a hostname of its own for each host; NCCL_HOSTID different on each does for NCCL alone",
-            ranks=numbers(mixed),
+            ranks=rank_numbers(mixed),
         )
-    identities = groups((host[0].host, host[0]) for host in by_host(surveys))
+    identities = group_by_value((host[0].host, host[0]) for host in by_host(surveys))
     shared = [name for name, hosts in identities.items() if len(hosts) > 1]
     if shared:
         alike = [survey for survey in surveys if survey.host in shared]
         yield Problem(
             "different hosts have one name",
-            got=f"{few(shared)} on {len(by_host(alike))} hosts, {who(alike)}",
+            got=f"{abbreviate(shared)} on {len(by_host(alike))} hosts, {describe_ranks(alike)}",
             expected="a hostname of its own for each host",
             hint="hostnamectl set-hostname: meshrun and NCCL tell them apart by the kernel's boot id, but "
             "MPI and hostfiles go by the name",
-            ranks=numbers(alike),
+            ranks=rank_numbers(alike),
             warning=True,
         )
 
@@ -120,10 +131,10 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
     if without:
         yield Problem(
             "some ranks have no GPU, others have one",
-            got=f"none on {who(without)}",
+            got=f"none on {describe_ranks(without)}",
             expected="a GPU for each rank",
             hint="nvidia-smi and CUDA_VISIBLE_DEVICES on those hosts, or --device cpu for all",
-            ranks=numbers(without),
+            ranks=rank_numbers(without),
         )
     crowded, doubled = [], []
     for host in by_host(survey for survey in surveys if survey.gpu):
@@ -135,23 +146,25 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
         else:
             doubled += [survey for survey in host if survey.gpu and bound[survey.gpu.uuid] > 1]
     if crowded:
-        counts = groups((f"{len(host)} ranks for {there} GPU(s)", s) for host, there in crowded for s in host)
+        counts = group_by_value(
+            (f"{len(host)} ranks for {there} GPU(s)", s) for host, there in crowded for s in host
+        )
         yield Problem(
             "more ranks than GPUs on a host",
-            got=spread(counts),
+            got=describe_groups(counts),
             expected="a GPU for each rank",
             hint="fewer ranks per host (-n, slots, --ntasks-per-node), or --oversubscribe to share GPUs",
-            ranks=numbers(survey for host, _ in crowded for survey in host),
+            ranks=rank_numbers(survey for host, _ in crowded for survey in host),
         )
     if doubled:
-        shared = groups((f"{s.gpu.uuid} (bus {s.gpu.bus_id})", s) for s in doubled if s.gpu)
+        shared = group_by_value((f"{s.gpu.uuid} (bus {s.gpu.bus_id})", s) for s in doubled if s.gpu)
         yield Problem(
             "two ranks are bound to one GPU",
-            got=spread(shared),
+            got=describe_groups(shared),
             expected="a GPU for each rank",
             hint="all GPUs visible to every rank (srun --gpus-per-node, no CUDA_VISIBLE_DEVICES), or "
             "--oversubscribe to share",
-            ranks=numbers(doubled),
+            ranks=rank_numbers(doubled),
         )
 
 
@@ -160,25 +173,25 @@ def _binding(surveys: Sequence[Survey]) -> Iterator[Problem]:
     if alone:
         yield Problem(
             "ranks are bound to a single core, which their MPI, NCCL and CuPy threads share",
-            got=who(alone),
+            got=describe_ranks(alone),
             expected="several cores near the rank's GPU",
             hint="mpirun --bind-to none, srun --cpus-per-task=N or --cpu-bind=none",
-            ranks=numbers(alone),
+            ranks=rank_numbers(alone),
             warning=True,
         )
     far = [survey for survey in surveys if _far(survey)]
     if far:
-        placed = groups(
-            (f"GPU on NUMA node {s.gpu.numa_node}, cores on {few([*map(str, s.numa)])}", s)
+        placed = group_by_value(
+            (f"GPU on NUMA node {s.gpu.numa_node}, cores on {abbreviate([*map(str, s.numa)])}", s)
             for s in far
             if s.gpu
         )
         yield Problem(
             "ranks are bound to cores that are far from their GPU",
-            got=spread(placed),
+            got=describe_groups(placed),
             expected="cores of the GPU's NUMA node",
             hint="mpirun --bind-to none, srun --cpu-bind=none: meshrun then binds by itself",
-            ranks=numbers(far),
+            ranks=rank_numbers(far),
             warning=True,
         )
 

@@ -1,10 +1,10 @@
-"""What a host lacks for the ranks on it: a network, shared and locked memory, links of its GPUs."""
+"""Checks of one host: network, shared and locked memory, links of its GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.problem import Problem, by_host, groups, numbers, spread, which_hosts
+from runner.problem import Problem, by_host, describe_groups, describe_hosts, group_by_value, rank_numbers
 from runner.survey import Survey
 
 MIB = 1 << 20
@@ -40,21 +40,21 @@ def network(surveys: Sequence[Survey], name: str | None) -> Iterator[Problem]:
         bad = {survey.host_id for _, survey in faults}
         yield Problem(
             f"hosts cannot be reached on the network chosen, {name}",
-            got="; ".join(f"{fault} on {which_hosts(on)}" for fault, on in groups(faults).items()),
+            got="; ".join(f"{fault} on {describe_hosts(on)}" for fault, on in group_by_value(faults).items()),
             expected=f"{name} up and with an address on every host",
             hint="ip -br address on that host; --network takes an interface that all hosts have, or none for "
             "the route between them",
-            ranks=numbers(survey for survey in surveys if survey.host_id in bad),
+            ranks=rank_numbers(survey for survey in surveys if survey.host_id in bad),
         )
-    same = {address: on for address, on in groups(addresses).items() if len(on) > 1}
+    same = {address: on for address, on in group_by_value(addresses).items() if len(on) > 1}
     if same:
         bad = {survey.host_id for on in same.values() for survey in on}
         yield Problem(
             f"hosts have one address on the network chosen, {name}",
-            got="; ".join(f"{address} on {which_hosts(on)}" for address, on in same.items()),
+            got="; ".join(f"{address} on {describe_hosts(on)}" for address, on in same.items()),
             expected="an address of its own for each host",
             hint="another --network: bridges such as docker0 have one address everywhere",
-            ranks=numbers(survey for survey in surveys if survey.host_id in bad),
+            ranks=rank_numbers(survey for survey in surveys if survey.host_id in bad),
         )
 
 
@@ -66,15 +66,15 @@ def shared_memory(surveys: Sequence[Survey]) -> Iterator[Problem]:
         chosen = [(host, size, why) for host, size, why, mild in lacking if mild == warning]
         if not chosen:
             continue
-        had = groups((_shm_had(host), survey) for host, _, _ in chosen for survey in host)
+        had = group_by_value((_shm_had(host), survey) for host, _, _ in chosen for survey in host)
         size, why = max((size, why) for _, size, why in chosen)
         yield Problem(
             f"/dev/shm is {'small' if warning else 'too small'} for the ranks on a host",
-            got=spread(had),
+            got=describe_groups(had),
             expected=f"{size // MIB} MiB: {why}",
             hint="docker run --shm-size=1g or --ipc=host; in Kubernetes an emptyDir with medium: Memory on "
             "/dev/shm; else rm what an aborted run left there (nccl-*, mpich_shm_*)",
-            ranks=numbers(survey for host, _, _ in chosen for survey in host),
+            ranks=rank_numbers(survey for host, _, _ in chosen for survey in host),
             warning=warning,
         )
 
@@ -110,11 +110,11 @@ def locked_memory(surveys: Sequence[Survey]) -> Iterator[Problem]:
         least = min(survey.memlock or 0 for survey in limited)
         yield Problem(
             "the limit on locked memory is low for InfiniBand or RoCE",
-            got=spread(groups((f"{(s.memlock or 0) // 1024} KiB", s) for s in limited)),
+            got=describe_groups(group_by_value((f"{(s.memlock or 0) // 1024} KiB", s) for s in limited)),
             expected="unlimited",
             hint="ulimit -l unlimited (/etc/security/limits.conf), LimitMEMLOCK=infinity for slurmd and "
             "sshd, docker run --ulimit memlock=-1, in Kubernetes the capability IPC_LOCK",
-            ranks=numbers(limited),
+            ranks=rank_numbers(limited),
             warning=least >= MEMLOCK,
         )
 
@@ -140,11 +140,11 @@ def nvlinks(surveys: Sequence[Survey]) -> Iterator[Problem]:
     if down:
         yield Problem(
             "NVLinks are down",
-            got=spread(groups(down)),
+            got=describe_groups(group_by_value(down)),
             expected="all links up",
             hint="nvidia-smi nvlink --status, dmesg | grep -i xid, systemctl status nvidia-fabricmanager; "
             "then a reset of the GPU or another host",
-            ranks=numbers(survey for _, survey in down),
+            ranks=rank_numbers(survey for _, survey in down),
             warning=not fault,
         )
 
@@ -161,18 +161,18 @@ def pcie(surveys: Sequence[Survey]) -> Iterator[Problem]:
     if narrow:
         yield Problem(
             "GPUs have fewer PCIe lanes than they could",
-            got=spread(groups(narrow)),
+            got=describe_groups(group_by_value(narrow)),
             expected="the full width",
             hint="nvidia-smi -q -d PERFORMANCE and lspci -vv on that host; the card or riser seated again",
-            ranks=numbers(survey for _, survey in narrow),
+            ranks=rank_numbers(survey for _, survey in narrow),
         )
     if slow:
         yield Problem(
             "PCIe links of GPUs run at a lower generation than they could",
-            got=spread(groups(slow)),
+            got=describe_groups(group_by_value(slow)),
             expected="the highest generation, once the GPU is busy: an idle one saves power",
             hint="nvidia-smi --query-gpu=pcie.link.gen.current --format=csv under load",
-            ranks=numbers(survey for _, survey in slow),
+            ranks=rank_numbers(survey for _, survey in slow),
             warning=True,
         )
 

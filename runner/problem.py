@@ -1,4 +1,4 @@
-"""What a preflight finds wrong, and how it names the ranks: one sentence for thousands of them."""
+"""A problem that the preflight has found, and sentences that name the affected ranks, even thousands."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from runner.errors import UserError
 from runner.survey import Survey
 from runner.watch_report import ranges
 
-NAMED = 4  # at most so many hosts, values or variables by name in one sentence
+MAX_NAMES = 4  # hosts, values or variables that one sentence lists by name
 Value = TypeVar("Value", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong, on all the ranks that have it; the words are those of MeshrunError.
+    """One problem and all the ranks that have it; `what`, `got`, `expected`, `hint` as in MeshrunError.
 
-    warning: the run may go on.
+    warning: the run may continue.
     """
 
     what: str
@@ -32,49 +32,49 @@ class Problem:
         return str(UserError(self.what, got=self.got, expected=self.expected, hint=self.hint))
 
 
-def numbers(surveys: Iterable[Survey]) -> tuple[int, ...]:
-    """Their ranks, ascending."""
+def rank_numbers(surveys: Iterable[Survey]) -> tuple[int, ...]:
+    """The rank numbers of `surveys`, ascending."""
     return tuple(sorted(survey.rank for survey in surveys))
 
 
 def by_host(surveys: Iterable[Survey]) -> list[list[Survey]]:
-    """Those of each host, in the order of hosts' first ranks."""
+    """The surveys of each host, in the order of the hosts' first ranks."""
     hosts: dict[str, list[Survey]] = {}
     for survey in surveys:
         hosts.setdefault(survey.host_id, []).append(survey)
     return list(hosts.values())
 
 
-def who(surveys: Sequence[Survey]) -> str:
+def describe_ranks(surveys: Sequence[Survey]) -> str:
     """Such as "ranks 0-3, 8 (hosts n1, n3)"."""
-    return f"rank{'s' * (len(surveys) > 1)} {ranges(numbers(surveys))} ({which_hosts(surveys)})"
+    return f"rank{'s' * (len(surveys) > 1)} {ranges(rank_numbers(surveys))} ({describe_hosts(surveys)})"
 
 
-def which_hosts(surveys: Iterable[Survey]) -> str:
+def describe_hosts(surveys: Iterable[Survey]) -> str:
     """Such as "hosts n1, n3"."""
     names = [host[0].host for host in by_host(surveys)]
-    return f"host{'s' * (len(names) > 1)} {few(names)}"
+    return f"host{'s' * (len(names) > 1)} {abbreviate(names)}"
 
 
-def few(texts: Sequence[str], separator: str = ", ") -> str:
-    """The first NAMED of them, and how many more."""
-    rest = len(texts) - NAMED
-    return separator.join(texts[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+def abbreviate(texts: Sequence[str], separator: str = ", ") -> str:
+    """The first MAX_NAMES of `texts`, and how many more there are."""
+    rest = len(texts) - MAX_NAMES
+    return separator.join(texts[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def groups(values: Iterable[tuple[Value, Survey]]) -> dict[Value, list[Survey]]:
-    """Who has each value, the most common first, of equals rank 0's."""
+def group_by_value(values: Iterable[tuple[Value, Survey]]) -> dict[Value, list[Survey]]:
+    """The surveys with each value, the most common first; of equally common ones rank 0's first."""
     found: dict[Value, list[Survey]] = {}
     for value, survey in sorted(values, key=lambda pair: pair[1].rank):
         found.setdefault(value, []).append(survey)
     return dict(sorted(found.items(), key=lambda group: -len(group[1])))
 
 
-def spread(groups: Mapping[str, Sequence[Survey]]) -> str:
+def describe_groups(groups: Mapping[str, Sequence[Survey]]) -> str:
     """Such as "2.28.9 on ranks 0-7 (host n1); 2.27.3 on rank 8 (host n2)"."""
-    return few([f"{value} on {who(surveys)}" for value, surveys in groups.items()], "; ")
+    return abbreviate([f"{value} on {describe_ranks(surveys)}" for value, surveys in groups.items()], "; ")
 
 
 def minority(groups: Mapping[Value, Sequence[Survey]]) -> tuple[int, ...]:
     """The ranks outside the largest group."""
-    return numbers(survey for others in list(groups.values())[1:] for survey in others)
+    return rank_numbers(survey for others in list(groups.values())[1:] for survey in others)

@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.launcher import environment
-from runner.report.record import write
+from runner.report.record import write_json
 
 SCHEMA = 1
 NOMINAL = "nominal"
@@ -167,7 +167,7 @@ def save(machine: Machine, path: Path) -> None:
     except OSError as reason:
         raise UserError(f"cannot make the folder {path.parent}", got=reason.strerror) from reason
     rates = {name: rate.value for name, rate in machine.rates.items()}
-    write({"schema": SCHEMA, **asdict(replace(machine, rates={})), "rates": rates}, path)
+    write_json(path, "rates", SCHEMA, {**asdict(replace(machine, rates={})), "rates": rates})
 
 
 def load(path: Path) -> Machine | None:
@@ -176,6 +176,8 @@ def load(path: Path) -> Machine | None:
         kept: dict[str, Any] = json.loads(path.read_text())
         if kept.pop("schema") != SCHEMA:
             raise ValueError("of another version of meshrun")
+        for name in ("kind", "version"):  # which files of meshrun 0.1.0 have not
+            kept.pop(name, None)
         source = f"measured {kept['date']}"
         rates = {str(name): _rate(value, source) for name, value in kept.pop("rates").items()}
         return Machine(**{**kept, "start": tuple(kept["start"]), "rates": rates})

@@ -23,8 +23,8 @@ import numpy as np
 from runner.declaration import Job
 from runner.errors import UserError
 from runner.partition import Region, Shape, bounds
+from runner.phases import Phases
 from runner.storage import HostArray, Source, open_source
-from runner.timing import Phases
 from runner.world import World
 
 TILE = 1 << 20  # elements
@@ -99,7 +99,7 @@ class Tiles:
         self.phases = phases or world.phases
         if isinstance(array, (str, Path)):
             path = Path(array)
-            self.source: Source = world.once(lambda: open_source(path))
+            self.source: Source = world.on_root(lambda: open_source(path))
         else:
             self.source = array
         self.shape, self.dtype = self.source.shape, self.source.dtype
@@ -196,7 +196,7 @@ def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tile
     """The result of a `reduce_blocks` job; collective, the same on every rank."""
     check = job.check
     if check is not None:
-        world.together(lambda: check(tiles.shape, tiles.dtype, **parameters))
+        world.collective_call(lambda: check(tiles.shape, tiles.dtype, **parameters))
     services = {name: world.xp for name in job.services if name == "xp"}
     assert job.combine is not None
     partial = tiles.reduce(lambda block: job.function(block, **services, **parameters), job.combine)

@@ -1,4 +1,4 @@
-"""`meshrun selftest`: does this installation compute what it should, on whatever it finds here?
+"""`meshrun selftest`: check that this installation computes correct results on this machine.
 
 Every check is a verified run (`check`, full): small arrays with awkward shapes through files,
 cut along one and two axes, every boundary, and the installed jobs on inputs of their own.
@@ -20,20 +20,23 @@ from typing import Any
 
 import numpy as np
 
+from runner.binding import visible_gpus
 from runner.comm import Control
 from runner.comm.simulated import run_ranks
 from runner.declaration import Job
 from runner.declare import map_blocks, reduce_blocks
-from runner.device import visible_gpus
-from runner.ending import Ending, Guard, on_termination
 from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
+from runner.failure import FailureHandler, Guard
 from runner.find import find, names
 from runner.halo import BOUNDARIES
 from runner.launcher import BY_HAND, Started
 from runner.mutations import MUTATIONS, Mutation
-from runner.rank import enter
-from runner.verdict import run_at
+from runner.rank_process import join_world
+from runner.report.table import table
+from runner.run_status import run_at
+from runner.termination import on_termination
+from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World, open_world
 
 SIMULATED = 4  # ranks as threads, where one process checks alone
@@ -114,23 +117,23 @@ def main(
     debug: bool = False,
 ) -> int:
     """The checks as one rank; the exit status. Rank 0 prints a line for each."""
-    ending = Ending(run_at(started.run) if started.run else None, debug)
-    on_termination(ending.interrupted)
+    handler = FailureHandler(run_at(started.run) if started.run else None, debug)
+    on_termination(handler.terminate)
     if mutate:
         return mutation_table()
-    world = enter(ending, device, False, started)
+    world = join_world(handler, device, False, started)
     if isinstance(world, int):
         return world
-    with Guard(world, ending, speaks=True):
-        failures = _check_ranks(world, device)
+    with Guard(world, handler, reports_single_rank=True):
+        failed = _check_ranks(world, device)
         if world.size == 1 and world.backend.device.kind == "cpu":
-            failures += _check_simulated()
+            failed += _check_simulated()
         world.close()
-    if failures:
-        failure = RunError(f"selftest: {failures} check(s) failed", everywhere=True)
-        return ending.fail_together(failure, world.rank)
-    if world.rank == 0 and ending.run is not None:
-        ending.run.complete({"job": "selftest", "ranks": world.size})
+    if failed:
+        failure = RunError(f"selftest: {failed} check(s) failed", everywhere=True)
+        return handler.report_common(failure, world.rank)
+    if world.rank == 0 and handler.status is not None:
+        handler.status.complete({"job": "selftest", "ranks": world.size})
     return 0
 
 
@@ -173,13 +176,13 @@ def _report(rank: int, where: str, title: str, check: Callable[[], Any]) -> int:
 
 def _run(world: World, trial: Trial, folder: Path) -> None:
     source = folder / "input.npy"
-    world.once(lambda: np.save(source, _values(trial.shape, trial.dtype)))
+    world.on_root(lambda: np.save(source, _values(trial.shape, trial.dtype)))
     target = folder / "output.npy" if trial.job.kind == "map" else None
-    ending = Ending()
+    transaction = OutputTransaction()
     try:
-        execute(world, trial.job, source, target, trial.parameters, trial.options, ending=ending)
+        execute(world, trial.job, source, target, trial.parameters, trial.options, transaction=transaction)
     finally:
-        ending.clean()
+        transaction.roll_back()
 
 
 def _run_simulated(trial: Trial, folder: Path, ranks: int = SIMULATED) -> None:
@@ -209,7 +212,7 @@ def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 def _folder(world: World) -> Iterator[Path]:
     """A folder that every rank can reach: the working directory is what hosts share, not /tmp."""
     base = None if len(world.hosts) == 1 else "."
-    path = world.once(lambda: Path(tempfile.mkdtemp(prefix="meshrun-", dir=base)))
+    path = world.on_root(lambda: Path(tempfile.mkdtemp(prefix="meshrun-", dir=base)))
     try:
         yield path
     finally:
@@ -221,13 +224,12 @@ def mutation_table() -> int:
     """Break the runner in every known way and print whether verification noticed; the exit status."""
     print(f"each broken runner, on {SIMULATED} simulated ranks, with --verify full:\n")
     missed = 0
-    for mutation in MUTATIONS:
+    lines = table(("", ""), [(one.name, one.what) for one in MUTATIONS], left=(0, 1), indent=0)
+    for mutation, line in zip(MUTATIONS, lines, strict=True):
         noticed = caught(mutation)
         missed += noticed is None
         verdict = "caught" if noticed else "MISSED"
-        print(
-            f"{verdict}  {mutation.name:<24}{mutation.what:<52}{noticed or 'the wrong result was accepted'}"
-        )
+        print(f"{verdict}  {line:<{max(map(len, lines))}}  {noticed or 'the wrong result was accepted'}")
     count = len(MUTATIONS)
     if missed:
         print(f"\nVerification is NOT to be trusted here: it missed {missed} of {count} broken runners.")

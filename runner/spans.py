@@ -1,4 +1,4 @@
-"""What a streamed run did when: one span for each stage of each chunk; in little, when each was busy."""
+"""Spans of a streamed run: begin and end of each stage of each chunk, and bounded summaries of them."""
 
 from __future__ import annotations
 

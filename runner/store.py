@@ -9,8 +9,8 @@ import numpy as np
 from runner.comm import Array
 from runner.load import stages
 from runner.partition import Region, Shape
+from runner.phases import Phases
 from runner.storage import HostArray, Sink
-from runner.timing import Phases
 from runner.work import Work
 from runner.world import World
 

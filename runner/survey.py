@@ -95,7 +95,9 @@ def survey(
         host_id=host_id,
         local_rank=local_rank,
         pid=os.getpid(),
-        gpu=read_gpu(gpu, cuda_runtime, root, online[-1] + 1) if gpu else None,
+        gpu=read_gpu(gpu.name, gpu.uuid, gpu.bus_id, gpu.index, cuda_runtime, root, online[-1] + 1)
+        if gpu
+        else None,
         visible=told.get("CUDA_VISIBLE_DEVICES"),
         nccl=_nccl() if gpu else None,
         mpi=mpi,

@@ -1,4 +1,4 @@
-"""What NVML and sysfs say of a rank's GPU: driver, links, and the cores near it."""
+"""Facts of one GPU from NVML and sysfs: driver, links, and the cores near it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from runner import sysfs
-from runner.backend import Device
+from runner.errors import UserError
 from runner.links import nvlink_states
+from runner.nvml import handle
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One rank's GPU; None or "" is what could not be told.
+    """One rank's GPU; None or "" where a value is not available.
 
     index: among those that the process sees. driver: of the kernel. cuda: CUDA runtime in use;
     cuda_driver: the newest that the driver runs. on_host: GPUs that NVML shows this process, whatever
@@ -41,58 +42,50 @@ class Gpu:
     cpus: tuple[int, ...] = ()
 
 
-def read_gpu(device: Device, cuda_runtime: int, root: Path, cpu_count: int) -> Gpu:
-    """Facts of the GPU `device`.
+def read_gpu(
+    name: str, uuid: str, bus_id: str, index: int, cuda_runtime: int, root: Path, cpu_count: int
+) -> Gpu:
+    """Facts of the GPU that CUDA describes so.
 
     cuda_runtime: as CUDA counts, 12090 for 12.9; 0 where not known. root: sysfs. cpu_count: the
     highest CPU number + 1.
     """
     known: dict[str, Any] = {
-        "name": device.name,
-        "uuid": device.uuid,
-        "bus_id": device.bus_id,
-        "index": device.index,
+        "name": name,
+        "uuid": uuid,
+        "bus_id": bus_id,
+        "index": index,
         "cuda": dotted(cuda_runtime),
-        "numa_node": numa_node(device.bus_id, root),
+        "numa_node": numa_node(bus_id, root),
     }
-    # NVML knows them too, but is slow to say so, the more ranks ask at once.
-    near = sysfs.numbers(sysfs.text(_pci(device.bus_id, root) / "local_cpulist"))
-    try:
-        import pynvml
-    except ImportError:
-        return Gpu(**known, cpus=near)
-    told = read_nvml(device.uuid, 0 if near else cpu_count, pynvml)
-    return Gpu(**{**known, **told, "cpus": near or told.get("cpus", ())})
+    # sysfs first: NVML has the cores too, but answers slowly when many ranks query it at once.
+    near = sysfs.numbers(sysfs.text(_pci(bus_id, root) / "local_cpulist"))
+    reported = _nvml_facts(uuid, 0 if near else cpu_count)
+    return Gpu(**{**known, **reported, "cpus": near or reported.get("cpus", ())})
 
 
-def read_nvml(uuid: str, cpu_count: int, nvml: Any) -> dict[str, Any]:
-    """NVML's share of Gpu's fields; empty where NVML does not answer. nvml: pynvml, not initialised.
+def _nvml_facts(uuid: str, cpu_count: int) -> dict[str, Any]:
+    """NVML's share of Gpu's fields; empty where NVML does not start or does not know the GPU.
 
     cpu_count: the highest CPU number + 1; 0: the cores near the GPU are not asked for.
     """
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        nvml, device = handle(uuid)
+    except UserError:
         return {}
-    try:
-        device = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        up, links = _nvlinks(device, nvml)
-        return {
-            "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion) or "",
-            "cuda_driver": dotted(_ask(nvml, nvml.nvmlSystemGetCudaDriverVersion) or 0),
-            "on_host": _ask(nvml, nvml.nvmlDeviceGetCount),
-            "nvlinks_up": up,
-            "nvlinks": links,
-            "pcie_generation": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, device),
-            "pcie_generation_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device),
-            "pcie_width": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, device),
-            "pcie_width_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device),
-            "cpus": _near(device, cpu_count, nvml) if cpu_count else (),
-        }
-    except nvml.NVMLError:
-        return {}
-    finally:
-        nvml.nvmlShutdown()
+    up, links = _nvlinks(device, nvml)
+    return {
+        "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion) or "",
+        "cuda_driver": dotted(_ask(nvml, nvml.nvmlSystemGetCudaDriverVersion) or 0),
+        "on_host": _ask(nvml, nvml.nvmlDeviceGetCount),
+        "nvlinks_up": up,
+        "nvlinks": links,
+        "pcie_generation": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, device),
+        "pcie_generation_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device),
+        "pcie_width": _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, device),
+        "pcie_width_max": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device),
+        "cpus": _near(device, cpu_count, nvml) if cpu_count else (),
+    }
 
 
 def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A host's network interfaces, as this process's network namespace has them, and its RDMA ports."""
+"""Facts of a host's network: the interfaces of this process's network namespace, and RDMA ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading files of /sys and /proc, where a file may be missing, or there with nothing to say."""
+"""Read files of /sys and /proc, which may be missing or unreadable."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def text(path: Path) -> str:
-    """What the file says; "" where there is none or the driver has no answer."""
+    """The file's text without surrounding space; "" where it is missing or cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

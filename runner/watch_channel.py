@@ -1,8 +1,8 @@
-"""How the watchdog's threads talk: TCP from every rank to rank 0, in lines of JSON.
+"""The channel of watchdog and heartbeat: TCP connections from other processes to rank 0, in lines of JSON.
 
-Not over MPI, which may be what is stuck. A connection counts once it has shown the run's token, which
-the ranks got over MPI; any other is ignored. Rank 0 shows the token too: one of its addresses, a
-container bridge's say, may be somebody else's as seen from another host.
+Does not use MPI, which may be what is stuck. A connection counts once it has presented the run's token, which
+the ranks got over MPI; any other is ignored. Rank 0 presents the token too, because one of its addresses, for
+example a container bridge's, may belong to another machine as seen from another host.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from typing import Any
 
 Message = dict[str, Any]
 
-CONNECT = 2.0  # seconds for each address of rank 0
-SEND = 0.5  # seconds for a message: a peer that reads nothing must not hold up the others
-LINE = 1 << 16  # bytes; more without a line's end is no message of ours
-CANDIDATES = 8  # addresses tried
+CONNECT_TIMEOUT = 2.0  # seconds to connect, for each address of rank 0
+SEND_TIMEOUT = 0.5  # seconds to send a message: a peer that reads nothing must not hold up the others
+MAX_MESSAGE = 1 << 16  # bytes; a longer line is not one of our messages
+MAX_CANDIDATES = 8  # host_addresses tried
 SIOCGIFADDR = 0x8915  # Linux's request for an interface's IPv4 address
 LOOPBACK = "127.0.0.1"
 
 
-class Line:
-    """One connection: messages in both directions."""
+class Connection:
+    """One TCP connection, with messages in both directions."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = b""
-        self._early: list[Message] = []
-        connection.settimeout(SEND)
+        self._pushed_back: list[Message] = []
+        connection.settimeout(SEND_TIMEOUT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """To a peer that is gone or reads nothing, nothing is sent."""
+        """Send a message; does nothing if the peer is gone or reads nothing."""
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             return
 
-    def receive(self, seconds: float = SEND) -> list[Message] | None:
-        """Messages that are complete, after waiting up to `seconds` for bytes; None at the connection's end.
+    def receive(self, seconds: float = SEND_TIMEOUT) -> list[Message] | None:
+        """Complete messages, after waiting up to `seconds` for data; None if the connection has ended.
 
-        What is no message of ours ends the connection as well.
+        Data that is not a message of ours ends the connection too.
         """
-        if self._early:
-            early, self._early = self._early, []
-            return early
+        if self._pushed_back:
+            pushed_back, self._pushed_back = self._pushed_back, []
+            return pushed_back
         self._socket.settimeout(seconds)
         try:
-            chunk = self._socket.recv(LINE)
+            chunk = self._socket.recv(MAX_MESSAGE)
         except TimeoutError:
             return []
         except OSError:
             return None
         finally:
-            self._socket.settimeout(SEND)
+            self._socket.settimeout(SEND_TIMEOUT)
         *lines, self._received = (self._received + chunk).split(b"\n")
-        if not chunk or len(self._received) > LINE:
+        if not chunk or len(self._received) > MAX_MESSAGE:
             return None
         try:
             messages = [json.loads(line) for line in lines]
@@ -73,9 +73,9 @@ class Line:
             return None
         return messages if all(isinstance(message, dict) for message in messages) else None
 
-    def put_back(self, messages: list[Message]) -> None:
-        """For the next `receive`."""
-        self._early = messages
+    def push_back(self, messages: list[Message]) -> None:
+        """Have the next `receive` return `messages`."""
+        self._pushed_back = messages
 
     def close(self) -> None:
         self._socket.close()
@@ -83,15 +83,15 @@ class Line:
 
 @dataclass
 class Hub:
-    """Rank 0's end of all connections, for one thread.
+    """Rank 0's end of all connections; for a single thread.
 
-    lines: of the ranks that have shown the token. gone: why those are no longer there that once were.
+    connections: by rank, of those that have presented the token. disconnected: by rank, why one has ended.
     """
 
     token: str
-    lines: dict[int, Line] = field(default_factory=dict)
-    gone: dict[int, str] = field(default_factory=dict)
-    _strangers: set[Line] = field(default_factory=set)
+    connections: dict[int, Connection] = field(default_factory=dict)
+    disconnected: dict[int, str] = field(default_factory=dict)
+    _unverified: set[Connection] = field(default_factory=set)
     _listener: socket.socket | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
@@ -108,7 +108,7 @@ class Hub:
         return port
 
     def poll(self, seconds: float) -> Iterator[tuple[int, Message]]:
-        """What ranks have said, each with its rank; waits up to `seconds` for the first."""
+        """Messages that have arrived, each with its rank; waits up to `seconds` for the first."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._accept()
@@ -118,79 +118,79 @@ class Hub:
     def _accept(self) -> None:
         assert self._listener is not None
         try:
-            line = Line(self._listener.accept()[0])
+            connection = Connection(self._listener.accept()[0])
         except OSError:  # gone again, or no descriptor left: that rank finds that it cannot connect
             return
-        self._strangers.add(line)
-        self._selector.register(line, selectors.EVENT_READ, (line, None))
+        self._unverified.add(connection)
+        self._selector.register(connection, selectors.EVENT_READ, (connection, None))
 
-    def _hear(self, line: Line, rank: int | None) -> Iterator[tuple[int, Message]]:
-        messages = line.receive()
+    def _hear(self, connection: Connection, rank: int | None) -> Iterator[tuple[int, Message]]:
+        messages = connection.receive()
         if rank is None and messages:
             rank = messages[0].get("rank") if messages[0].get("token") == self.token else None
             messages = messages[1:] if isinstance(rank, int) else None
             if rank is not None and messages is not None:
-                self._admit(line, rank)
+                self._admit(connection, rank)
         if messages is None:
-            self._drop(line, rank, "its process ended")
+            self._drop(connection, rank, "its process ended")
             return
         for message in messages:
             if "bye" in message:
-                self._drop(line, rank, "it had nothing more to measure")
+                self._drop(connection, rank, "it had nothing more to measure")
             elif rank is not None:
                 yield rank, message
 
-    def _admit(self, line: Line, rank: int) -> None:
-        self._strangers.discard(line)
-        self._selector.modify(line, selectors.EVENT_READ, (line, rank))
-        self.lines[rank] = line
-        line.send({"token": self.token})
+    def _admit(self, connection: Connection, rank: int) -> None:
+        self._unverified.discard(connection)
+        self._selector.modify(connection, selectors.EVENT_READ, (connection, rank))
+        self.connections[rank] = connection
+        connection.send({"token": self.token})
 
-    def _drop(self, line: Line, rank: int | None, reason: str) -> None:
-        self._selector.unregister(line)
-        self._strangers.discard(line)
-        line.close()
-        if rank is not None and self.lines.get(rank) is line:
-            del self.lines[rank]
-            self.gone[rank] = reason
+    def _drop(self, connection: Connection, rank: int | None, reason: str) -> None:
+        self._selector.unregister(connection)
+        self._unverified.discard(connection)
+        connection.close()
+        if rank is not None and self.connections.get(rank) is connection:
+            del self.connections[rank]
+            self.disconnected[rank] = reason
 
-    def say(self, message: Message) -> None:
-        """To every connected rank."""
-        for line in self.lines.values():
-            line.send(message)
+    def broadcast(self, message: Message) -> None:
+        """Send `message` to every connected rank."""
+        for connection in self.connections.values():
+            connection.send(message)
 
     def close(self) -> None:
         self._selector.close()
-        for line in (*self.lines.values(), *self._strangers):
-            line.close()
+        for connection in (*self.connections.values(), *self._unverified):
+            connection.close()
         if self._listener is not None:
             self._listener.close()
 
 
-def connect(candidates: Sequence[str], port: int, token: str, rank: int) -> Line | str:
-    """This rank's connection to rank 0, by the first address that works; else why none did."""
+def connect(candidates: Sequence[str], port: int, token: str, rank: int) -> Connection | str:
+    """Connect to rank 0 by the first of its addresses that works; the reason if none does."""
     reason = "rank 0's host has no address but the loopback"
     for address in candidates:
         try:
-            line = Line(socket.create_connection((address, port), CONNECT))
+            connection = Connection(socket.create_connection((address, port), CONNECT_TIMEOUT))
         except OSError as failure:
             reason = f"{address} port {port}: {failure.strerror or failure}"
             continue
-        line.send({"token": token, "rank": rank})
-        answer = line.receive(CONNECT)
+        connection.send({"token": token, "rank": rank})
+        answer = connection.receive(CONNECT_TIMEOUT)
         if answer and answer[0] == {"token": token}:
-            line.put_back(answer[1:])  # what rank 0 had to say at once
-            return line
-        line.close()
+            connection.push_back(answer[1:])  # what rank 0 has sent at once
+            return connection
+        connection.close()
         reason = f"{address} port {port}: what listens there is not rank 0"
     return reason
 
 
-def addresses() -> list[str]:
+def host_addresses() -> list[str]:
     """Addresses by which other hosts may reach this one, the likeliest first; never the loopback."""
     found = [*_of_default_route(), *_of_host_name(), *_of_interfaces()]
     outward = [a for a in found if not a.startswith(("127.", "fe80:")) and a != "::1"]
-    return list(dict.fromkeys(outward))[:CANDIDATES]
+    return list(dict.fromkeys(outward))[:MAX_CANDIDATES]
 
 
 def _of_default_route() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where a rank is in its measurements, noted at the cost of one store, and for how long it has been there."""
+"""The position of a rank in its measurements, recorded with one store, and how long it has been there."""
 
 from __future__ import annotations
 
@@ -7,71 +7,71 @@ from dataclasses import dataclass
 
 from runner.watch_report import BEFORE, DONE, INSIDE
 
-GAP = 1.0  # seconds, the most that counts between two looks
+MAX_GAP = 1.0  # seconds between two checks that count at most
 
 
-class Progress:
-    """Where this rank is in its measurements; by itself, without anyone watching.
+class MeasurementProgress:
+    """The position of this rank in its measurements. This class only records it; `Watchdog` watches it.
 
-    Each call is one store, so that it may stand between timed iterations. From a call other than
-    `pause` on, the rank is expected to make the next one in time. abort: gives up what is under way
-    on this rank's device; may hang. Set by whoever has put something under way. grace: seconds more than
-    usual that the rank may stay where it is.
+    Each call is one store, so that it can be made between timed iterations. After a call other than `pause`
+    the next one is expected in time. abort: cancels the work on this rank's device; set by the code that
+    starts such work; may hang. grace: seconds that the rank may stay at its position beyond the time-out.
     """
 
     def __init__(self) -> None:
         self.abort: Callable[[], None] = lambda: None
         self.grace = 0.0
-        self._state: tuple[int, int, int, str, str] | None = None
+        self._current: tuple[int, int, int, str, str] | None = None
         self._sequence = 0
         self._label = ""
 
     def begin(self, label: str, doing: str = "") -> None:
-        """The next measurement, such as "all_reduce float sum, 1048576 B, out-of-place".
+        """Begin the next measurement, such as "all_reduce float sum, 1048576 B, out-of-place".
 
-        Every rank begins the same ones in the same order. doing: for people, such as "initialising data".
+        Every rank begins the same measurements in the same order. doing: for the report, such as
+        "initialising data".
         """
         self._sequence += 1
         self._label = label
-        self._state = (self._sequence, BEFORE, 0, label, doing)
+        self._current = (self._sequence, BEFORE, 0, label, doing)
 
     def before(self, doing: str) -> None:
-        """No iteration entered yet; `doing` such as "at the barrier"."""
-        self._state = (self._sequence, BEFORE, 0, self._label, doing)
+        """Record that no iteration has been entered yet; `doing` such as "at the barrier"."""
+        self._current = (self._sequence, BEFORE, 0, self._label, doing)
 
     def enter(self, iteration: int) -> None:
-        """Iteration `iteration`, counted from 1, is entered, and all before it are finished."""
-        self._state = (self._sequence, INSIDE, iteration, self._label, "")
+        """Enter iteration `iteration`, counted from 1; all earlier ones are finished."""
+        self._current = (self._sequence, INSIDE, iteration, self._label, "")
 
     def done(self, doing: str = "") -> None:
-        """Every iteration is finished."""
-        self._state = (self._sequence, DONE, 0, self._label, doing)
+        """Record that every iteration is finished."""
+        self._current = (self._sequence, DONE, 0, self._label, doing)
 
     def pause(self) -> None:
-        """Nothing is measured, until the next call."""
-        self._state = None
+        """Expect no progress until the next call."""
+        self._current = None
 
     def stop(self) -> None:
-        """Nothing will be measured any more."""
-        self._state = None
+        """Expect no progress any more."""
+        self._current = None
 
 
 @dataclass
-class Patience:
-    """How long one state has lasted. seconds: how long it may."""
+class StallTimer:
+    """How long a position has lasted. timeout: seconds that it may last. elapsed: seconds so far."""
 
-    seconds: float
-    lasted: float = 0.0
-    _state: object = None
-    _looked: float = 0.0
+    timeout: float
+    elapsed: float = 0.0
+    _position: object = None
+    _checked: float = 0.0
 
-    def over(self, state: object, now: float, grace: float = 0.0) -> bool:
-        """Whether `state`, the same object at every look, has lasted too long; None never does.
+    def is_over(self, position: object, now: float, grace: float = 0.0) -> bool:
+        """Whether `position`, the same object at every check, has lasted too long; None never does.
 
-        Of a long time between two looks only GAP counts: this process did not run, stopped from a terminal,
-        say, and so the ranks have not had the time.
+        Of a long time between two checks only MAX_GAP counts: this process did not run, for example because
+        it was stopped from a terminal, and probably neither did the other ranks.
         """
-        same = state is self._state and state is not None
-        self.lasted = self.lasted + min(now - self._looked, GAP) if same else 0.0
-        self._state, self._looked = state, now
-        return same and self.lasted >= self.seconds + grace
+        is_same = position is self._position and position is not None
+        self.elapsed = self.elapsed + min(now - self._checked, MAX_GAP) if is_same else 0.0
+        self._position, self._checked = position, now
+        return is_same and self.elapsed >= self.timeout + grace

@@ -1,4 +1,4 @@
-"""What is stuck, and where every rank is, as a few lines: pure functions over what the ranks answered."""
+"""The report on a stuck run: what is stuck and where every rank is. Pure functions of the ranks' answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 BEFORE, INSIDE, DONE = range(3)  # stages of one measurement, in their order
 
-NAMED = 3  # up to so many ranks of a group go by their full names, more as ranges of numbers
-RANGES = 12  # at most so many ranges in a line
-GROUPS = 4  # at most so many groups of ranks under one heading
+MAX_NAMES = 3  # ranks of a group that are listed by full name; more are listed as ranges of numbers
+MAX_RANGES = 12  # in a line
+MAX_GROUPS = 4  # of ranks under one heading
 
 
-class State(NamedTuple):
+class Position(NamedTuple):
     """Where a rank is.
 
     sequence: number of the measurement, the same on every rank. stage: BEFORE, INSIDE or DONE.
     iteration: the last one entered, counted from 1; 0 unless INSIDE. label: operation, size, placement.
-    doing: for people, what the rank does outside an iteration. The first three compare as progress.
+    doing: what the rank does outside an iteration, for the report. Positions compare by the first three.
     """
 
     sequence: int
@@ -27,16 +27,16 @@ class State(NamedTuple):
     doing: str
 
 
-def compose(
-    names: Sequence[str], states: Mapping[int, State | None], silent: Mapping[int, str], seconds: float
+def format_report(
+    names: Sequence[str], states: Mapping[int, Position | None], silent: Mapping[int, str], seconds: float
 ) -> str:
     """The report, at most 21 lines.
 
-    names: of all ranks. states: of those that answered; None for one that measures nothing.
+    names: of all ranks. states: positions of those that answered; None for a rank that measures nothing.
     silent: why the others did not answer. seconds: without progress.
 
-    Stuck is the furthest iteration that some rank has entered and not left. Where nobody is in
-    any, it is the furthest measurement that a rank prepares.
+    The run is stuck in the furthest iteration that any rank has entered and not left. If no rank is in an
+    iteration, it is stuck at the furthest measurement that any rank prepares.
     """
     placed = {rank: state for rank, state in states.items() if state is not None}
     inside = [state for state in placed.values() if state.stage == INSIDE]
@@ -56,29 +56,31 @@ def compose(
     return "\n".join(lines)
 
 
-def compose_alone(name: str, state: State | None, seconds: float) -> str:
-    """The line of a rank that waits for rank 0's order in vain."""
+def format_own_report(name: str, state: Position | None, seconds: float) -> str:
+    """The line of a rank that has waited for rank 0's order in vain."""
     if state is None:
-        return f"stuck: [{name}] was asked for its place by rank 0, which has fallen silent: frozen or gone"
+        return (
+            f"stuck: [{name}] was asked for its position by rank 0, which no longer answers: frozen or gone"
+        )
     return (
         f"{_headline(state, seconds)}; [{name}] {_own_place(state)}; rank 0 does not answer: frozen or gone"
     )
 
 
-def _headline(subject: State | None, seconds: float) -> str:
+def _headline(subject: Position | None, seconds: float) -> str:
     if subject is None:
         return f"stuck: no rank can say where it is, {seconds:g} s after the last progress"
     place = f", iteration {subject.iteration}" if subject.stage == INSIDE else ""
     return f"stuck: {subject.label}{place}: no progress for {seconds:g} s"
 
 
-def _own_place(state: State) -> str:
+def _own_place(state: Position) -> str:
     if state.stage == INSIDE:
         return "had entered it and not finished"
     return f"had {'finished' if state.stage == DONE else 'not entered'} it" + _aside(state)
 
 
-def _where(state: State, subject: State) -> str:
+def _where(state: Position, subject: Position) -> str:
     if state.stage == INSIDE:
         place = f"in iteration {state.iteration}"
     elif state.stage == BEFORE:
@@ -88,35 +90,35 @@ def _where(state: State, subject: State) -> str:
     return place if state.sequence == subject.sequence else f"{place} of {state.label}"
 
 
-def _aside(state: State) -> str:
+def _aside(state: Position) -> str:
     return f", {state.doing}" if state.doing else ""
 
 
 def _section(heading: str, places: Mapping[int, str], names: Sequence[str]) -> list[str]:
-    """A line for each place; the largest group, which is rarely the culprit, last."""
+    """A line for each place, the largest group last, because it is rarely the culprit."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(places):
         groups.setdefault(places[rank], []).append(rank)
     ordered = sorted(groups.items(), key=lambda group: len(group[1]))
-    shown, rest = ordered, [rank for _, ranks in ordered[GROUPS - 1 :] for rank in ranks]
-    if len(ordered) > GROUPS:
-        shown = [*ordered[: GROUPS - 1], ("at other points", sorted(rest))]
+    shown, rest = ordered, [rank for _, ranks in ordered[MAX_GROUPS - 1 :] for rank in ranks]
+    if len(ordered) > MAX_GROUPS:
+        shown = [*ordered[: MAX_GROUPS - 1], ("at other points", sorted(rest))]
     return [f"  {heading}: {_who(ranks, names)}" + (f" ({place})" if place else "") for place, ranks in shown]
 
 
 def _who(ranks: Sequence[int], names: Sequence[str]) -> str:
-    if len(ranks) <= NAMED:
+    if len(ranks) <= MAX_NAMES:
         return "; ".join(names[rank] for rank in ranks)
     return f"ranks {ranges(ranks)} ({len(ranks)} of {len(names)})"
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Ascending numbers in short, such as "0-2, 5"; after RANGES of them, an ellipsis."""
+    """Ascending numbers as ranges, such as "0-2, 5"; an ellipsis after MAX_RANGES of them."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
             runs[-1][1:] = [rank]
         else:
             runs.append([rank])
-    texts = ["-".join(map(str, run)) for run in runs[:RANGES]]
-    return ", ".join(texts + ["..."] * (len(runs) > RANGES))
+    texts = ["-".join(map(str, run)) for run in runs[:MAX_RANGES]]
+    return ", ".join(texts + ["..."] * (len(runs) > MAX_RANGES))

@@ -1,14 +1,14 @@
-"""Ends a run that is stuck, and says where: what was under way, who had not entered it, who had not left.
+"""Aborts a stuck run and reports where it is stuck: in which operation, who has not entered or left it.
 
 The main thread of a stuck rank may sit in an MPI barrier, in NCCL, in a device synchronisation or in
-Python; its process may be stopped, its host gone. So in every rank a daemon thread watches the main
-thread's progress, and the threads talk over TCP to rank 0's (`watch_channel`). When one sees no
-progress for the time allowed, rank 0 asks all where they are, reports (`watch_report`), and orders
-the end. Ranks that rank 0 does not answer end by themselves.
+Python; its process may be stopped, its host gone. So a daemon thread in every rank watches the main
+thread's progress, and these threads talk to rank 0's over TCP (`watch_channel`). When one of them sees no
+progress for the time allowed, rank 0 asks all ranks for their positions, reports them (`watch_report`), and
+orders the end. Ranks that get no answer from rank 0 end by themselves.
 
-From the last progress to the last process gone takes at most 10 s more than the time allowed. A
-main thread that holds Python's lock all the while, in an extension that does not release it, also stops its
-rank's watching thread: the other ranks report that rank as giving no answer.
+The last process ends at most 10 s plus the time allowed after the last progress. If a main thread holds the
+GIL all the while, in an extension that does not release it, its rank's watching thread does not run either,
+and the other ranks report that rank as not answering.
 """
 
 from __future__ import annotations
@@ -22,40 +22,42 @@ from collections.abc import Callable, Sequence
 
 from runner.comm import Control
 from runner.errors import RunError, first_line
-from runner.watch_channel import LOOPBACK, Hub, Line, Message, addresses, connect
-from runner.watch_progress import Patience, Progress
-from runner.watch_report import State, compose, compose_alone
+from runner.watch_channel import LOOPBACK, Connection, Hub, Message, connect, host_addresses
+from runner.watch_progress import MeasurementProgress, StallTimer
+from runner.watch_report import Position, format_own_report, format_report
 
-__all__ = ["Progress", "Watchdog"]
+__all__ = ["MeasurementProgress", "Watchdog"]
 
 STATUS = 4  # nccl-tests' exit status of a time-out
 
-# Seconds. The longest ways: TICK + ANSWERS + REPORT to rank 0's order, then ABORT + FLUSH + HEARD + END +
-# LAST; and TICK + ALONE + 3/4 to a rank's giving up, then REPORT + FLUSH + HEARD + END. Both are 10 at most.
-TICK = 0.25  # between two looks
-ANSWERS = 2.5  # that rank 0 waits for the ranks to say where they are
-REPORT = 1.5  # to write the report
-ABORT = 2.0  # to abort communicators
-END = 2.0  # to end through the launcher
-FLUSH = 0.5  # to write out what Python still holds for stdout and stderr
-HEARD = 0.25  # for the launcher to pass on what is written: MPICH's drops it when a rank ends
-ALONE = 4.75  # until a rank gives up waiting for rank 0's order; up to 3/4 more, by rank
-LAST = 1.0  # for the launcher to end a rank that rank 0 has left behind
+# Seconds. The longest path to the end is POLL_INTERVAL + ANSWER_TIMEOUT + REPORT_TIMEOUT to rank 0's order,
+# then ABORT_TIMEOUT + FLUSH_TIMEOUT + FORWARD_DELAY + END_TIMEOUT + LAUNCHER_TIMEOUT. Without rank 0 it is
+# POLL_INTERVAL + ORDER_TIMEOUT + 3/4, then REPORT_TIMEOUT + FLUSH_TIMEOUT + FORWARD_DELAY + END_TIMEOUT. Both
+# are at most 10.
+POLL_INTERVAL = 0.25  # between two checks of the progress
+ANSWER_TIMEOUT = 2.5  # for the ranks to send rank 0 their positions
+REPORT_TIMEOUT = 1.5  # to write the report
+ABORT_TIMEOUT = 2.0  # to abort communicators
+END_TIMEOUT = 2.0  # to end the ranks through the launcher
+FLUSH_TIMEOUT = 0.5  # to flush stdout and stderr
+FORWARD_DELAY = 0.25  # for the launcher to forward output: MPICH's drops it when a rank ends
+ORDER_TIMEOUT = 4.75  # that a rank waits for rank 0's order, and up to 3/4 more, by rank
+LAUNCHER_TIMEOUT = 1.0  # for the launcher to end a rank after rank 0 has ended
 
 
-class Watchdog(Progress):
-    """Watches that every rank makes progress; collective.
+class Watchdog(MeasurementProgress):
+    """Aborts the run unless every rank makes progress; collective.
 
     Parameters
     ----------
-    names: each rank's name for people, in rank order.
-    seconds: how long a rank may stay at one point.
-    on_report: gets the report, on rank 0; on another rank, where rank 0 does not answer, one line. Whatever a
-        launcher must find has to be written by it: ranks end as soon as it returns.
+    names: each rank's name in the report, in rank order.
+    seconds: how long a rank may stay at one position.
+    on_report: called with the report on rank 0, or with one line on a rank that rank 0 does not answer. It
+        must write everything that a launcher needs, because the rank ends as soon as it returns.
     end: ends all ranks with a status, through the launcher; may hang or return.
 
-    Raises RunError, on every rank, when rank 0 cannot listen. warnings: on every rank, of ranks that
-    cannot connect to rank 0; what they do will be missing in a report.
+    Raises RunError, on every rank, if rank 0 cannot listen. warnings: on every rank, one for each rank that
+    cannot connect to rank 0; such ranks are missing in a report.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class Watchdog(Progress):
         super().__init__()
         self._rank, self._names = control.rank, names
         self._on_report, self._end = on_report, end
-        self._patience = Patience(seconds)
+        self._timer = StallTimer(seconds)
         self._stopped = threading.Event()
         self._hub = Hub(secrets.token_hex(16))
-        self._line: Line | None = None
-        self._apart: dict[int, str] = {}
+        self._connection: Connection | None = None
+        self._unconnected: dict[int, str] = {}
         follow = self._lead if self._rank == 0 else self._follow
         self._thread = threading.Thread(target=follow, name="watchdog", daemon=True)
         if control.size > 1:
@@ -86,7 +88,7 @@ class Watchdog(Progress):
     def warnings(self) -> list[str]:
         return [
             f"[{self._names[rank]}] the watchdog cannot connect to rank 0: {reason}"
-            for rank, reason in self._apart.items()
+            for rank, reason in self._unconnected.items()
         ]
 
     def _connect(self, control: Control) -> None:
@@ -98,136 +100,136 @@ class Watchdog(Progress):
         if self._rank:
             near = [LOOPBACK] if host == os.uname().nodename else []
             outcome = connect([*near, *candidates], port, token, self._rank)
-            if isinstance(outcome, Line):
-                self._line = outcome
+            if isinstance(outcome, Connection):
+                self._connection = outcome
             else:
                 reason = outcome
         reasons = control.allgather(reason)
-        self._apart = {rank: reason for rank, reason in enumerate(reasons) if reason}
+        self._unconnected = {rank: reason for rank, reason in enumerate(reasons) if reason}
 
     def _listen(self, size: int) -> tuple[str, str, list[str], int, str]:
         try:
             port = self._hub.listen(size)
         except OSError as reason:
             return first_line(reason), "", [], 0, ""
-        self._thread.start()  # it accepts
-        return "", os.uname().nodename, addresses(), port, self._hub.token
+        self._thread.start()  # the thread accepts connections
+        return "", os.uname().nodename, host_addresses(), port, self._hub.token
 
     def stop(self) -> None:
         super().stop()
         self._stopped.set()
-        self._thread.join(2 * TICK)
+        self._thread.join(2 * POLL_INTERVAL)
 
-    def _over(self) -> bool:
-        return self._patience.over(self._state, time.monotonic(), self.grace)
+    def _is_stalled(self) -> bool:
+        return self._timer.is_over(self._current, time.monotonic(), self.grace)
 
-    # Rank 0.
+    # On rank 0.
 
     def _lead(self) -> None:
         while not self._stopped.is_set():
-            said = [message for _, message in self._hub.poll(TICK)]
-            if any("told" in message for message in said):
-                os._exit(STATUS)  # this process was stopped, and the others could not wait
-            if any("stuck" in message for message in said) or self._over():
-                self._conclude()
+            messages = [message for _, message in self._hub.poll(POLL_INTERVAL)]
+            if any("told" in message for message in messages):
+                os._exit(STATUS)  # this process was stopped meanwhile, and another rank has reported
+            if any("stuck" in message for message in messages) or self._is_stalled():
+                self._report_and_end()
         self._hub.close()
 
-    def _conclude(self) -> None:
-        states = self._ask()
+    def _report_and_end(self) -> None:
+        states = self._collect_positions()
         silent = {
-            rank: self._apart.get(rank) or self._hub.gone.get(rank, "frozen, or its host gone")
+            rank: self._unconnected.get(rank) or self._hub.disconnected.get(rank, "frozen, or its host gone")
             for rank in range(len(self._names))
             if rank not in states
         }
-        text = compose(self._names, states, silent, self._patience.seconds + self.grace)
-        _within(REPORT, lambda: self._on_report(text))
-        self._hub.say({"end": STATUS})
-        _within(ABORT, self.abort)
-        self._leave()
+        text = format_report(self._names, states, silent, self._timer.timeout + self.grace)
+        _within(REPORT_TIMEOUT, lambda: self._on_report(text))
+        self._hub.broadcast({"end": STATUS})
+        _within(ABORT_TIMEOUT, self.abort)
+        self._exit()
 
-    def _ask(self) -> dict[int, State | None]:
-        """Where every rank is that answers in time."""
-        self._hub.say({"where": True})
-        states = {0: self._where()}
-        until = time.monotonic() + ANSWERS
-        while self._hub.lines.keys() - states.keys() and (left := until - time.monotonic()) > 0:
+    def _collect_positions(self) -> dict[int, Position | None]:
+        """The positions of the ranks that answer in time."""
+        self._hub.broadcast({"where": True})
+        states = {0: self._position()}
+        until = time.monotonic() + ANSWER_TIMEOUT
+        while self._hub.connections.keys() - states.keys() and (left := until - time.monotonic()) > 0:
             for rank, message in self._hub.poll(left):
                 if "state" in message:
                     state = message["state"]
-                    states[rank] = None if state is None else State(*state)
+                    states[rank] = None if state is None else Position(*state)
         return states
 
-    # The other ranks.
+    # On the other ranks.
 
     def _follow(self) -> None:
-        alarmed: float | None = None  # since when this rank expects rank 0's order
+        alarmed: float | None = None  # when this rank began to wait for rank 0's order
         while not self._stopped.is_set():
-            for message in self._heard():
+            for message in self._receive():
                 if "where" in message:
-                    self._tell({"state": self._where()})
+                    self._send({"state": self._position()})
                     alarmed = alarmed or time.monotonic()
                 if "end" in message:
-                    self._obey()
-            if alarmed is None and self._over():
-                self._tell({"stuck": True})
+                    self._end_on_order()
+            if alarmed is None and self._is_stalled():
+                self._send({"stuck": True})
                 alarmed = time.monotonic()
             if alarmed is not None and time.monotonic() - alarmed > self._wait():
-                self._give_up()
-        self._tell({"bye": True})
+                self._end_alone()
+        self._send({"bye": True})
 
-    def _obey(self) -> None:
-        """Abort, and go when rank 0 has gone, unless the launcher comes first.
+    def _end_on_order(self) -> None:
+        """Abort the device's work and exit once rank 0 has, unless the launcher ends this rank first.
 
-        A launcher that finds one rank gone kills the others: MPICH's then returns the signal's number
-        rather than a status. So rank 0 speaks to it first.
+        A launcher that finds a rank gone kills the others, and MPICH's then returns the signal's number
+        instead of a status. So rank 0 ends first, through the launcher.
         """
-        until = time.monotonic() + ABORT + FLUSH + HEARD + END
-        _within(ABORT, self.abort)
-        _within(FLUSH, _flush)
-        while self._line is not None and time.monotonic() < until:
-            self._heard()
-        time.sleep(LAST)
+        until = time.monotonic() + ABORT_TIMEOUT + FLUSH_TIMEOUT + FORWARD_DELAY + END_TIMEOUT
+        _within(ABORT_TIMEOUT, self.abort)
+        _within(FLUSH_TIMEOUT, _flush)
+        while self._connection is not None and time.monotonic() < until:
+            self._receive()
+        time.sleep(LAUNCHER_TIMEOUT)
         os._exit(STATUS)
 
-    def _heard(self) -> list[Message]:
-        if self._line is None:
-            self._stopped.wait(TICK)
+    def _receive(self) -> list[Message]:
+        if self._connection is None:
+            self._stopped.wait(POLL_INTERVAL)
             return []
-        messages = self._line.receive(TICK)
+        messages = self._connection.receive(POLL_INTERVAL)
         if messages is None:
-            self._line.close()
-            self._line = None
+            self._connection.close()
+            self._connection = None
         return messages or []
 
-    def _tell(self, message: Message) -> None:
-        if self._line is not None:
-            self._line.send(message)
+    def _send(self, message: Message) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
 
     def _wait(self) -> float:
-        """Rank 1 goes first: the launcher then ends the others, and one line is read instead of all."""
-        return ALONE + 0.75 * self._rank / len(self._names)
+        """Seconds to wait for the order; least on rank 1, so that the launcher ends the others unreported."""
+        return ORDER_TIMEOUT + 0.75 * self._rank / len(self._names)
 
-    def _give_up(self) -> None:
-        self._tell({"told": True})
-        line = compose_alone(self._names[self._rank], self._where(), self._patience.seconds + self.grace)
-        _within(REPORT, lambda: self._on_report(line))
-        self._leave()
+    def _end_alone(self) -> None:
+        self._send({"told": True})
+        line = format_own_report(self._names[self._rank], self._position(), self._timer.timeout + self.grace)
+        _within(REPORT_TIMEOUT, lambda: self._on_report(line))
+        self._exit()
 
-    # All.
+    # On all ranks.
 
-    def _where(self) -> State | None:
-        state = self._state
-        return None if state is None else State(*state)
+    def _position(self) -> Position | None:
+        state = self._current
+        return None if state is None else Position(*state)
 
-    def _leave(self) -> None:
-        _within(FLUSH, _flush)
-        time.sleep(HEARD)
-        _within(END, lambda: self._end(STATUS))
+    def _exit(self) -> None:
+        _within(FLUSH_TIMEOUT, _flush)
+        time.sleep(FORWARD_DELAY)
+        _within(END_TIMEOUT, lambda: self._end(STATUS))
         os._exit(STATUS)
 
 
 def _within(seconds: float, action: Callable[[], None]) -> None:
-    """Call `action`, and wait for it no longer than that."""
+    """Call `action` in a thread, and wait at most `seconds` for it."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(seconds)

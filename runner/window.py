@@ -1,9 +1,9 @@
 """What a padded block needs of the file that holds the whole array: pure arithmetic.
 
-Along each axis the block's cells are copies of cells of the array, in runs (see `halo`). The ranges that
-they are copied from are what is read, in pieces that lie one behind another in a packed array: of a block in
-the middle of the array one piece, which is the padded block itself; at an edge what lies beyond it is
-copied from what was read, or, where a boundary wraps round, from a second piece.
+Along each axis the block's cells are copies of cells of the array (`halo.AxisCopy`). The ranges that they
+are copied from are read, in pieces that follow one another in a packed array. A block in the middle of the
+array is one piece, which is the padded block itself; at an edge, what lies beyond is copied from what was
+read or, where a boundary wraps round, from a second piece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 
 from runner.comm import Array
-from runner.halo import Run, Slices, Widths, runs_beyond
+from runner.halo import AxisCopy, Slices, Widths, copies_beyond
 from runner.partition import Region, Shape
 
 Range = tuple[int, int]
@@ -44,7 +44,7 @@ class Window:
     @property
     def direct(self) -> bool:
         """Whether what is read is the padded block already."""
-        return self.staged == self.shape and all(len(runs) == 1 for runs in self._runs)
+        return self.staged == self.shape and all(len(copies) == 1 for copies in self._copies)
 
     @property
     def inside(self) -> Slices | None:
@@ -52,10 +52,10 @@ class Window:
 
         What is read to there needs `fill` instead of `assemble`.
         """
-        pairs = zip(self._pieces, self._runs, strict=True)
-        if any(pieces != [runs[0].source_range] for pieces, runs in pairs):
+        pairs = zip(self._pieces, self._copies, strict=True)
+        if any(pieces != [copies[0].source_range] for pieces, copies in pairs):
             return None
-        return tuple(slice(runs[0].target, runs[0].target + runs[0].count) for runs in self._runs)
+        return tuple(slice(copies[0].target, copies[0].target + copies[0].count) for copies in self._copies)
 
     def reads(self) -> Iterator[tuple[Region, Slices]]:
         """The parts of the array to read, each with its place in the packed array."""
@@ -65,30 +65,30 @@ class Window:
 
     def assemble(self, staged: Array, block: Array) -> None:
         """Fill `block` from what was read. Not needed where `direct`."""
-        self._fill(staged, block, list(product(*self._runs)))
+        self._fill(staged, block, list(product(*self._copies)))
 
     def fill(self, block: Array) -> None:
         """Fill what lies beyond the array's edges of a `block` that was read to `inside`."""
         inside = self.inside
         assert inside is not None
-        self._fill(block[inside], block, list(product(*self._runs))[1:])
+        self._fill(block[inside], block, list(product(*self._copies))[1:])
 
-    def _fill(self, staged: Array, block: Array, boxes: list[tuple[Run, ...]]) -> None:
+    def _fill(self, staged: Array, block: Array, boxes: list[tuple[AxisCopy, ...]]) -> None:
         for outside in self._outside:
             block[outside] = self.cval
         for box in boxes:
-            target = tuple(slice(run.target, run.target + run.count) for run in box)
-            source = tuple(_staged(run, pieces) for run, pieces in zip(box, self._pieces, strict=True))
+            target = tuple(slice(copy.target, copy.target + copy.count) for copy in box)
+            source = tuple(_staged(copy, pieces) for copy, pieces in zip(box, self._pieces, strict=True))
             block[target] = staged[source]
 
     @cached_property
-    def _runs(self) -> list[list[Run]]:
+    def _copies(self) -> list[list[AxisCopy]]:
         axes = zip(self.region.start, self.region.stop, self.widths, self.whole, strict=True)
-        return [_axis_runs(a, b, width, length, self.boundary) for a, b, width, length in axes]
+        return [_axis_copies(a, b, width, length, self.boundary) for a, b, width, length in axes]
 
     @cached_property
     def _pieces(self) -> list[list[Range]]:
-        return [_joined(run.source_range for run in runs) for runs in self._runs]
+        return [_joined(copy.source_range for copy in copies) for copies in self._copies]
 
     @property
     def _outside(self) -> Iterator[Slices]:
@@ -105,13 +105,13 @@ class Window:
                     yield (*everything[:axis], part, *everything[axis + 1 :])
 
 
-def _axis_runs(start: int, stop: int, width: Range, length: int, boundary: str) -> list[Run]:
-    """The cells inside the array as one run, then those beyond either end."""
+def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: str) -> list[AxisCopy]:
+    """The copy of the cells inside the array, then those of the cells beyond either end."""
     first, last = start - width[0], stop + width[1]
     inside = range(max(first, 0), min(last, length))
-    found = [Run(inside.start - first, len(inside), inside.start, 1, 0)]
+    found = [AxisCopy(inside.start - first, len(inside), inside.start, 1, 0)]
     for beyond in (range(first, 0), range(max(length, first), last)):
-        found += runs_beyond(length, 1, beyond, beyond.start - first, boundary)
+        found += copies_beyond(length, 1, beyond, beyond.start - first, boundary)
     return found
 
 
@@ -133,11 +133,11 @@ def _placed(pieces: list[Range]) -> Iterator[tuple[Range, int]]:
         at += b - a
 
 
-def _staged(run: Run, pieces: list[Range]) -> slice:
-    """Where the cells that a run copies lie in the packed array, in the run's order."""
-    low, high = run.source_range
+def _staged(copy: AxisCopy, pieces: list[Range]) -> slice:
+    """Where the source cells of a copy lie in the packed array, in the copy's order."""
+    low, high = copy.source_range
     at = next(at + low - a for (a, b), at in _placed(pieces) if a <= low and high <= b)
-    if run.step < 0:
+    if copy.step < 0:
         last = at + high - low - 1
         return slice(last, at - 1 if at else None, -1)
     return slice(at, at + high - low)

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend import Backend, poison
 from runner.comm import Array
 from runner.declaration import Job
 from runner.errors import RunError, UserError
-from runner.exchange import HaloPlan
 from runner.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.here import Here
 from runner.partition import Partition, Region, Shape, parse_grid
@@ -42,9 +40,6 @@ class Work:
         """`result`, by when it is known."""
         assert self.result is not None
         return self.result
-
-    def plan(self, rank: int) -> HaloPlan:
-        return HaloPlan(self.partition, rank, self.widths, self.boundary, self.cval)
 
     @cached_property
     def cut_axes(self) -> tuple[bool, ...]:
@@ -81,16 +76,6 @@ class Work:
 
     def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Work:
         return replace(self, result=(self.shape[: self.leading] + tail, dtype))
-
-    def buffer(self, cells: Shape, backend: Backend) -> Array | None:
-        """A poisoned result for own cells of shape `cells`; None for a job that returns its result."""
-        if not self.fills:
-            return None
-        declared = self.declared(cells)
-        assert declared is not None
-        out = backend.empty(*declared)
-        poison(out)
-        return out
 
     def call(self, block: Array, here: Here, out: Array | None) -> Array:
         """The job's result for a padded block, in `out` if there is one; checked to be of the right shape."""

@@ -11,12 +11,13 @@ from typing import Any, Literal, TypeVar
 
 from runner import launcher
 from runner.backend import Backend, Device
-from runner.comm import Array, Arrays, Control, Operation, together
+from runner.binding import bind_device, open_arrays, open_collectives, visible_gpus
+from runner.comm import Array, Arrays, Control, Operation
+from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
-from runner.device import bind, device_arrays, open_collectives, visible_gpus
 from runner.errors import UserError, first_line
-from runner.timing import Phases
+from runner.phases import Phases
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -60,7 +61,7 @@ class World:
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.phases = Phases(self.backend)
+        self.phases = Phases(self.backend.synchronize)
 
     @property
     def rank(self) -> int:
@@ -89,17 +90,20 @@ class World:
         self.arrays.all_reduce(array, operation)
         return array
 
-    def once(self, function: Callable[[], Value]) -> Value:
+    def on_root(self, function: Callable[[], Value]) -> Value:
         """Call `function` on rank 0 only; its value, or its error of whatever type, on every rank.
 
-        RunError where the value does not pickle. One rank looks at the file system instead of thousands,
-        and all agree on what was seen.
+        RunError if the value cannot be pickled. For example, one rank instead of thousands looks at a file,
+        and all agree on what it has seen.
         """
-        return together.once(self.control, function, f"[{self.here}]")
+        return on_root(self.control, function, f"[{self.here}]")
 
-    def together(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on every rank; if it fails on any, the first such error is raised on all."""
-        return together.together(self.control, function, f"[{self.here}]")
+    def collective_call(self, function: Callable[[], Value]) -> Value:
+        """Call `function` on every rank; if any fails, raise the first one's error on all."""
+        return collective_call(self.control, function, f"[{self.here}]")
+
+    # The documented names of these two in earlier versions, which jobs may use for one release more.
+    once, together = on_root, collective_call
 
     def collectives(
         self,
@@ -144,13 +148,16 @@ def open_world(
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
     where = f"[rank {control.rank}, host {host}]"
-    surveys = together.gather(control, lambda: (host_id, visible_gpus(device)), where)
+    surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where)
     host_ids = [survey[0] for survey in surveys]
     visible = [survey[1] for survey in surveys]
     local = host_ids[: control.rank].count(host_id)
     neighbours = host_ids.count(host_id)
-    backend = together.together(
-        control, lambda: bind(control, visible, local, neighbours, oversubscribe), where, named=True
+    backend = collective_call(
+        control,
+        lambda: bind_device(control, visible, local, neighbours, oversubscribe),
+        where,
+        names_rank=True,
     )
     places = control.allgather((host, local, os.getpid(), control.shared_memory_size(), backend.device))
     ranks = tuple(
@@ -162,7 +169,7 @@ def open_world(
         raise clash_error(clash)
     remarks = check(control, ranks, backend) if check else ()
     nonce = control.broadcast(os.urandom(6).hex())
-    arrays = device_arrays(control, backend, shared_gpu=bool(clash))
+    arrays = open_arrays(control, backend, shared_gpu=bool(clash))
     warnings = locality_warnings(host_ids, [place[3] for place in places])
     return World(control, arrays, backend, ranks, nonce, [*warnings, *remarks])
 

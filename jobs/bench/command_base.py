@@ -64,13 +64,13 @@ def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[C
 
 
 def run_on_ranks(body: Callable[..., dict[str, Any]], options: Any, device: Any, debug: bool) -> int:
-    """Run `body(world, ending, options, cli_context)` on every rank; returns the exit status."""
+    """Run `body(world, handler, options, cli_context)` on every rank; returns the exit status."""
     cli_context = click.get_current_context().obj
-    return runner.as_rank(
-        lambda world, ending: body(world, ending, options, cli_context),
+    return runner.run_as_rank(
+        lambda world, handler: body(world, handler, options, cli_context),
         device=device,
         started=cli_context.started,
         debug=debug,
-        usage_status=BAD_USAGE,
-        farewell="interrupted",
+        usage_exit_status=BAD_USAGE,
+        interrupt_message="interrupted",
     )

@@ -80,7 +80,7 @@ def open_record(world: World, path: str | None, announce: Callable[[str], None])
     """Create rank 0's file of -J and announce its name; collective. Raises UserError on every rank."""
     if path is None:
         return RecordFile(None)
-    name = world.once(lambda: create_record(path))
+    name = world.on_root(lambda: create_record(path))
     announce(f"# Writing JSON output to {name}\n")
     return RecordFile(Path(name) if world.rank == 0 else None)
 

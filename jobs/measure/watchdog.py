@@ -13,22 +13,22 @@ from runner import Control, World
 @contextmanager
 def watching(
     world: World,
-    ending: runner.Ending,
+    handler: runner.FailureHandler,
     timeout: float,
     control: Control | None = None,
     failure: Callable[[str], runner.MeshrunError] = Stuck,
-) -> Iterator[runner.Progress]:
+) -> Iterator[runner.MeasurementProgress]:
     """The progress of this rank, watched if `timeout` is not 0; collective over `control`.
 
     timeout: seconds without progress. control: the ranks that measure; None for all. failure: the error that
     ends the run.
     """
     if not timeout:
-        yield runner.Progress()
+        yield runner.MeasurementProgress()
         return
 
     def report(text: str) -> None:
-        ending.fail_alone(failure(text), "", world.rank)
+        handler.report_single(failure(text), "", world.rank)
 
     control = control or world.control
     names = control.allgather(str(world.here))

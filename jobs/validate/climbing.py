@@ -12,17 +12,17 @@ from typing import Any
 
 import runner
 from jobs.validate import costs
-from jobs.validate.alarms import beside, unjudged
 from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.budget import Deadline, fitted
 from jobs.validate.ended import NOTHING, cut_short
 from jobs.validate.figures import Figures, figures, matrices
 from jobs.validate.fleet import fleet_of
+from jobs.validate.health.alarms import beside, unjudged
 from jobs.validate.ladder import Ladder, always
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe import Probe
-from jobs.validate.report import Limit, Member, Report
+from jobs.validate.report.model import Limit, Member, Report
 from jobs.validate.soak import soak
 from jobs.validate.verdict import Verdict
 

@@ -151,14 +151,14 @@ def validate(
         return rehearse(asked, door)
     from jobs.validate.run import run, unopened
 
-    return runner.as_rank(
-        lambda world, ending: run(world, ending, asked, door),
+    return runner.run_as_rank(
+        lambda world, handler: run(world, handler, asked, door),
         device=device,
         oversubscribe=oversubscribe,
         started=door.started,
         debug=debug,
-        usage_status=UNKNOWN,
-        failure_status=EXIT["critical"],
-        farewell="interrupted",
-        keep=lambda ending: unopened(ending, asked, door),
+        usage_exit_status=UNKNOWN,
+        failure_exit_status=EXIT["critical"],
+        interrupt_message="interrupted",
+        before_exit=lambda handler: unopened(handler, asked, door),
     )

@@ -1,4 +1,4 @@
-"""The verdict of a validation that has ended without one: told, and written down, by whoever is left."""
+"""The verdict of a validation that ended without one, reported by the process that is left."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from jobs.validate import outputs
-from jobs.validate.alarms import unjudged, with_alarms
+from jobs.validate.health.alarms import unjudged, with_alarms
 from jobs.validate.outputs import Outputs
 from jobs.validate.plan import RUNGS
-from jobs.validate.report import Report
-from jobs.validate.told import json as told_json
-from jobs.validate.told import nagios as told_nagios
-from jobs.validate.told import screen as told_screen
-from jobs.validate.told.words import headline
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.formats import nagios as nagios_format
+from jobs.validate.report.formats import terminal
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import headline
 from jobs.validate.verdict import EXIT, Alarm, Rung, Verdict
 
 NOTHING = Verdict("ok", (), tuple(Rung(name, "not measured", "the run ended before") for name in RUNGS), ())
@@ -27,13 +27,13 @@ FROM_OUTSIDE = "ended from outside before all was measured"
 def conclude(
     words: Sequence[str], status: int, why: str, answer: str | None, files: Outputs, nagios: bool
 ) -> int:
-    """Tell and write what was known when the run ended; the exit status.
+    """Print and write what was known when the run ended; the exit status.
 
-    status: EXIT["critical"] where a rank has failed, 128 and more of an interrupted run; others: unknown.
+    status: EXIT["critical"] where a rank failed, 128 and more of an interrupted run; any other is unknown.
     answer: rank 0's report, as JSON.
     """
     critical = status == EXIT["critical"]
-    report = told_json.read(json.loads(answer)) if answer else nothing(words)
+    report = json_format.read(json.loads(answer)) if answer else nothing(words)
     report = cut_short(report, sentence(why), critical)
     outputs.write(report, files)
     say(report, nagios, colour=sys.stdout.isatty())
@@ -41,13 +41,13 @@ def conclude(
 
 
 def nothing(words: Sequence[str]) -> Report:
-    """A report of no measurement."""
+    """A report without any measurement."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Report(NOTHING, (), now, 0.0, shlex.join(("meshrun", "validate", *words)))
 
 
 def cut_short(report: Report, why: str, critical: bool) -> Report:
-    """The report of a run that ended because of `why`, unless the report says why it did."""
+    """The report of a run that ended because of `why`, unless the report already says why."""
     if critical and not report.ended:
         alarm = Alarm("critical", why)
         return replace(report, ended=why, verdict=with_alarms(report.verdict, [alarm]))
@@ -57,17 +57,17 @@ def cut_short(report: Report, why: str, critical: bool) -> Report:
 
 
 def sentence(failure: str) -> str:
-    """What a failure tells on one line, without what to try."""
+    """A failure on one line, without its hint."""
     what, _, _ = failure.partition(" Try: ")
     return "; ".join(line.strip() for line in what.removesuffix(".").splitlines())
 
 
 def say(report: Report, nagios: bool, colour: bool) -> None:
-    """On standard output: a line for a monitor, or the report; its first line where nothing was measured."""
+    """Print a line for a monitor, or the report; only its first line where nothing was measured."""
     if nagios:
-        text = told_nagios.text(report)
+        text = nagios_format.text(report)
     elif report.members:
-        text = told_screen.text(report, colour=colour)
+        text = terminal.text(report, colour=colour)
     else:
         text = f"{headline(report)}\n"
     sys.stdout.write(text)

@@ -11,7 +11,7 @@ from jobs.validate.attribution.table import Table
 from jobs.validate.fleet import Fleet, Ints
 from jobs.validate.ladder import Ladder
 from jobs.validate.plan import RungName
-from jobs.validate.report import Matrix
+from jobs.validate.report.model import Matrix
 
 Figures = dict[
     tuple[RungName, str, str], float

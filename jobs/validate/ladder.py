@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jobs.validate.alarms import alarms
 from jobs.validate.attribution.inquiry import Answer, Scope, inquire
 from jobs.validate.attribution.known import Known
 from jobs.validate.attribution.naming import findings, merged
 from jobs.validate.attribution.table import Table
-from jobs.validate.counters import changes
 from jobs.validate.fleet import fleet_of
+from jobs.validate.health.alarms import alarms
+from jobs.validate.health.counters import changes
 from jobs.validate.left_open import siblings_missing, unmeasured
 from jobs.validate.metered import Metered
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe import Alone, Probe, Wrong, counted
-from jobs.validate.report import Change, Curve
+from jobs.validate.report.model import Change, Curve
 from jobs.validate.rungs.alone import AloneScope
 from jobs.validate.rungs.between import Between
 from jobs.validate.rungs.inside import Inside, Moved

@@ -16,7 +16,7 @@ import runner
 from jobs.measure.link_rates import Assumed, Layout, assumed_algorithm, wire_rate
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Place
-from jobs.validate.report import Limit
+from jobs.validate.report.model import Limit
 from runner import World
 
 GB = 1e9

@@ -1,4 +1,4 @@
-"""Where a validation is written down, besides the terminal."""
+"""The files that a validation writes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import runner
 
 if TYPE_CHECKING:
-    from jobs.validate.report import Report
+    from jobs.validate.report.model import Report
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files by format; None where none was asked for."""
+    """Paths by format; None: no such file is written."""
 
     json: str | None = None
     html: str | None = None
@@ -28,9 +28,9 @@ class Outputs:
 
 
 def check(outputs: Outputs, baseline: Path | None = None) -> None:
-    """Refuse what cannot be written, before anything is measured; UserError. Nothing is left or changed.
+    """UserError for a file that cannot be written, before anything is measured. No file is changed.
 
-    baseline: that this run is kept in.
+    baseline: the file in which this run is to be saved.
     """
     from jobs.measure.record_file import refuse_unwritable  # the words are read without it
 
@@ -44,16 +44,15 @@ def check(outputs: Outputs, baseline: Path | None = None) -> None:
 
 
 def write(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
-    """Every file whole at every moment: whoever collects them may read at any time. What could not be written
-    is returned, a sentence each.
+    """Write every file in one step, so that it may be read at any time; one sentence for each that failed.
 
-    last: False while the run goes on. Then what is read now and then, or as it comes, is left alone.
+    last: False during the run. Streams and Prometheus' metrics are only written at its end.
     """
     failed = []
     for name, path in outputs.named().items():
         if not last and (runner.is_stream(path) or name == "prometheus"):
             continue
-        text: str = importlib.import_module(f"jobs.validate.told.{name}").text(report)
+        text: str = importlib.import_module(f"jobs.validate.report.formats.{name}").text(report)
         try:
             runner.write_file(path, text)
         except OSError as reason:

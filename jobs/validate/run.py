@@ -14,34 +14,34 @@ import runner
 from jobs.measure.record_file import recorded_environment
 from jobs.measure.status_line import CLEAR
 from jobs.validate import outputs
-from jobs.validate.alarms import unjudged
 from jobs.validate.asked import Asked
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.climbing import Climbing, Told, measured
 from jobs.validate.ended import FROM_OUTSIDE, say, sentence
 from jobs.validate.fallen import fallen, stay
+from jobs.validate.health.alarms import unjudged
 from jobs.validate.limits import gather, limits
 from jobs.validate.plan import RungName
 from jobs.validate.probe import Probe
 from jobs.validate.ranks import probe as ranks
-from jobs.validate.report import Member, Report
-from jobs.validate.told import json as told_json
-from jobs.validate.told.words import headline
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.model import Member, Report
+from jobs.validate.report.wording import headline
 from jobs.validate.verdict import EXIT, Status
 from runner import World
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
     """Measure and tell; the completion record. Raises BadResult, on every rank, unless all is well."""
     asked = world.control.broadcast(asked)
-    world.once(lambda: outputs.check(asked.outputs, asked.save_baseline))
+    world.on_root(lambda: outputs.check(asked.outputs, asked.save_baseline))
     climbing = Climbing(asked, environment(world))
     if world.rank == 0:
-        ending.keep = lambda: leave(ending, climbing, door, world)
-        note(ending, climbing.cut_short("the run ended before anything was measured", guilty=False))
+        handler.before_exit = lambda: leave(handler, climbing, door, world)
+        note(handler, climbing.cut_short("the run ended before anything was measured", guilty=False))
     verdict: tuple[Status, str] | None = None
     with (
-        watching(world, ending, asked) as trail,
+        watching(world, handler, asked) as trail,
         ranks.opened(world, trail, counters(world)) as probe,
     ):
         climbing.plan = ranks.suited(world, asked.plan)
@@ -51,21 +51,21 @@ def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[st
             )
         facts = gather(world)
         if world.rank:
-            ending.keep = stay
+            handler.before_exit = stay
             try:
                 probe.follow()
             finally:
-                ending.keep = None
+                handler.before_exit = None
         else:
             with probe.lead():
                 climbing.members = members_of(world, probe)
                 climbing.limits = limits(facts, probe.places)
                 refuse(asked, climbing.members)
-                report = measured(climbing, probe, noting(ending, climbing, progress(door)), runner.tell)
-            ending.keep = None
+                report = measured(climbing, probe, noting(handler, climbing, progress(door)), runner.tell)
+            handler.before_exit = None
             report = tell(report, asked, door)
-            if ending.run is not None:
-                ending.run.keep_answer("")
+            if handler.status is not None:
+                handler.status.save_answer("")
             verdict = report.verdict.status, headline(report)
     status, line = world.control.broadcast(verdict)
     if status != "ok":
@@ -124,42 +124,44 @@ def counters(world: World) -> ranks.Read:
     return lambda: runner.read_counters(device.uuid if device.kind == "cuda" else None, local)
 
 
-def leave(ending: runner.Ending, climbing: Climbing, door: Any, world: World | None = None) -> None:
+def leave(handler: runner.FailureHandler, climbing: Climbing, door: Any, world: World | None = None) -> None:
     """Tell and write what is known when rank 0 ends before its time. The process that started it tells it."""
-    if ending.failed:
-        status, why = ending.failed
+    if handler.failed:
+        status, why = handler.failed
         report = climbing.cut_short(sentence(why), guilty=status == EXIT["critical"])
     else:
         report = climbing.cut_short(FROM_OUTSIDE, guilty=False)
-    if not note(ending, report) and world and not ending.failed and (dead := fallen(world)):
+    if not note(handler, report) and world and not handler.failed and (dead := fallen(world)):
         report = climbing.cut_short(f"died: {'; '.join(dead)}", guilty=True)
     with suppress(runner.UserError):  # of files that were refused
         outputs.check(climbing.asked.outputs, climbing.asked.save_baseline)
         outputs.write(report, climbing.asked.outputs)
-    if ending.run is None:
+    if handler.status is None:
         clear(door)
         say(report, climbing.asked.nagios, door.colour)
 
 
-def unopened(ending: runner.Ending, asked: Asked, door: Any) -> None:
+def unopened(handler: runner.FailureHandler, asked: Asked, door: Any) -> None:
     """The same before ranks know each other."""
-    leave(ending, Climbing(asked, {}), door)
+    leave(handler, Climbing(asked, {}), door)
 
 
-def note(ending: runner.Ending, report: Report) -> bool:
+def note(handler: runner.FailureHandler, report: Report) -> bool:
     """Keep the report for the process that started the ranks; whether that has it, and says why it ended."""
-    return ending.run is not None and ending.run.keep_answer(told_json.text(report))
+    return handler.status is not None and handler.status.save_answer(json_format.text(report))
 
 
 @contextmanager
-def watching(world: World, ending: runner.Ending, asked: Asked) -> Iterator[runner.Progress]:
+def watching(
+    world: World, handler: runner.FailureHandler, asked: Asked
+) -> Iterator[runner.MeasurementProgress]:
     """Where this rank is, watched: a rank that hangs ends the run and is named, in the report too."""
     if not asked.timeout:
-        yield runner.Progress()
+        yield runner.MeasurementProgress()
         return
 
     def report(text: str) -> None:
-        ending.fail_alone(runner.RunError(text), "", world.rank)
+        handler.report_single(runner.RunError(text), "", world.rank)
 
     names = [str(rank) for rank in world.ranks]
     dog = runner.Watchdog(
@@ -173,12 +175,12 @@ def watching(world: World, ending: runner.Ending, asked: Asked) -> Iterator[runn
         dog.stop()
 
 
-def noting(ending: runner.Ending, climbing: Climbing, told: Told) -> Told:
+def noting(handler: runner.FailureHandler, climbing: Climbing, told: Told) -> Told:
     """Before each rung the reports are written: a launcher may kill rank 0 for another rank's death."""
 
     def noted(rung: RungName) -> None:
         report = climbing.so_far(rung)
-        note(ending, report)
+        note(handler, report)
         outputs.write(report, climbing.asked.outputs, last=False)
         told(rung)
 

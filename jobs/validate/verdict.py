@@ -1,4 +1,4 @@
-"""What a validation concludes: findings, the rungs they stand on, and what could not be judged."""
+"""The verdict of a validation: findings, the rungs they come from, alarms, and what could not be judged."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ EXIT: dict[Status, int] = {
 }  # of monitoring plugins
 Kind = Literal[
     "gpu",  # memory or arithmetic of one GPU
-    "pcie",  # the way between a GPU and its host
+    "pcie",  # the link between a GPU and its host
     "nvlink",  # of one GPU to all others of its host
     "nvlink send",
     "nvlink receive",
-    "pair",  # the way between two GPUs of a host
+    "pair",  # the link between two GPUs of a host
     "nic",
     "send",  # one direction of a NIC
     "receive",
-    "flap",  # a NIC that is slow for some of the time
+    "flap",  # a NIC that is slow part of the time
     "host",
     "link",  # between two hosts, on all rails
     "path",  # between two hosts, on one rail
@@ -41,20 +41,22 @@ RateUnit = Literal["B/s", "FLOP/s"]
 
 
 def unit_of(what: str) -> RateUnit:
-    """Of the rate of one operation: bytes per second, of a matrix product floating-point operations."""
+    """The unit of a measurement's rates: bytes per second, of a matrix product operations per second."""
     return "FLOP/s" if what == "product" else "B/s"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The figures behind a finding. rate, siblings: medians, in `unit`."""
+    """The figures behind a finding. what: operations. rate, siblings: medians of the slowest of them, in
+    `unit`. partners: that it was measured again with. slow_share: of these measurements.
+    """
 
-    what: str  # operation or operations; the rates are of the one that is the slowest
+    what: str
     rate: float
     siblings: float
     measurements: int
-    partners: tuple[str, ...]  # whom it was measured again with
-    slow_share: float  # of what was measured again
+    partners: tuple[str, ...]
+    slow_share: float
     unit: RateUnit = "B/s"
 
 
@@ -62,11 +64,11 @@ class Evidence:
 class Finding:
     """A part that is slower than its siblings, confirmed by measuring again.
 
-    factor: its rate over its siblings'. ranks: that it consists of. rail: where it is one, or lies on one.
-    time: share of the time, of what flaps. instead: parts that the measurements cannot tell it from.
+    factor: its rate over its siblings'. ranks: that it consists of. time: of a part that flaps, the share of
+    the time. instead: parts that the measurements cannot distinguish from it.
 
     confidence: share of the repeated measurements that were slow x probability that the median of a part as
-    good as its siblings stays below the threshold (normal, standard error 1.2533 s / sqrt(n)), shared among
+    fast as its siblings stays below the threshold (normal, standard error 1.2533 s / sqrt(n)), shared among
     `instead`.
     """
 
@@ -84,7 +86,7 @@ class Finding:
 
     @property
     def part(self) -> str:
-        """Host, GPU and part, as a person would look for them."""
+        """Host, GPU and part, as a person would look for them; with a colon behind a host or GPU."""
         return part(self.kind, self.hosts, self.gpus, self.unit)
 
     @property
@@ -135,7 +137,7 @@ def part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU
 
 @dataclass(frozen=True)
 class Rung:
-    """result: of the measurements. why: not measured. rounds, messages: sent, repeats included."""
+    """why: of a rung that was not measured. rounds, messages: sent, repeats included."""
 
     name: RungName
     result: Literal["ok", "broken", "not measured"]
@@ -149,7 +151,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Alarm:
-    """What is wrong beside slow parts: wrong data, errors that a counter told, a rank that died."""
+    """What is wrong besides slow parts: wrong data, an error counter that increased, a rank that died."""
 
     status: Literal["critical", "warning"]
     sentence: str
@@ -170,8 +172,8 @@ class Verdict:
         """The verdict in one line."""
         grave = [one.sentence for one in self.alarms if one.status == "critical"]
         light = [one.sentence for one in self.alarms if one.status != "critical"]
-        told = [*grave, *(one.sentence for one in self.findings), *light]
-        if not told and self.status == "unknown":
-            told = list(self.not_judged[:1])
-        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-        return f"{self.status}: {told[0]}{more}" if told else self.status
+        reasons = [*grave, *(one.sentence for one in self.findings), *light]
+        if not reasons and self.status == "unknown":
+            reasons = list(self.not_judged[:1])
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        return f"{self.status}: {reasons[0]}{more}" if reasons else self.status

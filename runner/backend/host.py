@@ -1,4 +1,4 @@
-"""The host's memory, the limits of this process's control groups minded."""
+"""Host memory, total and free, within the limits of this process's control groups."""
 
 from __future__ import annotations
 

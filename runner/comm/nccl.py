@@ -19,7 +19,7 @@ from typing import Any
 import cupy
 
 from runner.comm import Control
-from runner.comm.together import gather
+from runner.comm.collective_call import gather_calls
 from runner.errors import RunError, UserError, first_line
 
 OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister
@@ -141,7 +141,7 @@ def agreed(control: Control) -> str:
 
     Raises UserError on every rank alike.
     """
-    found = gather(control, lambda: (version(), library_path()), f"[rank {control.rank}]")
+    found = gather_calls(control, lambda: (version(), library_path()), f"[rank {control.rank}]")
     for rank, (other, path) in enumerate(found):
         if other != found[0][0]:
             raise UserError(

@@ -1,4 +1,4 @@
-"""How far rank 0 is, while it runs: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of a run in one piece: a bar on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 QUIET = 5.0  # seconds between lines where there is no terminal
 
 
-class Progress:
-    """Rank 0's rows done, and its part of a verification.
+class ProgressBar:
+    """Shows rank 0's rows done, then its part of the verification.
 
     columns: the terminal's width; None for plain lines, 0 for nothing at all.
     """
@@ -24,7 +24,7 @@ class Progress:
             self._bar = _bar(columns)
             self._task = self._bar.add_task(title, total=None)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
@@ -37,7 +37,7 @@ class Progress:
         self._show(self._title, done, total, "rows")
 
     def proof(self, done: int, total: int) -> None:
-        """Of a verification: the same bar, told apart by its title."""
+        """Show the verification: the same bar under another title."""
         self._show(f"{self._title}: verify", done, total, "part")
 
     def _show(self, title: str, done: int, total: int, what: str) -> None:

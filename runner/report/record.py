@@ -1,10 +1,10 @@
-"""The record of a run, schema 1: a dict of plain values, the same whether read from JSON or returned."""
+"""Records: dicts of plain values with one envelope, and their one way into a JSON file."""
 
 from __future__ import annotations
 
 import json
-import sys
-from importlib.metadata import PackageNotFoundError, version
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,99 +12,51 @@ import numpy as np
 
 from runner import files
 from runner.errors import RunError
-from runner.timing import Phases
-from runner.world import World
 
-SCHEMA = 1
 Record = dict[str, Any]
+SCHEMA = 1  # of a run's record
 
 
-def places(world: World) -> list[dict[str, Any]]:
-    """A line per rank: who and where."""
-    return [
-        {
-            "rank": rank.number,
-            "host": rank.host,
-            "local_rank": rank.local,
-            "kind": rank.device.kind,
-            "index": rank.device.index,
-            "name": rank.device.name,
-            "uuid": rank.device.uuid,
-        }
-        for rank in world.ranks
-    ]
+def envelope(kind: str, version: int, payload: Mapping[str, Any]) -> Record:
+    """The payload as a record: `schema`, `kind` and `version` first.
 
-
-def phase_table(world: World, phases: Phases, limits: dict[str, tuple[float, str]]) -> dict[str, Any]:
-    """Each phase over all ranks; collective.
-
-    limits: per phase, the bytes per second that this rank could move at most, and by whose word.
-    rate counts bytes read plus written, per rank, over the slowest rank's seconds.
+    kind: what the record is of, such as "run" or "plan". version: of the meaning of this kind's keys.
+    schema: the version again, or what the payload has there. A payload's own `kind` or `version`, of a format
+    that is older than the envelope, stays what it is.
     """
-    mine = {name: (phase.seconds, phase.moved) for name, phase in phases.phases.items()}
-    everyone = world.control.allgather((mine, limits))
-    names = list(dict.fromkeys(name for those, _ in everyone for name in those))
-    table = {}
-    for name in names:
-        entries = [
-            (*those[name], limit.get(name), rank)
-            for rank, (those, limit) in enumerate(everyone)
-            if name in those
-        ]
-        slowest = max(entries, key=lambda entry: entry[0])
-        fastest = min(entries, key=lambda entry: entry[0])
-        seconds, moved, limit, _ = slowest
-        rate = moved / seconds if moved and seconds else None
-        table[name] = {
-            "seconds": seconds,
-            "seconds_fastest": fastest[0],
-            "slowest_rank": slowest[3],
-            "fastest_rank": fastest[3],
-            "bytes": sum(entry[1] for entry in entries),
-            "bytes_per_second": rate,
-            "limit_bytes_per_second": limit[0] if limit else None,
-            "limit_source": limit[1] if limit else None,
-            "fraction_of_limit": rate / limit[0] if rate and limit else None,
-        }
-    return table
+    return {"schema": version, "kind": kind, "version": version, **payload}
 
 
-def versions(world: World) -> dict[str, str]:
-    """What the run's figures depend on."""
-    found = {"python": sys.version.split()[0], "numpy": np.__version__, "transport": world.arrays.label}
-    for package in ("meshrun", "mpi4py"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    if "mpi4py.MPI" in sys.modules:
-        library = sys.modules["mpi4py.MPI"].Get_library_version()
-        found["mpi"] = library.replace("\0", "").splitlines()[0].strip()
-    if world.backend.device.kind == "cuda":
-        found["cupy"] = world.xp.__version__
-        found["cuda_runtime"] = str(world.xp.cuda.runtime.runtimeGetVersion())
-        found["cuda_driver"] = str(world.xp.cuda.runtime.driverGetVersion())
-    return found
+def json_text(kind: str, version: int, payload: Mapping[str, Any], *, indent: int | None = 2) -> str:
+    """The record as a JSON document that ends in a newline; NaN and infinities are null.
+
+    indent: spaces of each level; None for a document on one line.
+    """
+    record = plain(envelope(kind, version, payload), texts=False)
+    return json.dumps(record, indent=indent, allow_nan=False) + "\n"
 
 
-def write(record: Record, path: Path) -> None:
-    """Write the record as JSON, whole or not at all."""
+def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) -> None:
+    """Write the record as JSON, whole or not at all; RunError where that fails."""
     try:
-        files.write_file(path, json.dumps(plain(record), indent=2) + "\n")
+        files.write_file(path, json_text(kind, version, payload))
     except OSError as reason:
         raise RunError(f"cannot write the record {path}", got=reason.strerror or reason) from reason
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it: no NumPy types, no NaN (JSON has none: the text "nan")."""
+def plain(value: Any, *, texts: bool = True) -> Any:
+    """A value as JSON has it: NumPy's as lists and numbers, complex numbers as [real, imaginary].
+
+    NaN and infinities, which JSON has not: the texts "nan", "inf" and "-inf", or None where `texts` is False.
+    """
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, texts=texts) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, texts=texts) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
-    if isinstance(value, float) and not np.isfinite(value):
-        return str(value)
+        return plain(value.tolist(), texts=texts)
     if isinstance(value, complex):
-        return [value.real, value.imag]
+        return plain([value.real, value.imag], texts=texts)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value) if texts else None
     return str(value) if isinstance(value, Path) else value

@@ -1,12 +1,13 @@
-"""The table a run ends with, on stderr; a job's result, on stdout."""
+"""The summary printed at the end of a run (stderr) and the job's result (stdout)."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any, TextIO
 
-from runner.report.forecast_table import render_comparison
+from runner.report.plan_table import render_comparison
 from runner.report.record import Record
+from runner.report.table import table
 from runner.report.units import bytes_text, counted, figure, seconds_text
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
@@ -14,20 +15,14 @@ COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of 
 
 def render(record: Record) -> str:
     """The summary as text."""
-    lines = [_headline(record), ""]
-    rows = [COLUMNS, *(_row(record, name, phase) for name, phase in record["phases"].items())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  " + "  ".join(cells).rstrip())
-    lines += ["", *_notes(record)]
+    rows = [_row(record, name, phase) for name, phase in record["phases"].items()]
+    lines = [_headline(record), "", *table(COLUMNS, rows), "", *_notes(record)]
     return "\n".join(lines) + "\n"
 
 
 def show_result(result: dict[str, Any], stream: TextIO) -> None:
     """A job's result, one `name: value` a line."""
-    with contextlib.suppress(BrokenPipeError):  # whoever reads has read enough (`| head -1`)
+    with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe (`| head -1`)
         for name, value in result.items():
             stream.write(f"{name}: {value}\n")
         stream.flush()

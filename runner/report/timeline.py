@@ -1,4 +1,4 @@
-"""Every stage of every chunk on every rank, drawn: a page of its own, or a trace for Perfetto.
+"""Timeline of every stage of every chunk on every rank: an HTML page, or a trace for Perfetto.
 
 The page (`.html`) needs nothing but a browser: its data lies in it as JSON and a canvas draws it. The
 trace (`.json`) is Chrome's trace event format, which ui.perfetto.dev and chrome://tracing load.
@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 from runner import files
 from runner.errors import RunError, UserError
-from runner.report.limits import Limits, idle_share, measure
+from runner.report.bottleneck import Bottleneck, idle_share, measure
 from runner.report.record import plain
 from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
 from runner.spans import STAGES, Span
-from runner.storage import check_place
 
 SUFFIXES = (".html", ".json")
 PAGE = Path(__file__).with_name("timeline.html")
@@ -77,21 +76,20 @@ class Row:
 
 
 def check_timeline(path: Path) -> None:
-    """Refuse a `--timeline` that could not be written, before any work is done. UserError says why."""
+    """Refuse a `--timeline` of an unknown format, before any work is done. UserError says which are known."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(
             f"unknown timeline format: {path}",
             got=path.suffix or "no suffix",
             expected="a name that ends in .html (a page) or .json (a trace for ui.perfetto.dev)",
         )
-    check_place(path, "timeline")
 
 
 def write_timeline(path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> None:
     """Draw the spans of all ranks into `path`, whole or not at all; one rank.
 
     about: what to say of the run, name and value, in this order; "job" is the page's title.
-    UserError for another suffix or no such folder, RunError when writing fails.
+    UserError for another suffix, RunError when writing fails.
     """
     check_timeline(path)
     lanes = sorted(lanes, key=lambda lane: lane.rank)
@@ -135,7 +133,7 @@ def _stacked(stage: str, spans: Iterable[Span], zero: float) -> list[Row]:
 # The trace.
 
 
-def trace(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
+def trace(lanes: Sequence[Lane], about: dict[str, Any], limits: Bottleneck) -> str:
     """Chrome's trace event format: a process for each rank, a thread for each row, microseconds."""
     events: list[dict[str, Any]] = []
     for lane, lane_rows in zip(lanes, rows(lanes), strict=True):
@@ -169,7 +167,7 @@ def _event(bar: Bar, stage: str, process: int, thread: int) -> dict[str, Any]:
 # The page.
 
 
-def page(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
+def page(lanes: Sequence[Lane], about: dict[str, Any], limits: Bottleneck) -> str:
     """timeline.html with the run's words and numbers in place of its {{names}}."""
     title = str(about.get("job", "streamed run"))
     parts = {
@@ -183,7 +181,7 @@ def page(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
 
 
-def _facts(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
+def _facts(lanes: Sequence[Lane], about: dict[str, Any], limits: Bottleneck) -> str:
     own = {
         "time": seconds_text(limits.wall),
         "ranks": f"{len(lanes)} on {counted(len({lane.host for lane in lanes}), 'host')}",
@@ -196,7 +194,7 @@ def _facts(lanes: Sequence[Lane], about: dict[str, Any], limits: Limits) -> str:
     )
 
 
-def _stage_table(limits: Limits) -> str:
+def _stage_table(limits: Bottleneck) -> str:
     return "\n".join(
         f'<tr class="{"limit" if load is limits.limit else ""}" data-stage="{STAGES.index(load.stage)}">'
         f'<th scope="row">{load.stage}</th>'
@@ -207,7 +205,7 @@ def _stage_table(limits: Limits) -> str:
     )
 
 
-def _data(lanes: Sequence[Lane], limits: Limits) -> dict[str, Any]:
+def _data(lanes: Sequence[Lane], limits: Bottleneck) -> dict[str, Any]:
     """Columns, not records; begins as differences: half a million numbers stay a few megabytes."""
     drawn = [
         {

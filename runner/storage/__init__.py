@@ -25,7 +25,6 @@ from runner.storage.forms import agree
 from runner.storage.paths import BESIDE, suffix
 from runner.storage.paths import partial_path as partial_path
 from runner.storage.paths import split as split
-from runner.verdict import remove_partial as remove_partial
 
 HostArray = np.ndarray[Any, Any]
 # The module of each suffix, imported when the first such file is met.

@@ -13,24 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.ending import Ending
+from runner.chunking import memory_use
 from runner.errors import RunError, UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
+from runner.phases import Phases
 from runner.spans import Spans
 from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
 from runner.stream.batch_engine import BatchEnds, BatchEngine, Decide, naming, sink_for
-from runner.stream.cut import known_result, need_of
+from runner.stream.cut import known_result, limits
 from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
 from runner.stream.identity import of_work
-from runner.stream.memory import limits
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
-from runner.timing import Phases
+from runner.transaction import OutputTransaction
 from runner.work import Work
 from runner.world import World
 
@@ -44,7 +44,7 @@ class Batch:
     target: Path
     decide: Decide
     options: StreamOptions
-    ending: Ending
+    transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
     show: Show = unseen
@@ -62,11 +62,11 @@ class Batch:
         largest image cannot go through; RunError for an image that cannot, with its name.
         """
         world, images = self.world, self.folder.images
-        kept = world.once(lambda: look(self._journal, self.partial, self.options))
+        kept = world.on_root(lambda: look(self._journal, self.partial, self.options))
         work = self._sample()
         depth = self._depth(work)
-        finished = world.once(lambda: self._settle(kept, of_work(world, work, self.inputs)))
-        self.ending.keeps("finished images are kept; the same command with --resume goes on")
+        finished = world.on_root(lambda: self._settle(kept, of_work(world, work, self.inputs)))
+        self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
         ends = BatchEnds(world, self.folder, self.partial, self.decide, self._spans)
         log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
@@ -109,9 +109,9 @@ class Batch:
             except OSError as reason:
                 raise write_error(self.target, reason) from reason
 
-        self.world.once(rename)
-        self.ending.keeps(None)
-        self.world.once(self._journal.remove)
+        self.world.on_root(rename)
+        self.transaction.set_recovery_hint(None)
+        self.world.on_root(self._journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
 
     def _check_unchanged(self) -> None:
@@ -119,14 +119,14 @@ class Batch:
         try:
             self.inputs.check(self.world, f"{self.anew}, then the run again")
         except RunError:
-            self.ending.keeps(None)
+            self.transaction.set_recovery_hint(None)
             raise
 
     def _sample(self) -> Work:
         """The work on the largest image, with its result's shape and dtype, which its file can hold."""
         world, largest = self.world, max(self.folder.images, key=lambda image: image.size)
         path = self.folder.path / largest.name
-        source: Source = world.once(lambda: open_source(path))
+        source: Source = world.on_root(lambda: open_source(path))
 
         def decide() -> Work:
             with naming(path, error=UserError):
@@ -136,15 +136,17 @@ class Batch:
             with naming(path, error=UserError):
                 sink_for(self.partial, path.name, *work.known, world.nonce)
 
-        work = known_result(world, world.together(decide), source)
-        world.once(lambda: check(work))
+        work = known_result(world, world.collective_call(decide), source)
+        world.on_root(lambda: check(work))
         return work
 
     def _depth(self, work: Work) -> int:
         """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
         memory is enough for so many of the largest one."""
-        takes = need_of(self.world, work, work.partition[0]).host
-        room = self.world.together(lambda: limits(self.world, self.options)).host // takes if takes else 1
+        takes = memory_use(work, work.partition[0], asynchronous=self.world.backend.asynchronous).host
+        room = (
+            self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
+        )
         if room == 0 and self.options.host_memory is not None:
             raise UserError(
                 "--host-memory is less than the largest image takes",
@@ -158,7 +160,14 @@ class Batch:
         """Begin the output, or go on with one: the images that are finished. On rank 0."""
         wanted = {**work, "input": str(self.folder.path.resolve())}
         keys = settle(
-            self.world, self.ending, self._journal, self.partial, kept, wanted, self._create, self._check_left
+            self.world,
+            self.transaction,
+            self._journal,
+            self.partial,
+            kept,
+            wanted,
+            self._create,
+            self._check_left,
         )
         if kept is None:
             return set()

@@ -22,6 +22,7 @@ from runner.comm import Array
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.partition import Region, Shape
 from runner.pipeline import call_rows, slabs, windows
+from runner.result_type import type_of, type_without_cells
 from runner.spans import Spans
 from runner.storage import HostArray, Sink, commit, open_sink, open_source
 from runner.storage.folder import Folder
@@ -146,14 +147,12 @@ def result_of(world: World, work: Work, block: Array) -> Array:
         out = whole[first:last] if work.fills else None
         found = call_rows(world, work, region, window, (first, last), out)
         if whole is None:
-            work = work.with_result(found.shape[work.leading :], np.dtype(found.dtype))
+            work = work.with_result(*type_of(work, found))
             whole = _empty(world, work)
         if found is not out:
             whole[first:last] = found
     if whole is None:  # without cells
-        whole = _empty(
-            world, work if work.result else work.with_result(work.shape[work.leading :], work.dtype)
-        )
+        whole = _empty(world, work if work.result else work.with_result(*type_without_cells(work)))
     return whole
 
 

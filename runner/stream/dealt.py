@@ -15,14 +15,14 @@ from runner.clock import clock_offsets
 from runner.comm import Control, Counters
 from runner.deal import Deal
 from runner.errors import MeshrunError, RunError
-from runner.report.flow_progress import BETWEEN, Rates, recent_rates
-from runner.report.limits import Limits, Summary, Table, combine, summary
+from runner.phases import Phases
+from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
+from runner.report.stream_progress import BETWEEN, Rates, recent_rates
 from runner.report.timeline import Lane, write_timeline
 from runner.spans import STAGES, Span, Spans
 from runner.stream.ends import Engine
 from runner.stream.flow import stream
 from runner.stream.options import StreamOptions
-from runner.timing import Phases
 from runner.world import World
 
 MOST_THREADS = 16
@@ -159,7 +159,7 @@ def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]
             what = f"{about['output']} is complete, but {reason.what}"
             raise RunError(what, got=reason.got, hint="--timeline on another disk, if need be") from reason
 
-    world.once(write)
+    world.on_root(write)
 
 
 def _offsets(world: World) -> list[float]:
@@ -167,10 +167,10 @@ def _offsets(world: World) -> list[float]:
     return [-clock.offset for clock in clock_offsets(world.control)]
 
 
-def _limits(world: World, mine: Summary, gpu: bool) -> Limits:
+def _limits(world: World, mine: Summary, gpu: bool) -> Bottleneck:
     small = world.control.allgather((mine.moved, mine.device))
     whens = _gather(world.control, mine.when)
-    return world.once(
+    return world.on_root(
         lambda: combine(
             [Summary(moved, device, when) for (moved, device), when in zip(small, whens, strict=True)], gpu
         )

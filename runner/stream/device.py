@@ -7,6 +7,7 @@ it, and holds up what is issued to the device meanwhile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 
 from runner.backend import HostBytes, Mark
 from runner.comm import Array
-from runner.pipeline import call_rows, unheard
+from runner.pipeline import call_rows, result_buffer
+from runner.result_type import unheard
 from runner.spans import Stage
 from runner.stream.direct import Direct
 from runner.stream.ends import Ends, Task, shaped
@@ -73,12 +75,21 @@ class DeviceEngine:
         return slots
 
     def _rehearse(self, slot: DeviceSlot) -> None:
-        """The first chunk once through the function, for nothing: a first call compiles kernels, which can
-        take longer than many chunks, and would hold up those that are under way."""
-        for task in self.begin(slot, 0):
-            task.do()
-        with unheard():
-            self.compute(slot, lambda: None)
+        """Call the function once on zeros, in place of the first chunk, and drop the result.
+
+        A first call compiles kernels, which can take longer than many chunks and would hold up those that
+        are under way. Zeros are no rows of the array: none of these is computed twice. A function that
+        raises on zeros compiles its kernels when it is called on its first chunk.
+        """
+        slot.number, slot.window, slot.loaded = 0, self._ends.window(0), False
+        slot.source[: math.prod(slot.window.staged) * self._ends.work.dtype.itemsize] = 0
+        try:
+            with unheard(failures=False), np.errstate(all="ignore"):
+                self.compute(slot, lambda: None)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # what it raises on a chunk ends the run
+            self._backend.synchronize()
         self._lanes.passed(slot.marks[-1][-1])
         self.release(slot)
 
@@ -108,7 +119,7 @@ class DeviceEngine:
                 block = shaped(self._padded, window.shape, work.dtype)
                 window.assemble(staged, block)
             rows = window.region.shape[0]
-            out = work.buffer(window.region.shape, self._backend)
+            out = result_buffer(work, window.region.shape, self._backend)
             slot.result = self._kept(call_rows(ends.world, work, window.region, block, (0, rows), out))
             end = lanes.mark()
             nbytes = slot.result.nbytes

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.chunks import Chunks
-from runner.ending import Ending
 from runner.errors import RunError, UserError
 from runner.files import check_own
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
+from runner.phases import Phases
 from runner.spans import Spans
 from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.paths import KEPT, suffix
@@ -26,7 +26,7 @@ from runner.stream.host import HostEngine
 from runner.stream.identity import identity
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import look, settle
-from runner.timing import Phases
+from runner.transaction import OutputTransaction
 from runner.work import Work
 from runner.world import World
 
@@ -40,7 +40,7 @@ class Streaming:
     source: Source
     target: Path
     options: StreamOptions
-    ending: Ending
+    transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
     show: Show = unseen
@@ -59,11 +59,11 @@ class Streaming:
         self.sink = open_sink(self.target, *self.work.known, KEPT)
         self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
-        kept = world.once(lambda: look(self.journal, self.sink.partial, options))
+        kept = world.on_root(lambda: look(self.journal, self.sink.partial, options))
         rows = kept.get("rows") if kept else None
         chunks = chunks_of(world, self.work, self.source, self.sink, options, rows)
-        finished = world.once(lambda: self._settle(kept, chunks))
-        self.ending.keeps("finished chunks are kept; the same command with --resume goes on")
+        finished = world.on_root(lambda: self._settle(kept, chunks))
+        self.transaction.set_recovery_hint("finished chunks are kept; the same command with --resume goes on")
         todo = [number for number in range(len(chunks)) if number not in finished]
         ends = Ends(world, self.work, chunks, self.source, self.sink, self._spans)
         direct = self._direct(ends)
@@ -84,8 +84,8 @@ class Streaming:
 
     def commit(self) -> None:
         """After the output has its name: nothing is unfinished any more, and the run can be drawn."""
-        self.ending.keeps(None)
-        self.world.once(self.journal.remove)
+        self.transaction.set_recovery_hint(None)
+        self.world.on_root(self.journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
 
     @property
@@ -97,7 +97,14 @@ class Streaming:
         """On rank 0."""
         whole, partial = identity(self.world, self.work, self.source, chunks, self.inputs), self.sink.partial
         return settle(
-            self.world, self.ending, self.journal, partial, kept, whole, self._create, self._check_left
+            self.world,
+            self.transaction,
+            self.journal,
+            partial,
+            kept,
+            whole,
+            self._create,
+            self._check_left,
         )
 
     def _check_left(self) -> None:
@@ -152,5 +159,5 @@ class Streaming:
         try:
             self.inputs.check(self.world, f"{self.journal.anew(self.sink.partial)}, then the run again")
         except RunError:
-            self.ending.keeps(None)
+            self.transaction.set_recovery_hint(None)
             raise

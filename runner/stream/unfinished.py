@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.ending import Ending
 from runner.errors import UserError
+from runner.files import remove_path
 from runner.journal import Journal
 from runner.report.timeline import check_timeline
-from runner.storage import remove_partial
+from runner.storage import check_place
 from runner.storage.faults import write_error
 from runner.stream.options import StreamOptions
+from runner.transaction import OutputTransaction
 from runner.world import World
 
 Identity = dict[str, Any]
@@ -26,6 +27,7 @@ def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | 
     """
     if options.timeline is not None:
         check_timeline(Path(options.timeline))
+        check_place(Path(options.timeline), "timeline")
     kept = journal.kept()
     if kept is not None and not options.resume:
         raise journal.unfinished(partial)
@@ -34,7 +36,7 @@ def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | 
 
 def settle(
     world: World,
-    ending: Ending,
+    transaction: OutputTransaction,
     journal: Journal,
     partial: Path,
     kept: Identity | None,
@@ -56,13 +58,13 @@ def settle(
             check()
     if kept is None or not (done or there):
         try:
-            remove_partial(partial)  # of a run that ended before its journal was there
+            remove_path(partial)  # of a run that ended before its journal was there
         except OSError as reason:
             raise write_error(partial, reason) from reason
-        ending.unfinished(partial)
+        transaction.track_partial(partial)
         create()
         journal.begin(wanted)
-        ending.unfinished(None)
+        transaction.forget_partial()
         return set()
     if not there:
         raise UserError(

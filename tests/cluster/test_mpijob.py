@@ -21,7 +21,7 @@ from launch.plan import Plan, planned
 from launch.pods import Implementation, Pods
 from launch.told import Told
 from launch.watch import Outcome
-from runner.verdict import RunDirectory
+from runner.run_status import RunDirectory
 
 TOKEN = "f00d"
 BENCH = ("bench", "all_reduce", "--device", "cpu", "-b", "8", "-e", "1K", "-f", "8", "-n", "2", "-w", "1")

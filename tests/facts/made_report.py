@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.probe import Wrong
-from jobs.validate.report import Change, Curve, Drift, Limit, Matrix, Member, Report
+from jobs.validate.report.model import Change, Curve, Drift, Limit, Matrix, Member, Report
 from jobs.validate.verdict import Alarm, Evidence, Finding, Rung, Verdict
 
 GB = 1e9
@@ -149,12 +149,12 @@ ALARMS = (
     ),
     Alarm(
         "warning",
-        "host c7, mlx5_3 port 1: symbol_error went from 0 to 1841 (bits that arrived wrong on the wire: "
+        "host c7, mlx5_3 port 1: symbol_error 0 -> 1841 (bits that arrived wrong on the wire: "
         "a bad cable, transceiver or port)",
     ),
     Alarm(
         "warning",
-        "host c2, GPU 5: throttle reasons went from none to hardware thermal slowdown (the GPU slows "
+        "host c2, GPU 5: throttle reasons none -> hardware thermal slowdown (the GPU slows "
         "itself down because it is too hot)",
     ),
 )

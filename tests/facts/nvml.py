@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
+
+import pytest
+
+from runner import nvml
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 
@@ -55,3 +63,17 @@ class Nvml:
         if link >= len(self.links):
             raise InvalidArgument("Invalid Argument")
         return self.links[link]
+
+
+def load(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
+    """Have `module` stand for pynvml, not started yet; None: it is not installed."""
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setattr(nvml, "_start", cache(nvml._start.__wrapped__))
+
+
+@contextmanager
+def loaded(module: object) -> Iterator[None]:
+    """`load`, for what happens inside."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        load(monkeypatch, module)
+        yield

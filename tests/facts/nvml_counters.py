@@ -70,7 +70,6 @@ class Nvml(nvml.Nvml):
         super().__init__(links or [], failing)
         self.fields, self.errors, self.calls = fields or {}, errors or {}, calls or {}
         self.type = "ullVal"  # the member of the union that has the values
-        self.initialized = 1
 
     def _told(self, name: object) -> int:
         self._answer("call")

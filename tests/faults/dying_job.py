@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import runner
-import runner.map_job
 import runner.stream.run
 from runner.journal import Journal, Log, Syncer
 from runner.storage.flat import FlatSink, FlatSource
+from runner.transaction import OutputTransaction
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -88,8 +88,8 @@ PLACES: dict[str, tuple[Any, str, Callable[[], bool], Callable[..., Any]]] = {
     "after its line": (Log, "done", due, Log.done),
     "sync": (FlatSink, "sync", after_one, nothing),
     "synced": (Log, "synced", after_one, nothing),
-    "rename": (runner.map_job, "commit", due, nothing),
-    "renamed": (runner.map_job, "commit", due, runner.map_job.commit),
+    "rename": (OutputTransaction, "commit", due, nothing),
+    "renamed": (OutputTransaction, "commit", due, OutputTransaction.commit),
 }
 whole_write = FlatSink.write
 in_sync = place in ("sync", "synced")

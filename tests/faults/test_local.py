@@ -31,8 +31,8 @@ RANK = f"""
 import os, signal, socket, sys, time
 from pathlib import Path
 sys.path.append({str(ROOT)!r})
-from runner.ending import end_with_parent
-from runner.verdict import RunDirectory
+from runner.termination import end_with_parent
+from runner.run_status import RunDirectory
 end_with_parent()  # as every rank: a launcher that is told to end while nobody reads it may leave them
 case, folder = sys.argv[-2], Path(sys.argv[-1])
 run = RunDirectory(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
@@ -164,7 +164,7 @@ def test_a_killed_rank_gets_a_name_and_takes_all_others_along(
     body = """
 if world.rank == 0:
     (folder / ".out.npy.partial").write_text("half")
-    run.keep_partial(folder / ".out.npy.partial")
+    run.note_partial(folder / ".out.npy.partial")
 world.barrier()
 if world.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -105,7 +105,7 @@ def opened(world: World, operation: str, **settings: Any) -> Iterator[session.Se
     } | settings  # fmt: skip
     asked = BenchOptions((operation,), SweepSettings(**chosen))
     colors = [0] * world.size
-    with session.opened(world, world.control, asked, operation, runner.Progress(), colors) as made:
+    with session.opened(world, world.control, asked, operation, runner.MeasurementProgress(), colors) as made:
         yield made
 
 
@@ -420,13 +420,13 @@ def test_two_ranks_on_one_gpu_are_refused() -> None:
 
 
 def main() -> int:
-    def body(world: World, ending: runner.Ending) -> Json:
+    def body(world: World, handler: runner.FailureHandler) -> Json:
         found = survey(world)
         if world.rank == 0:
             Path(sys.argv[1]).write_text(json.dumps(found))
         return {}
 
-    return runner.as_rank(body, device="cuda", debug=True)
+    return runner.run_as_rank(body, device="cuda", debug=True)
 
 
 if __name__ == "__main__":

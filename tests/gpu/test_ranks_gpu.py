@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def folder(world: World) -> Iterator[Path]:
-    path = world.once(lambda: Path(tempfile.mkdtemp()))
+    path = world.on_root(lambda: Path(tempfile.mkdtemp()))
     yield path
     world.control.barrier()
     if world.rank == 0:
@@ -52,7 +52,7 @@ def test_blocks_on_gpus_give_what_scipy_gives(
 ) -> None:
     for shape in ((67, 41), (2, 1030), (1024, 512)):
         array = np.random.default_rng(6).integers(-99, 99, shape).astype(np.float64)
-        world.once(lambda values=array: np.save(folder / "in.npy", values))
+        world.on_root(lambda values=array: np.save(folder / "in.npy", values))
         options = Options(boundary=boundary, overlap=overlap, grid=grid, cval=5.0, verify="full")
         run(correlate, folder / "in.npy", folder / "out.npy", {}, options, world=world)
         wanted = ndimage.correlate(array, KERNEL, mode=boundary, cval=5.0)
@@ -73,7 +73,7 @@ def test_a_function_may_change_its_block_while_the_halo_travels(
     array = np.random.default_rng(7).integers(-99, 99, (4096, 4099))
     padded = np.pad(array, ((2, 1), (1, 1)), mode="symmetric")
     wanted = 2 * (padded[:-3, 1:-1] + 3 * padded[2:-1, :-2] + 5 * padded[3:, 2:])
-    world.once(lambda: np.save(folder / "in.npy", array))
+    world.on_root(lambda: np.save(folder / "in.npy", array))
     options = Options(overlap=overlap, verify="sample")
     run(doubled_sums, folder / "in.npy", folder / "out.npy", {}, options, world=world)
     np.testing.assert_array_equal(np.load(folder / "out.npy"), wanted)

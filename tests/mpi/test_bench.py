@@ -56,7 +56,7 @@ def measured(world: World, capfd: pytest.CaptureFixture[str]) -> Measure:
 
     def call(asked: BenchOptions, body: Any = run) -> list[list[str]]:
         capfd.readouterr()
-        body(world, runner.Ending(world=world), asked, DOOR)
+        body(world, runner.FailureHandler(world=world), asked, DOOR)
         text = world.control.allgather(capfd.readouterr().out)
         assert text[1:] == [""] * (world.size - 1)
         assert "\x1b" not in text[0]
@@ -130,7 +130,7 @@ def test_all_of_them_skip_what_does_not_fit(
     world: World, capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     asked = BenchOptions(tuple(OPERATIONS), ONE_SIZE, output_file=str(folder / "out.json"))
-    run(world, runner.Ending(world=world), asked, DOOR)
+    run(world, runner.FailureHandler(world=world), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     expected = [name for name in OPERATIONS if fits(name, world.size)]
     assert re.findall(r"starting: (\w+)_perf", text) == expected
@@ -177,7 +177,7 @@ def test_single_iterations(world: World, measured: Measure, folder: Path) -> Non
 
 def test_groups_are_named(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     asked = BenchOptions(("all_reduce",), ONE_SIZE, split="MOD2", names=True)
-    run(world, runner.Ending(world=world), asked, DOOR)
+    run(world, runner.FailureHandler(world=world), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     groups = dict(re.findall(r"group (\d) \(ranks (\S+)\) in place:", text))
     seats = re.findall(r"^#  Rank +(\d+) Group +(\d+) ", text, re.M)
@@ -232,7 +232,7 @@ def test_every_rank_refuses_alike(
     world: World, capfd: pytest.CaptureFixture[str], asked: BenchOptions, says: str
 ) -> None:
     with pytest.raises(runner.UserError, match=says):
-        run(world, runner.Ending(world=world), asked, DOOR)
+        run(world, runner.FailureHandler(world=world), asked, DOOR)
     assert capfd.readouterr().out == ""
     world.control.barrier()  # nobody is left behind
 
@@ -241,7 +241,12 @@ def test_too_slow_on_average(world: World, capfd: pytest.CaptureFixture[str]) ->
     with pytest.raises(
         WrongResults, match=r"all_reduce: average bus bandwidth .* below 0\.9 of 1e\+09"
     ) as slow:
-        run(world, runner.Ending(world=world), BenchOptions(("all_reduce",), ONE_SIZE, min_busbw=1e9), DOOR)
+        run(
+            world,
+            runner.FailureHandler(world=world),
+            BenchOptions(("all_reduce",), ONE_SIZE, min_busbw=1e9),
+            DOOR,
+        )
     assert (slow.value.exit_code, slow.value.everywhere) == (7, True)
     if world.rank == 0:
         assert re.search(r"^# Avg bus bandwidth    : \S+ FAILED$", capfd.readouterr().out, re.M)
@@ -262,7 +267,7 @@ def test_wrong_data_is_named(
 
     monkeypatch.setattr(measure, "verify", disturbed)
     with pytest.raises(WrongResults, match=f"{operation}: wrong data") as failure:
-        run(world, runner.Ending(world=world), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
+        run(world, runner.FailureHandler(world=world), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
     assert (failure.value.exit_code, failure.value.everywhere) == (7, True)
     text = world.control.broadcast(capfd.readouterr().out)
     (line,) = re.findall(r"^#   (wrong: rank .* out of place: .*)$", text, re.M)

@@ -16,9 +16,9 @@ import runner
 from runner import rank
 from runner.comm.mpi import MpiComm
 from runner.doctor import SCHEMA, main
-from runner.inspection import Unfit, inspect, preflight
+from runner.inspection import PreflightFailed, gather_surveys, preflight
 from runner.launcher import BY_HAND, Started
-from runner.report.survey_table import table
+from runner.rank_table import render
 from runner.survey import Survey
 from runner.world import World, open_world
 
@@ -56,7 +56,7 @@ def still_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.mpi_library
 def test_every_rank_has_the_facts_of_all_in_order(world: World) -> None:
-    surveys = inspect(world.control, world.ranks, world.backend)
+    surveys = gather_surveys(world.control, world.ranks, world.backend)
     assert [survey.rank for survey in surveys] == list(range(world.size))
     places = [(place.host, place.host_id, place.local, place.pid) for place in world.ranks]
     assert [(one.host, one.host_id, one.local_rank, one.pid) for one in surveys] == places
@@ -73,8 +73,8 @@ def rows(text: str, survey: Survey) -> list[str]:
 
 
 def test_the_table_has_a_line_for_every_rank(world: World) -> None:
-    surveys = inspect(world.control, world.ranks, world.backend)
-    text = table(surveys)
+    surveys = gather_surveys(world.control, world.ranks, world.backend)
+    text = render(surveys)
     assert text.startswith(f"{world.size} rank")
     assert [len(rows(text, survey)) for survey in surveys] == [1] * world.size
 
@@ -90,7 +90,7 @@ def test_it_shows_everything_once_and_writes_it(
     assert "FAILURE" not in shown[0]
     comm.barrier()
     record = json.loads(file.read_text())
-    assert record.keys() == {"schema", "ranks", "problems"}
+    assert record.keys() == {"schema", "kind", "version", "ranks", "problems"}
     assert record["schema"] == SCHEMA
     assert [one["rank"] for one in record["ranks"]] == list(range(comm.size))
     assert [one["pid"] for one in record["ranks"]] == comm.allgather(os.getpid())
@@ -130,7 +130,7 @@ def test_a_run_is_refused_for_the_same_on_every_rank_alike(comm: MpiComm) -> Non
     if comm.size == 1:
         assert open_world("cpu", control=comm, check=check).size == 1
         return
-    with pytest.raises(Unfit, match="another number of hosts") as unfit:
+    with pytest.raises(PreflightFailed, match="another number of hosts") as unfit:
         open_world("cpu", control=comm, check=check)
     assert unfit.value.everywhere
     assert len(set(comm.allgather(str(unfit.value)))) == 1

@@ -54,7 +54,7 @@ def world() -> Iterator[World]:
 @pytest.fixture
 def folder(world: World) -> Iterator[Path]:
     """A folder that all ranks see."""
-    made = Path(world.once(lambda: tempfile.mkdtemp(prefix="jobs-")))
+    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="jobs-")))
     yield made
     world.control.barrier()
     if world.rank == 0:
@@ -67,7 +67,7 @@ def photograph() -> Array:
 
 
 def put(world: World, path: Path, array: Array) -> Path:
-    world.once(lambda: np.save(path, array))
+    world.on_root(lambda: np.save(path, array))
     return path
 
 

@@ -74,13 +74,13 @@ def test_one_rank_that_cannot_look_fails_every_rank(comm: MpiComm, monkeypatch: 
 
 def test_once(comm: MpiComm) -> None:
     opened = open_world("cpu", control=comm)
-    assert opened.once(lambda: f"seen by {comm.rank}") == "seen by 0"
+    assert opened.on_root(lambda: f"seen by {comm.rank}") == "seen by 0"
 
     def fail() -> None:
         raise RunError(f"rank {comm.rank} failed", hint="again")
 
     with pytest.raises(RunError, match=r"^rank 0 failed\. Try: again$") as caught:
-        opened.once(fail)
+        opened.on_root(fail)
     assert caught.value.everywhere
 
 
@@ -91,25 +91,25 @@ def test_an_error_of_rank_0_that_is_not_ours_is_raised_by_all(comm: MpiComm) -> 
         raise failure
 
     with pytest.raises(FileNotFoundError, match=r"a\.npy"):
-        opened.once(lambda: fail(FileNotFoundError(2, "No such file", "a.npy")))
+        opened.on_root(lambda: fail(FileNotFoundError(2, "No such file", "a.npy")))
     if comm.size > 1:
         with pytest.raises(RunError, match="ValueError: <unlocked"):
-            opened.once(lambda: fail(ValueError(threading.Lock())))
+            opened.on_root(lambda: fail(ValueError(threading.Lock())))
         with pytest.raises(RunError, match="rank 0's value cannot be sent to the other ranks: got lock: "):
-            opened.once(threading.Lock)
-    assert opened.once(lambda: "and on") == "and on"
+            opened.on_root(threading.Lock)
+    assert opened.on_root(lambda: "and on") == "and on"
 
 
 def test_together(comm: MpiComm) -> None:
     opened = open_world("cpu", control=comm)
-    assert opened.together(lambda: comm.rank) == comm.rank
+    assert opened.collective_call(lambda: comm.rank) == comm.rank
 
     def fail_on_the_last() -> None:
         if comm.rank == comm.size - 1:
             raise RunError(f"rank {comm.rank} failed")
 
     with pytest.raises(RunError, match=f"^rank {comm.size - 1} failed$") as caught:
-        opened.together(fail_on_the_last)
+        opened.collective_call(fail_on_the_last)
     assert caught.value.everywhere
 
 

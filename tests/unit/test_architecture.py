@@ -20,24 +20,23 @@ PACKAGES = ("runner", "jobs", "launch")
 LAYERS = (
     ("calibrate", "selftest"),
     ("doctor", "main"),
-    ("rank",),
+    ("rank_process",),
     ("declare",),  # a declared job runs itself: `edges.run(...)` and `edges(array)`
     ("apply",),
     ("execute", "find", "heartbeat", "inspection", "mutations"),
     ("batch_job", "map_job"),
-    ("options",),
+    ("options", "rank_table", "record_builder"),
     ("forecast_record",),
-    ("forecast",),
     ("check", "store", "stream"),
     ("pipeline",),
-    ("compare", "rates"),
-    ("load", "reduce", "report", "work"),
+    ("compare", "result_type"),
+    ("load", "reduce"),
     ("inputs",),
-    ("declaration", "ending"),
-    ("exchange", "here", "storage"),
-    ("world",),
-    ("device", "preflight"),
-    ("clock", "deal", "heartbeat_process", "preflight_agree", "preflight_host", "timing", "watchdog"),
+    ("failure",),
+    ("exchange", "transaction"),
+    ("storage", "world"),
+    ("binding", "preflight"),
+    ("clock", "deal", "heartbeat_process", "preflight_consistency", "preflight_host", "watchdog"),
     ("problem",),
     ("counters", "survey"),
     ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),
@@ -47,34 +46,41 @@ LAYERS = (
     ("comm.simulated_spec",),
     ("comm.simulated_faults",),
     ("comm.host", "comm.mpi", "comm.nccl_calls", "comm.simulated", "comm.staged"),
-    ("early",),
+    ("preload",),
     ("comm.nccl",),
     ("backend.cuda_blas", "backend.cuda_box", "backend.cuda_pools"),
     (
         "backend.cpu",
         "backend.cuda",
-        "counters_gpu",
-        "counters_network",
-        "counters_processors",
-        "survey_gpu",
-        "survey_network",
     ),
     ("backend.box", "backend.cuda_files", "backend.cuda_lanes", "backend.pools"),
-    ("chunks", "philox", "window"),
+    ("forecast",),  # what a run will do and take: decided without ranks, files or devices
+    ("chunking", "rates"),
+    ("work",),
+    ("declaration", "here"),
+    ("chunks", "philox", "stream.options", "window"),
     ("backend",),  # the protocols
     ("comm",),
     ("boxes", "halo", "signature"),
-    ("partition", "watch_progress"),
-    ("journal", "launcher", "links", "verdict", "watch_channel", "watch_report"),
-    ("lock",),
-    ("files",),
-    ("errors", "spans", "sysfs"),
+    (
+        "counters_gpu",
+        "counters_network",
+        "counters_processors",
+        "partition",
+        "survey_gpu",
+        "survey_network",
+        "watch_progress",
+    ),
+    ("journal", "launcher", "links", "run_status", "termination", "watch_channel", "watch_report"),
+    ("lock", "report"),
+    ("files", "nvml"),
+    ("errors", "phases", "spans", "sysfs"),
 )
 
 CUPY = ("runner/backend/cuda*.py", "runner/comm/nccl*.py")
 MPI4PY = ("runner/comm/mpi*.py", "runner/world*.py")
 ENVIRONMENT = ("runner/launcher.py", "runner/world.py", "runner/comm/mpi.py", "launch/*.py")
-COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich")
+COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich", "jinja2", "prometheus_client")
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,11 @@ def mpi_has_one_home(source: Source) -> Iterator[str]:
 def nccl_has_one_home(source: Source) -> Iterator[str]:
     if source.path != "runner/comm/nccl.py":
         yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("nccl"))
+
+
+def nvml_has_one_home(source: Source) -> Iterator[str]:
+    if source.path != "runner/nvml.py":
+        yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("pynvml"))
 
 
 def the_runner_knows_neither_jobs_nor_the_door(source: Source) -> Iterator[str]:
@@ -238,6 +249,7 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("runner/comm/nccl_calls.py", "def f():\n    from nccl.bindings import nccl"),
         ("jobs/a.py", "import nccl.core"),
     ],
+    nvml_has_one_home: [("runner/links.py", "def f():\n    import pynvml")],
     the_runner_knows_neither_jobs_nor_the_door: [
         ("runner/find.py", "import jobs.laplacian"),
         ("runner/report/summary.py", "def f():\n    from launch import cli"),

@@ -40,7 +40,7 @@ def test_a_rank_moves_before_its_communicators_are_opened(monkeypatch: pytest.Mo
     moved: list[tuple[int, ...]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: moved.append(cpus))
     monkeypatch.setattr("runner.inspection.survey", lambda *_, **__: survey(range(8), range(4, 8)))
-    monkeypatch.setattr("runner.preflight.problems", lambda *_: [])
+    monkeypatch.setattr("runner.preflight.check_surveys", lambda *_: [])
 
     def body(control: SimulatedComm) -> None:
         backend = CpuBackend()

@@ -57,7 +57,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("runner.rank.on_termination", lambda _: None)  # this process goes on afterwards
+    monkeypatch.setattr("runner.rank_process.on_termination", lambda _: None)  # for later tests
     monkeypatch.setattr("launch.refuse.LINGER", 0.0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)

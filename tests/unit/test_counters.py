@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from nvml import UUID, NotSupported, NVMLError
+from nvml import UUID, NotSupported, NVMLError, loaded
 from nvml_counters import VALUE_TYPES, Nvml
 
 import runner
-from runner import counters, counters_gpu
+from runner import counters_gpu
 from runner.counters_gpu import gpu_counters
 from runner.counters_network import RDMA, network_counters
 from runner.counters_processors import processor_counters
@@ -39,12 +38,17 @@ def write(path: Path, text: str) -> None:
 # GPUs.
 
 
+def read(uuid: str, local: int, module: Nvml) -> dict[tuple[str, str], float | str]:
+    with loaded(module):
+        return gpu_counters(uuid, local)
+
+
 def test_a_hopper() -> None:
     """Two links, one down: errors by the function of each link; the fields of later NVLinks are not there."""
     fields: dict[object, float] = {94: 7, 3: 2, 4: 1, 142: 3, 143: 0, 144: 0, 145: 0, 230: 0}
     times: dict[object, float] = {74: 2.5e9, 75: 1e9, 76: 0, 77: 0, 269: 1e9, 270: 0, 271: 0}
     errors = {(link, counter): 10 * link + counter for link in (0, 1) for counter in (0, 1, 2)}
-    found = gpu_counters(UUID, 3, Nvml([1, 0], fields | times, errors, CALLS))
+    found = read(UUID, 3, Nvml([1, 0], fields | times, errors, CALLS))
     own = {counter: value for (part, counter), value in found.items() if part == "GPU 3"}
     assert own == {
         "PCIe replays": 7,
@@ -87,7 +91,7 @@ def test_a_hopper() -> None:
 def test_later_nvlinks_have_fields_of_each_link() -> None:
     numbers = (221, 219, 213, 214, 208, 209, 206, 207, 211, 212)
     fields: dict[object, float] = {(field, link): 1000 * link + field for field in numbers for link in (0, 1)}
-    found = gpu_counters(UUID, 0, Nvml([1, 1], fields))
+    found = read(UUID, 0, Nvml([1, 1], fields))
     second = {name: value for (part, name), value in found.items() if part == "GPU 0, NVLink 1"}
     assert second == {
         "state": "up",
@@ -97,19 +101,19 @@ def test_later_nvlinks_have_fields_of_each_link() -> None:
 
 def test_heat_counts_once() -> None:
     """Older drivers have one time for heat, newer ones two more, which are parts of it."""
-    old = gpu_counters(UUID, 0, Nvml(fields={75: 3e9}))
-    new = gpu_counters(UUID, 0, Nvml(fields={75: 3e9, 270: 2e9}))
+    old = read(UUID, 0, Nvml(fields={75: 3e9}))
+    new = read(UUID, 0, Nvml(fields={75: 3e9, 270: 2e9}))
     assert old == {("GPU 0", "slowed by heat"): 3.0}
     assert new == {("GPU 0", "slowed by heat, hardware"): 2.0}
 
 
 def test_reasons_of_the_moment_where_there_are_no_times() -> None:
-    found = gpu_counters(UUID, 0, Nvml(calls={"reasons": 0x1 | 0x4 | 0x40}))  # idle says nothing
+    found = read(UUID, 0, Nvml(calls={"reasons": 0x1 | 0x4 | 0x40}))  # idle says nothing
     on = {counter for (_, counter), value in found.items() if value == 1.0}
     off = {counter for (_, counter), value in found.items() if value == 0.0}
     assert on == {"slowed now by power cap", "slowed now by heat, hardware"}
     assert len(off) == 3
-    timed = gpu_counters(UUID, 0, Nvml(fields={74: 0}, calls={"reasons": 0x4}))
+    timed = read(UUID, 0, Nvml(fields={74: 0}, calls={"reasons": 0x4}))
     assert timed == {("GPU 0", "slowed by power cap"): 0.0}
 
 
@@ -117,12 +121,12 @@ def test_reasons_of_the_moment_where_there_are_no_times() -> None:
 def test_a_field_tells_which_of_its_values_counts(member: str) -> None:
     nvml = Nvml(fields={94: 5})
     nvml.type = member
-    assert gpu_counters(UUID, 0, nvml) == {("GPU 0", "PCIe replays"): 5.0}
+    assert read(UUID, 0, nvml) == {("GPU 0", "PCIe replays"): 5.0}
 
 
 def test_a_module_that_does_not_know_a_field_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
-    assert gpu_counters(UUID, 0, Nvml(fields={230: 1, 94: 5})) == {("GPU 0", "PCIe replays"): 5.0}
+    assert read(UUID, 0, Nvml(fields={230: 1, 94: 5})) == {("GPU 0", "PCIe replays"): 5.0}
 
 
 @pytest.mark.parametrize(
@@ -139,14 +143,14 @@ def test_what_cannot_be_read_is_absent(
     failing: str, missing: str, left: tuple[str, ...], error: NVMLError
 ) -> None:
     nvml = Nvml([1], {94: 7}, {(0, 0): 1}, CALLS, {failing: error})
-    found = {counter for _, counter in gpu_counters(UUID, 0, nvml)}
+    found = {counter for _, counter in read(UUID, 0, nvml)}
     assert missing not in found
     assert found >= set(left)
     assert bool(found) == bool(left)
 
 
 def test_a_gpu_that_nvml_does_not_know() -> None:
-    assert gpu_counters("GPU-other", 0, Nvml([1], {94: 7})) == {}
+    assert read("GPU-other", 0, Nvml([1], {94: 7})) == {}
 
 
 def test_the_names_are_those_of_the_module() -> None:
@@ -168,33 +172,22 @@ def test_the_names_are_those_of_the_module() -> None:
 # NVML's start, which takes long.
 
 
-def test_nvml_is_initialised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_is_initialised_once() -> None:
     nvml = Nvml(fields={94: 7})
-    nvml.initialized = 0
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    counters._nvml.cache_clear()
-    try:
+    with loaded(nvml):
         first, second = (runner.read_counters(UUID, 1, NOWHERE, NOWHERE) for _ in range(2))
-    finally:
-        counters._nvml.cache_clear()
     assert nvml.initialized == 1
     assert first["GPU 1", "PCIe replays"] == second["GPU 1", "PCIe replays"] == 7
 
 
-def test_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Nvml(failing={"init": NVMLError("Driver Not Loaded")})
-    broken.initialized = 0
-    for module in (None, broken):
-        monkeypatch.setitem(sys.modules, "pynvml", module)
-        counters._nvml.cache_clear()
-        try:
-            assert list(runner.read_counters(UUID, 0, NOWHERE, NOWHERE)) == [("clock", "seconds")]
-        finally:
-            counters._nvml.cache_clear()
+@pytest.mark.parametrize("module", [None, Nvml(failing={"init": NVMLError("Driver Not Loaded")})])
+def test_without_nvml(module: Nvml | None) -> None:
+    with loaded(module):
+        assert list(runner.read_counters(UUID, 0, NOWHERE, NOWHERE)) == [("clock", "seconds")]
 
 
 def test_a_cpu_asks_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "_nvml", lambda: pytest.fail("NVML was asked"))
+    monkeypatch.setattr("runner.nvml._start", lambda: pytest.fail("NVML was asked"))
     before = time.monotonic()
     assert before <= float(runner.read_counters(None, 0, NOWHERE, NOWHERE)["clock", "seconds"])
 

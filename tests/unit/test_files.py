@@ -13,13 +13,13 @@ import pytest
 
 from jobs.measure.record_file import RecordFile
 from jobs.validate.baseline import json as baseline
-from jobs.validate.baseline.run import Run
+from jobs.validate.baseline.run import BaselineRun
 from runner import files
 from runner.errors import UserError
 from runner.report import record as records
 from runner.report.timeline import write_timeline
 
-RUN = Run("2026-01-01T00:00:00+00:00", (("n1", 1),), ("CPU",), {}, {})
+RUN = BaselineRun("2026-01-01T00:00:00+00:00", (("n1", 1),), ("CPU",), {}, {})
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def test_links_under_names_that_can_be_guessed_are_not_followed(tmp_path: Path, 
     for name in guessed:
         path.with_name(name).symlink_to(victim)
     writers: list[Callable[[], object]] = [
-        lambda: records.write({}, path),
+        lambda: records.write_json(path, "test", 1, {}),
         lambda: write_timeline(path, [], {}),
         lambda: RecordFile(path).write(lambda: "{}"),
         lambda: baseline.add(path, RUN),

@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
+from runner.backend.cpu import CpuBackend
+from runner.chunking import FILLS, ON_DEVICE
 from runner.errors import RunError, UserError
 from runner.execute import Options, run
-from runner.forecast import Forecast, by_ranks, enough, forecast, settle
+from runner.forecast import Forecast, by_ranks, enough, forecast
 from runner.forecast_record import compare, record
 from runner.rates import Machine, Rate, nominal, nominal_cpu
-from runner.report.forecast_table import render, render_comparison
+from runner.report.plan_table import render, render_comparison
+from runner.result_type import with_known_result
 from runner.spans import STAGES
-from runner.stream.cut import FILLS, ON_DEVICE
 from runner.stream.options import StreamOptions
 from runner.work import Work, decide
 
@@ -35,7 +37,11 @@ CPUS = replace(GPUS, gpus=0, cores=4)
 
 def work(shape: tuple[int, ...], ranks: int, *, halo: Any = 0, grid: str | None = None) -> Work:
     job = runner.map_blocks(halo=halo, boundary="nearest")(identity)
-    return settle(decide(job, {}, shape, np.dtype(np.uint8), ranks, grid=grid))
+    return settled(decide(job, {}, shape, np.dtype(np.uint8), ranks, grid=grid))
+
+
+def settled(cut: Work) -> Work:
+    return with_known_result(cut, CpuBackend())
 
 
 def identity(block: Any, *, out: Any) -> None:
@@ -93,7 +99,8 @@ def test_every_chunk_is_read_with_its_halo() -> None:
 
 
 def test_a_halo_along_an_axis_that_is_cut_is_read() -> None:
-    found = forecast(work((64, 10), 2, halo=(0, 2), grid="1x2"), GPUS, 1, StreamOptions(chunk_bytes=8 * 9))
+    cut, options = work((64, 10), 2, halo=(0, 2), grid="1x2"), StreamOptions(chunk_bytes=8 * 9)
+    found = forecast(cut, GPUS, 1, options, grid="1x2")
     assert found.part.chunk_rows == 8
     assert found.part.moved["read"] == 8 * 8 * (5 + 4)
 
@@ -144,7 +151,7 @@ def test_a_result_that_is_not_declared_is_seen_by_a_call() -> None:
     def halves(block: Any) -> Any:
         return (block[1:-1] / 2).sum(axis=-1)
 
-    found = settle(decide(halves, {}, (50, 40, 3), np.dtype(np.int16), 5))
+    found = settled(decide(halves, {}, (50, 40, 3), np.dtype(np.int16), 5))
     assert found.result == ((50, 40), np.dtype(np.float64))
 
     @runner.map_blocks
@@ -152,7 +159,7 @@ def test_a_result_that_is_not_declared_is_seen_by_a_call() -> None:
         return block[:0]
 
     with pytest.raises(RunError, match="wrong shape"):
-        settle(decide(wrong, {}, (50, 40), np.dtype(np.int16), 5))
+        settled(decide(wrong, {}, (50, 40), np.dtype(np.int16), 5))
 
 
 def test_a_chunk_that_fits_no_memory_is_refused() -> None:

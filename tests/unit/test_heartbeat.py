@@ -25,9 +25,9 @@ from runner import heartbeat
 from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.errors import RunError
-from runner.heartbeat import PROCESS, Heartbeat, first_ranks, leave_note, lost_hosts
-from runner.heartbeat_process import Silence
-from runner.watch_channel import LOOPBACK, Hub, Line, connect
+from runner.heartbeat import PROCESS, Heartbeat, first_rank_per_host, lost_hosts_error, write_lost_note
+from runner.heartbeat_process import SilenceTracker
+from runner.watch_channel import LOOPBACK, Connection, Hub, connect
 from runner.world import Rank, World
 
 SECONDS = 1.0  # that a host may be silent
@@ -39,11 +39,11 @@ TOKEN = "secret"
 # Who has been silent for how long.
 
 
-def watched(**heard: float) -> Silence:
-    return Silence(10.0, 0.0, {int(name[1:]): then for name, then in heard.items()})
+def watched(**heard: float) -> SilenceTracker:
+    return SilenceTracker(10.0, 0.0, {int(name[1:]): then for name, then in heard.items()})
 
 
-def lost(silence: Silence, begin: float, end: float, tick: float = 1.0) -> list[int]:
+def lost(silence: SilenceTracker, begin: float, end: float, tick: float = 1.0) -> list[int]:
     """Who is, when it is looked every `tick` seconds; nobody before `end`."""
     for n in range(1, round((end - begin) / tick)):
         assert silence.lost(begin + tick * n) == []
@@ -178,13 +178,13 @@ def hub() -> Iterator[Hub]:
     opened.close()
 
 
-def joined(port: int, rank: int) -> Line:
+def joined(port: int, rank: int) -> Connection:
     line = connect([LOOPBACK], port, TOKEN, rank)
-    assert isinstance(line, Line)
+    assert isinstance(line, Connection)
     return line
 
 
-def beats(line: Line, count: int) -> None:
+def beats(line: Connection, count: int) -> None:
     """Be another host, for so many beats of rank 0's."""
     deadline = time.monotonic() + DEADLINE
     heard = 0
@@ -201,14 +201,14 @@ def answered(hub: Hub) -> list[tuple[int, Any]]:
     """Be rank 0's process, for what it hears in a moment."""
     said = list(hub.poll(SECONDS / 10))
     if said:
-        hub.say({"beat": True})
+        hub.broadcast({"beat": True})
     return said
 
 
 class Beating(threading.Thread):
     """Another host that goes on and on."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Connection) -> None:
         super().__init__()
         self._line, self._over = line, threading.Event()
         self.start()
@@ -284,8 +284,8 @@ def test_a_loss_is_noted_in_a_slurm_job(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    leave_note(tmp_path, "host c1 silent")
-    leave_note(tmp_path, "host c1 silent")
+    write_lost_note(tmp_path, "host c1 silent")
+    write_lost_note(tmp_path, "host c1 silent")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == (
         {note: "meshrun: host c1 silent\n"} if note else {}
     )
@@ -387,7 +387,7 @@ def test_signals_are_for_the_rank(lead: Started, port: int) -> None:
 def test_a_wrong_token_is_no_host(start: Start, port: int, lead: Started) -> None:
     stranger = start(candidates=[LOOPBACK], port=port, rank=16, token="guessed")
     reason = f"{LOOPBACK} port {port}: what listens there is not rank 0"
-    assert stranger.told() == {"apart": reason}
+    assert stranger.told() == {"error": reason}
     assert stranger.ended() == 0
     joined(port, 8).send({"beat": True})
     assert lead.told() == {"lost": [8]}
@@ -395,7 +395,7 @@ def test_a_wrong_token_is_no_host(start: Start, port: int, lead: Started) -> Non
 
 def test_a_rank_0_that_cannot_listen_says_why_and_goes(start: Start) -> None:
     deaf = start("ulimit -n 4;", others=1)
-    assert deaf.told() == {"apart": "rank 0 cannot listen: Too many open files"}
+    assert deaf.told() == {"error": "rank 0 cannot listen: Too many open files"}
     assert deaf.ended() == 0
 
 
@@ -403,7 +403,7 @@ def test_a_host_that_cannot_connect_says_why_and_goes(start: Start) -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
     apart = start(candidates=[LOOPBACK], port=port, rank=8)
-    assert apart.told() == {"apart": f"{LOOPBACK} port {port}: Connection refused"}
+    assert apart.told() == {"error": f"{LOOPBACK} port {port}: Connection refused"}
     assert apart.told() == {}
     assert apart.ended() == 0
 
@@ -422,18 +422,18 @@ def ranks_on(*hosts: str) -> tuple[Rank, ...]:
 
 
 def test_the_first_rank_of_every_host() -> None:
-    assert first_ranks(ranks_on("a", "a", "b", "b")) == [0, 2]
-    assert first_ranks(ranks_on("a", "b", "c", "a", "b", "c")) == [0, 1, 2]
-    assert first_ranks(ranks_on("a")) == [0]
+    assert first_rank_per_host(ranks_on("a", "a", "b", "b")) == [0, 2]
+    assert first_rank_per_host(ranks_on("a", "b", "c", "a", "b", "c")) == [0, 1, 2]
+    assert first_rank_per_host(ranks_on("a")) == [0]
 
 
 def test_the_lost_are_told_with_their_ranks() -> None:
     ranks = ranks_on("a", "b", "c", "c", "b", "c")
-    assert str(lost_hosts(ranks, [1, 2], 2.5)) == (
+    assert str(lost_hosts_error(ranks, [1, 2], 2.5)) == (
         "host b (ranks 1, 4), c (ranks 2-3, 5) silent for 2.5 s. Try: the host's "
         "power, network and load; --host-timeout where hosts may be silent for longer"
     )
-    assert str(lost_hosts(ranks, [0], 15.0)).startswith("host a (rank 0) silent for 15 s")
+    assert str(lost_hosts_error(ranks, [0], 15.0)).startswith("host a (rank 0) silent for 15 s")
 
 
 class Ranks:
@@ -471,7 +471,7 @@ class Ranks:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
-    monkeypatch.setattr(heartbeat, "addresses", lambda: [LOOPBACK])
+    monkeypatch.setattr(heartbeat, "host_addresses", lambda: [LOOPBACK])
     made: list[Ranks] = []
 
     def call(*hosts: str) -> Ranks:

@@ -14,7 +14,7 @@ from runner import inspection, preflight
 from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.errors import UserError
-from runner.inspection import Unfit, inspect, judge
+from runner.inspection import PreflightFailed, find_problems, gather_surveys
 from runner.launcher import BY_HAND, Started
 from runner.preflight import Expected
 from runner.problem import Problem
@@ -107,7 +107,7 @@ def test_a_failure_is_raised_by_every_rank_alike(
 ) -> None:
     facts(change)
     raised = checked(started)
-    assert [type(one) for one in raised] == [Unfit] * SIZE
+    assert [type(one) for one in raised] == [PreflightFailed] * SIZE
     assert len({str(one) for one in raised}) == 1
     assert what in str(raised[0])
     assert ". Try: " in str(raised[0])
@@ -133,7 +133,7 @@ def test_it_travels_between_ranks_whole(facts: Callable[[Change], None]) -> None
     facts(lambda one: {"meshrun": f"0.1.{one.rank}"})
     (unfit, *_) = checked(Started(ranks=8))
     copy = pickle.loads(pickle.dumps(unfit))
-    assert type(copy) is Unfit
+    assert type(copy) is PreflightFailed
     assert (str(copy), copy.failures, copy.everywhere) == (str(unfit), unfit.failures, True)
 
 
@@ -179,16 +179,19 @@ def test_only_rank_0_judges(facts: Callable[[Change], None], monkeypatch: pytest
         asked.append((len(surveys), expected))
         return found
 
-    monkeypatch.setattr(preflight, "problems", problems)
+    monkeypatch.setattr(preflight, "check_surveys", problems)
     started = Started(4, "/run", 15.0, 2, 2, "eth0")
     surveys = [survey(rank) for rank in range(SIZE)]
-    assert each(SIZE, lambda control: judge(control, surveys, started, oversubscribe=True)) == [found] * SIZE
+    assert (
+        each(SIZE, lambda control: find_problems(control, surveys, started, oversubscribe=True))
+        == [found] * SIZE
+    )
     assert asked == [(SIZE, Expected(4, 2, 2, "eth0", oversubscribe=True))]
 
 
 def test_every_rank_gets_the_facts_of_all_in_order() -> None:
     """This process's own, where ranks differ in what they were given."""
-    everyone = each(SIZE, lambda control: inspect(control, ranks(), CPU))
+    everyone = each(SIZE, lambda control: gather_surveys(control, ranks(), CPU))
     assert everyone == [everyone[0]] * SIZE
     assert [one.rank for one in everyone[0]] == [0, 1, 2, 3]
     assert [(one.host, one.local_rank) for one in everyone[0]] == [("n0", 0), ("n0", 1), ("n1", 0), ("n1", 1)]
@@ -198,10 +201,10 @@ def test_every_rank_gets_the_facts_of_all_in_order() -> None:
 
 
 def test_it_is_asked_before_communicators_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.world.device_arrays", lambda *_, **__: pytest.fail("they were"))
+    monkeypatch.setattr("runner.world.open_arrays", lambda *_, **__: pytest.fail("they were"))
     check = inspection.preflight(Started(hosts=3))
     raised = each(2, lambda control: open_world("cpu", control=control, check=check))
-    assert [type(one) for one in raised] == [Unfit] * 2
+    assert [type(one) for one in raised] == [PreflightFailed] * 2
 
 
 def test_its_warnings_are_the_worlds(facts: Callable[[Change], None]) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from made_survey import made
 
 from runner import preflight_host
-from runner.preflight import Expected, Problem, problems
-from runner.problem import NAMED, who
+from runner.preflight import Expected, Problem, check_surveys
+from runner.problem import MAX_NAMES, describe_ranks
 from runner.survey import Interface, Port, Survey
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -38,7 +38,7 @@ def but_gpu(surveys: list[Survey], ranks: Any, **fields: Any) -> list[Survey]:
 
 def only(surveys: list[Survey], expected: Expected = NOTHING) -> Problem:
     """The one problem that there is."""
-    found = problems(surveys, expected)
+    found = check_surveys(surveys, expected)
     assert len(found) == 1, [str(problem) for problem in found]
     assert found[0].hint
     return found[0]
@@ -58,7 +58,7 @@ def only(surveys: list[Survey], expected: Expected = NOTHING) -> Problem:
     ],
 )
 def test_a_sound_run(surveys: list[Survey], expected: Expected) -> None:
-    assert problems(surveys, expected) == []
+    assert check_surveys(surveys, expected) == []
 
 
 # The plan.
@@ -113,7 +113,7 @@ def test_an_interface_without_an_address_identifies_nobody() -> None:
     """Containers' interfaces come and go while ranks look."""
     surveys = run()
     passing = (*surveys[3].interfaces, Interface("veth1a2b", "", True))
-    assert problems(but(surveys, [3], interfaces=passing), Expected()) == []
+    assert check_surveys(but(surveys, [3], interfaces=passing), Expected()) == []
 
 
 def test_two_hosts_with_one_name_only_warn() -> None:
@@ -134,12 +134,12 @@ def test_two_ranks_on_one_gpu() -> None:
     assert found.what == "two ranks are bound to one GPU"
     assert found.got == "GPU-0001-0 (bus 0000:10:00.0) on ranks 4, 6 (host n2)"
     assert found.ranks == (4, 6)
-    assert problems(shared, Expected(oversubscribe=True)) == []
+    assert check_surveys(shared, Expected(oversubscribe=True)) == []
 
 
 def test_a_gpu_of_the_same_name_on_another_host_is_another_one() -> None:
     """Device numbers, bus ids, and even UUIDs of a simulated one: what counts is host and UUID."""
-    assert problems(but_gpu(run(2, 1), [0, 1], uuid="GPU-x"), Expected()) == []
+    assert check_surveys(but_gpu(run(2, 1), [0, 1], uuid="GPU-x"), Expected()) == []
 
 
 def test_more_ranks_than_gpus() -> None:
@@ -148,12 +148,12 @@ def test_more_ranks_than_gpus() -> None:
     assert found.what == "more ranks than GPUs on a host"
     assert found.got == "2 ranks for 1 GPU(s) on ranks 2-3 (host n2)"
     assert "--oversubscribe" in found.hint
-    assert problems(crowded, Expected(oversubscribe=True)) == []
+    assert check_surveys(crowded, Expected(oversubscribe=True)) == []
 
 
 def test_ranks_that_were_given_one_gpu_each_are_not_too_many() -> None:
     """Each in a cgroup that shows it one GPU of the host's."""
-    assert problems(but_gpu(run(), range(16), on_host=1), Expected()) == []
+    assert check_surveys(but_gpu(run(), range(16), on_host=1), Expected()) == []
 
 
 def test_without_nvml_two_ranks_on_one_gpu_are_found() -> None:
@@ -193,12 +193,12 @@ def test_versions_that_differ(field: str, value: Any, name: str, warning: bool) 
 
 
 def test_one_version_of_nccl_in_two_places_is_one() -> None:
-    assert problems(but(run(), [3], nccl=("2.28.9", "/elsewhere/libnccl.so.2")), Expected()) == []
+    assert check_surveys(but(run(), [3], nccl=("2.28.9", "/elsewhere/libnccl.so.2")), Expected()) == []
 
 
 @pytest.mark.parametrize("field", ["driver", "cuda"])
 def test_a_version_that_is_not_known_is_not_another_one(field: str) -> None:
-    assert problems(but_gpu(run(), [3], **{field: ""}), Expected()) == []
+    assert check_surveys(but_gpu(run(), [3], **{field: ""}), Expected()) == []
 
 
 # Settings.
@@ -233,7 +233,7 @@ def test_an_empty_value_is_a_value() -> None:
 @pytest.mark.parametrize("name", ["NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE"])
 def test_what_must_differ_may(name: str) -> None:
     surveys = [replace(one, settings={**one.settings, name: str(one.rank)}) for one in run()]
-    assert problems(surveys, Expected()) == []
+    assert check_surveys(surveys, Expected()) == []
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"])
@@ -245,7 +245,7 @@ def test_names_of_hardware_and_printing_only_warn(name: str) -> None:
 
 def test_failures_come_before_warnings() -> None:
     surveys = but_gpu([replace(one, host="localhost") for one in run()], [5], nvlinks_up=17)
-    assert [problem.warning for problem in problems(surveys, Expected(ranks=4))] == [False, False, True]
+    assert [problem.warning for problem in check_surveys(surveys, Expected(ranks=4))] == [False, False, True]
 
 
 # The network chosen.
@@ -271,7 +271,7 @@ def test_a_host_without_the_network(there: tuple[Interface, ...], got: str) -> N
     assert found.got == got
     assert found.ranks == tuple(range(8, 16))
     assert not found.warning
-    assert problems(surveys, Expected()) == []  # nobody chose it
+    assert check_surveys(surveys, Expected()) == []  # nobody chose it
 
 
 def test_a_bridge_that_has_one_address_everywhere() -> None:
@@ -301,7 +301,7 @@ def test_shared_memory_of_mpi(ranks: int, mpi: str, total: int, fails: bool) -> 
     surveys = run(1, ranks, with_gpu=False)
     surveys = but(surveys, range(ranks), mpi=mpi, shm_total=total * MIB, shm_free=total * MIB)
     if not fails:
-        assert problems(surveys, Expected()) == []
+        assert check_surveys(surveys, Expected()) == []
         return
     found = only(surveys)
     assert found.what == "/dev/shm is too small for the ranks on a host"
@@ -325,7 +325,7 @@ def test_shared_memory_of_nccl(free: int, expected: str | None, warning: bool) -
     """Of what is free, not of all there is: an aborted run leaves its segments."""
     surveys = but(run(), range(8, 16), shm_free=free * MIB)
     if expected is None:
-        assert problems(surveys, Expected()) == []
+        assert check_surveys(surveys, Expected()) == []
         return
     found = only(surveys)
     assert (found.expected, found.warning) == (expected, warning)
@@ -334,7 +334,7 @@ def test_shared_memory_of_nccl(free: int, expected: str | None, warning: bool) -
 
 
 def test_one_gpu_rank_on_a_host_needs_no_shared_memory() -> None:
-    assert problems(but(run(2, 1), range(2), shm_total=0, shm_free=0), Expected()) == []
+    assert check_surveys(but(run(2, 1), range(2), shm_total=0, shm_free=0), Expected()) == []
 
 
 def test_no_shared_memory_at_all() -> None:
@@ -363,7 +363,7 @@ def test_locked_memory(limit: int, warning: bool) -> None:
     ids=["enough", "one host", "no InfiniBand", "port down"],
 )
 def test_locked_memory_that_is_no_problem(surveys: list[Survey]) -> None:
-    assert problems(surveys, Expected()) == []
+    assert check_surveys(surveys, Expected()) == []
 
 
 # Links of GPUs.
@@ -397,12 +397,12 @@ def test_cards_joined_by_fewer_bridges_than_they_have_sockets_for(name: str) -> 
 
 @pytest.mark.parametrize(("up", "links"), [(0, 18), (0, 0), (None, None)])
 def test_gpus_without_nvlink(up: int | None, links: int | None) -> None:
-    assert problems(but_gpu(run(), range(16), nvlinks_up=up, nvlinks=links), Expected()) == []
+    assert check_surveys(but_gpu(run(), range(16), nvlinks_up=up, nvlinks=links), Expected()) == []
 
 
 def test_gpus_of_two_models_have_links_of_their_own_number() -> None:
     mixed = but_gpu(run(), range(8), name="NVIDIA A100-SXM4-80GB", nvlinks_up=12, nvlinks=12)
-    assert problems(mixed, Expected()) == []
+    assert check_surveys(mixed, Expected()) == []
 
 
 def test_pcie_lanes_missing() -> None:
@@ -420,7 +420,7 @@ def test_a_lower_pcie_generation_only_warns() -> None:
 
 @pytest.mark.parametrize("field", ["pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"])
 def test_a_link_that_nvml_does_not_tell_is_not_judged(field: str) -> None:
-    assert problems(but_gpu(run(), [3], **{field: None}), Expected()) == []
+    assert check_surveys(but_gpu(run(), [3], **{field: None}), Expected()) == []
 
 
 # Binding.
@@ -446,11 +446,11 @@ def test_cores_by_their_nodes_where_nvml_names_none(
     cpus: tuple[int, ...], numa: tuple[int, ...], warned: bool
 ) -> None:
     surveys = but_gpu(but(run(), [0], cpus=cpus, numa=numa), [0], cpus=())
-    assert bool(problems(surveys, Expected())) == warned
+    assert bool(check_surveys(surveys, Expected())) == warned
 
 
 def test_some_cores_near_are_enough() -> None:
-    assert problems(but(run(), range(16), cpus=tuple(range(96)), numa=(0, 1)), Expected()) == []
+    assert check_surveys(but(run(), range(16), cpus=tuple(range(96)), numa=(0, 1)), Expected()) == []
 
 
 # Words.
@@ -470,7 +470,7 @@ def test_a_problem_is_a_sentence() -> None:
     ],
 )
 def test_who(ranks: Any, text: str) -> None:
-    assert who([one for one in run(8, 8) if one.rank in ranks]) == text
+    assert describe_ranks([one for one in run(8, 8) if one.rank in ranks]) == text
 
 
 def everything(survey: Survey) -> Survey:
@@ -504,7 +504,7 @@ def everything(survey: Survey) -> Survey:
 @given(st.sets(st.integers(0, 511), min_size=1))
 def test_512_ranks_give_a_short_line_for_each_kind_of_problem(wrong: set[int]) -> None:
     surveys = [everything(one) if one.rank in wrong else one for one in run(64, 8)]
-    found = problems(surveys, Expected(500, 60, 7, "eth0"))
+    found = check_surveys(surveys, Expected(500, 60, 7, "eth0"))
     kinds = [(re.sub(r"\d+", "N", problem.what), problem.warning) for problem in found]
     assert len(kinds) == len(set(kinds))
     assert len(kinds) < 24
@@ -518,7 +518,9 @@ def test_512_ranks_give_a_short_line_for_each_kind_of_problem(wrong: set[int]) -
 def test_the_order_of_the_facts_does_not_matter(surveys: list[Survey], wrong: set[int]) -> None:
     def found(of: list[Survey]) -> list[tuple[str, tuple[int, ...]]]:
         changed = but_gpu(but(of, wrong, meshrun="0.2", one_core=True), wrong, pcie_width=8, nvlinks_up=1)
-        return [(problem.what, problem.ranks) for problem in problems(changed, Expected(5, 3, 2, "eth0"))]
+        return [
+            (problem.what, problem.ranks) for problem in check_surveys(changed, Expected(5, 3, 2, "eth0"))
+        ]
 
     assert found(surveys) == found(sorted(surveys, key=lambda one: one.rank))
 
@@ -533,7 +535,7 @@ def test_the_ranks_named_are_those_that_are_wrong(wrong: set[int]) -> None:
 
 def test_long_lists_are_cut() -> None:
     surveys = [replace(one, meshrun=f"0.{one.rank}") for one in run()]
-    assert only(surveys).got.endswith(f"and {16 - NAMED} more")
+    assert only(surveys).got.endswith(f"and {16 - MAX_NAMES} more")
 
 
 def test_what_is_wanted_of_memory_is_ordered() -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import runner
-from runner.ending import Ending
 from runner.execute import Options, execute
 from runner.report import progress
-from runner.report.progress import Progress
+from runner.report.progress import ProgressBar
 from runner.storage import Source
 from runner.stream.options import StreamOptions
+from runner.transaction import OutputTransaction
 from runner.world import open_world
 
 
@@ -21,7 +21,7 @@ def test_elsewhere_than_on_a_terminal_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "QUIET", -1.0)
-    with Progress("edges", None) as shown:
+    with ProgressBar("edges", None) as shown:
         shown(1, 4)
         shown.proof(30, 40)
     assert capsys.readouterr().err == (
@@ -30,7 +30,7 @@ def test_elsewhere_than_on_a_terminal_a_line_now_and_then(
 
 
 def test_on_a_terminal_the_verification_has_the_same_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("edges", 60) as shown:
+    with ProgressBar("edges", 60) as shown:
         shown(4, 4)
         shown.proof(0, 40)
     assert "edges: verify" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_a_verification_tells_how_far_it_is(tmp_path: Path, mode: str, streamed:
         tmp_path / "out.npy",
         {},
         Options(verify=mode, stream=stream),
-        ending=Ending(),
+        transaction=OutputTransaction(),
         proof=lambda done, total: told.append((done, total)),
     )
     done, totals = [one[0] for one in told], {one[1] for one in told}
@@ -80,7 +80,7 @@ def test_a_verification_of_a_result_says_that_it_is_under_way(tmp_path: Path) ->
         None,
         {},
         options,
-        ending=Ending(),
+        transaction=OutputTransaction(),
         proof=lambda done, total: told.append((done, total)),
     )
     assert told == [(0, 1), (1, 1)]

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import runner
 from runner.check import padded
 from runner.errors import RunError, UserError
+from runner.files import remove_path
 from runner.partition import Region, Shape
 from runner.storage import (
     Form,
@@ -34,7 +35,6 @@ from runner.storage import (
     open_source,
     partial_path,
     read_back,
-    remove_partial,
     reopen,
     split,
 )
@@ -114,7 +114,7 @@ def test_what_is_written_comes_back(tmp_path: Path, suffix: str, dtype: str) -> 
         np.testing.assert_array_equal(read(source), array)
         np.testing.assert_array_equal(np.asarray(source.array), array)
         assert [one.name for one in tmp_path.iterdir()] == [path.name]
-        remove_partial(path)
+        remove_path(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -256,7 +256,7 @@ def test_a_file_that_only_rank_0_has_gets_a_sentence(tmp_path: Path, suffix: str
     sink = write(path, array)
     commit(sink)
     source = pickle.loads(pickle.dumps(open_source(path, form_for(path, array))))
-    remove_partial(path)
+    remove_path(path)
     with pytest.raises(RunError, match=r"rank 0 has .*this rank cannot open it.*all hosts share"):
         read(source)
     with pytest.raises(RunError, match=r"rank 0 has .*this rank cannot open it.*all hosts share"):
@@ -269,8 +269,8 @@ def test_an_unfinished_output_of_another_run_is_not_overwritten(tmp_path: Path, 
     with pytest.raises(RunError, match="File exists"):
         open_sink(sink.path, (4, 6), np.dtype("f4"), "nonce").create()
     np.testing.assert_array_equal(read(read_back(sink)), sample((4, 6)))
-    remove_partial(sink.partial)
-    remove_partial(sink.partial)  # nothing is there
+    remove_path(sink.partial)
+    remove_path(sink.partial)  # nothing is there
     assert list(tmp_path.iterdir()) == []
 
 

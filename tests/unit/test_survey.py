@@ -14,13 +14,13 @@ import nvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nvml import UUID, NotSupported, NVMLError
+from nvml import UUID, NotSupported, NVMLError, load, loaded
 
 from runner import survey_network, sysfs
 from runner.backend import Device
 from runner.errors import UserError
 from runner.survey import Interface, Port, may_lock_all, numa_nodes, on_one_core, settings, survey
-from runner.survey_gpu import dotted, read_gpu, read_nvml
+from runner.survey_gpu import _nvml_facts, dotted, read_gpu
 from runner.survey_network import Configured, configured, interfaces, ports
 
 GPU = Device("cuda", "NVIDIA H200", 1, UUID, "0000:1A:00.0")
@@ -126,9 +126,9 @@ def test_lists_of_numbers(text: str, expected: tuple[int, ...]) -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_lists_of_numbers_are_read_back(wanted: set[int]) -> None:
-    from runner.watch_report import RANGES, ranges
+    from runner.watch_report import MAX_RANGES, ranges
 
-    if ranges(sorted(wanted)).count(",") < RANGES:
+    if ranges(sorted(wanted)).count(",") < MAX_RANGES:
         assert sysfs.numbers(ranges(sorted(wanted)).replace(" ", "")) == tuple(sorted(wanted))
 
 
@@ -271,6 +271,9 @@ def test_rdma_ports(tmp_path: Path) -> None:
 # The GPU.
 
 
+CUDA = (GPU.name, GPU.uuid, GPU.bus_id, GPU.index)
+
+
 class Nvml(nvml.Nvml):
     """One of eight GPUs on a host."""
 
@@ -314,15 +317,20 @@ FACTS = {
 }
 
 
+def facts(uuid: str, cpu_count: int, module: Nvml) -> dict[str, object]:
+    with loaded(module):
+        return _nvml_facts(uuid, cpu_count)
+
+
 def test_nvml() -> None:
     nvml = Nvml([1] * 16 + [0, 0])
-    assert read_nvml(UUID, 66, nvml) == FACTS
-    assert nvml.initialized == 0
+    assert facts(UUID, 66, nvml) == FACTS
+    assert nvml.initialized == 1
 
 
 @pytest.mark.parametrize("cpus", [65, 128])
 def test_the_mask_of_cores_has_room_for_all(cpus: int) -> None:
-    assert read_nvml(UUID, cpus, Nvml([]))["cpus"] == (0, 2, 63, 65)
+    assert facts(UUID, cpus, Nvml([]))["cpus"] == (0, 2, 63, 65)
 
 
 @pytest.mark.parametrize(
@@ -341,50 +349,50 @@ def test_what_nvml_lacks_is_none_and_the_rest_is_told(
     call: str, error: NVMLError, lost: dict[str, object]
 ) -> None:
     nvml = Nvml([1] * 16 + [0, 0], {call: error})
-    assert read_nvml(UUID, 66, nvml) == {**FACTS, **lost}
-    assert nvml.initialized == 0
+    assert facts(UUID, 66, nvml) == {**FACTS, **lost}
+    assert nvml.initialized == 1
 
 
 @pytest.mark.parametrize("call", ["init", "handle"])
 def test_without_nvml_or_the_gpu_in_it(call: str) -> None:
     nvml = Nvml([1], {call: NVMLError("Driver Not Loaded")})
-    assert read_nvml(UUID, 66, nvml) == {}
-    assert nvml.initialized == 0
+    assert facts(UUID, 66, nvml) == {}
+    assert nvml.initialized == (call != "init")
 
 
 def test_a_gpu_with_all_links_that_nvml_counts() -> None:
-    facts = read_nvml(UUID, 66, Nvml([1] * 36))
-    assert (facts["nvlinks_up"], facts["nvlinks"]) == (36, 36)
+    found = facts(UUID, 66, Nvml([1] * 36))
+    assert (found["nvlinks_up"], found["nvlinks"]) == (36, 36)
 
 
 @pytest.mark.parametrize(("told", "node"), [("1", 1), ("-1", None), (None, None)])
 def test_the_numa_node_of_a_gpu(
     tmp_path: Path, told: str | None, node: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    load(monkeypatch, None)
     if told is not None:
         write(tmp_path / "bus/pci/devices/0000:1a:00.0/numa_node", told)
-    found = read_gpu(GPU, 12090, tmp_path, 8)
+    found = read_gpu(*CUDA, 12090, tmp_path, 8)
     assert (found.numa_node, found.cuda, found.driver, found.nvlinks) == (node, "12.9", "", None)
     assert (found.name, found.uuid, found.bus_id, found.index) == ("NVIDIA H200", UUID, "0000:1A:00.0", 1)
 
 
 def test_the_cores_near_a_gpu_are_the_systems_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml([1] * 4, {"affinity": NVMLError("asked")}))
+    load(monkeypatch, Nvml([1] * 4, {"affinity": NVMLError("asked")}))
     write(tmp_path / "bus/pci/devices/0000:1a:00.0/local_cpulist", "0-2,8\n")
-    found = read_gpu(GPU, 12090, tmp_path, 66)
+    found = read_gpu(*CUDA, 12090, tmp_path, 66)
     assert (found.cpus, found.nvlinks_up) == ((0, 1, 2, 8), 4)
 
 
 def test_where_the_system_does_not_say_nvml_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml([1] * 4))
-    assert read_gpu(GPU, 12090, tmp_path, 66).cpus == (0, 2, 63, 65)
+    load(monkeypatch, Nvml([1] * 4))
+    assert read_gpu(*CUDA, 12090, tmp_path, 66).cpus == (0, 2, 63, 65)
 
 
 def test_a_rank_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With NVML, where NCCL is not installed."""
     write(tmp_path / "devices/system/cpu/online", "0-65")
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml([1] * 16 + [0, 0]))
+    load(monkeypatch, Nvml([1] * 16 + [0, 0]))
     monkeypatch.setattr("runner.survey._nccl", lambda: ("2.28.9", "/lib/libnccl.so.2"))
     found = survey(0, "n1", "n1/b", 0, GPU, cuda_runtime=13000, root=tmp_path)
     assert found.nccl == ("2.28.9", "/lib/libnccl.so.2")

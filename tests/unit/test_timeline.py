@@ -18,9 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
-from runner.report.limits import measure
+from runner.journal import Journal
+from runner.report.bottleneck import measure
 from runner.report.timeline import Lane, check_timeline, page, rows, trace, write_timeline
 from runner.spans import STAGES, Span, Stage
+from runner.stream.options import StreamOptions
+from runner.stream.unfinished import look
 
 NS = 1_000_000_000
 HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028{{data}}"
@@ -240,11 +243,15 @@ def test_another_suffix_is_refused_before_any_work(tmp_path: Path, name: str) ->
 
 
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    def refuse(timeline: Path) -> None:
+        output = tmp_path / "out.npy"
+        look(Journal(output), output, StreamOptions(timeline=str(timeline)))
+
     with pytest.raises(UserError, match=r"timeline's folder does not exist.*nowhere"):
-        check_timeline(tmp_path / "nowhere" / "a.html")
+        refuse(tmp_path / "nowhere" / "a.html")
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(UserError, match=r"timeline is a folder.*folder\.html"):
-        check_timeline(tmp_path / "folder.html")
+        refuse(tmp_path / "folder.html")
 
 
 def test_a_write_that_fails_names_the_file_and_leaves_the_old_one(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 from runner import watch_channel, watchdog
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.errors import RunError
-from runner.watch_channel import LOOPBACK, Hub, Line, connect
-from runner.watch_progress import Patience, Progress
-from runner.watch_report import BEFORE, DONE, INSIDE, State, compose, compose_alone, ranges
+from runner.watch_channel import LOOPBACK, Connection, Hub, connect
+from runner.watch_progress import MeasurementProgress, StallTimer
+from runner.watch_report import BEFORE, DONE, INSIDE, Position, format_own_report, format_report, ranges
 from runner.watchdog import Watchdog
 
 SUM = "all_reduce float sum, 1048576 B, out-of-place"
@@ -30,25 +30,25 @@ def names(count: int) -> list[str]:
     return [f"rank {rank}, host c{rank // 8}, GPU {rank % 8}" for rank in range(count)]
 
 
-def before(doing: str = "", sequence: int = 5, label: str = SUM) -> State:
-    return State(sequence, BEFORE, 0, label, doing)
+def before(doing: str = "", sequence: int = 5, label: str = SUM) -> Position:
+    return Position(sequence, BEFORE, 0, label, doing)
 
 
-def inside(iteration: int, sequence: int = 5, label: str = SUM) -> State:
-    return State(sequence, INSIDE, iteration, label, "")
+def inside(iteration: int, sequence: int = 5, label: str = SUM) -> Position:
+    return Position(sequence, INSIDE, iteration, label, "")
 
 
-def done(doing: str = "", sequence: int = 5, label: str = SUM) -> State:
-    return State(sequence, DONE, 0, label, doing)
+def done(doing: str = "", sequence: int = 5, label: str = SUM) -> Position:
+    return Position(sequence, DONE, 0, label, doing)
 
 
 # The report.
 
 
 def test_one_rank_has_not_entered() -> None:
-    states: dict[int, State | None] = dict.fromkeys(range(8), inside(7))
+    states: dict[int, Position | None] = dict.fromkeys(range(8), inside(7))
     states[2] = inside(6)
-    assert compose(names(8), states, {}, 20).splitlines() == [
+    assert format_report(names(8), states, {}, 20).splitlines() == [
         f"stuck: {SUM}, iteration 7: no progress for 20 s",
         "  not entered: rank 2, host c0, GPU 2 (in iteration 6)",
         "  entered, not finished: ranks 0-1, 3-7 (7 of 8)",
@@ -56,9 +56,9 @@ def test_one_rank_has_not_entered() -> None:
 
 
 def test_a_rank_that_prepares_while_the_others_are_at_the_barrier() -> None:
-    states: dict[int, State | None] = dict.fromkeys(range(8), before("at the barrier"))
+    states: dict[int, Position | None] = dict.fromkeys(range(8), before("at the barrier"))
     states[3] = before("initialising data")
-    assert compose(names(8), states, {}, 2.5).splitlines() == [
+    assert format_report(names(8), states, {}, 2.5).splitlines() == [
         f"stuck: {SUM}: no progress for 2.5 s",
         "  not entered: rank 3, host c0, GPU 3 (initialising data)",
         "  not entered: ranks 0-2, 4-7 (7 of 8) (at the barrier)",
@@ -66,7 +66,7 @@ def test_a_rank_that_prepares_while_the_others_are_at_the_barrier() -> None:
 
 
 def test_every_kind_of_rank_at_once() -> None:
-    states: dict[int, State | None] = {
+    states: dict[int, Position | None] = {
         0: before("at the barrier", 6, NEXT),
         1: inside(19),
         2: inside(20),
@@ -77,7 +77,7 @@ def test_every_kind_of_rank_at_once() -> None:
         7: before("", 5),
     }
     silent = {8: "frozen, or its host gone", 9: "its process ended"}
-    assert compose(names(10), states, silent, 1).splitlines() == [
+    assert format_report(names(10), states, silent, 1).splitlines() == [
         f"stuck: {SUM}, iteration 20: no progress for 1 s",
         "  not entered: rank 1, host c0, GPU 1 (in iteration 19)",
         "  not entered: rank 4, host c0, GPU 4 (initialising data)",
@@ -94,17 +94,17 @@ def test_every_kind_of_rank_at_once() -> None:
 
 def test_who_went_ahead_is_not_blamed() -> None:
     """A root that has sent everything waits at the next barrier; the others are the ones that are stuck."""
-    states: dict[int, State | None] = dict.fromkeys(range(1, 4), inside(3))
+    states: dict[int, Position | None] = dict.fromkeys(range(1, 4), inside(3))
     states[0] = before("at the barrier", 6, NEXT)
-    headline, *rest = compose(names(4), states, {}, 9).splitlines()
+    headline, *rest = format_report(names(4), states, {}, 9).splitlines()
     assert headline == f"stuck: {SUM}, iteration 3: no progress for 9 s"
     assert rest[0].startswith("  entered, not finished: rank 1,")
     assert rest[1].startswith("  finished: rank 0, host c0, GPU 0 (at the barrier of")
 
 
 def test_nobody_is_in_an_iteration() -> None:
-    finished: dict[int, State | None] = {0: done("at the barrier"), 1: done("checking")}
-    assert compose(names(2), finished, {}, 1).splitlines() == [
+    finished: dict[int, Position | None] = {0: done("at the barrier"), 1: done("checking")}
+    assert format_report(names(2), finished, {}, 1).splitlines() == [
         f"stuck: {SUM}: no progress for 1 s",
         "  finished: rank 0, host c0, GPU 0 (all iterations done, at the barrier)",
         "  finished: rank 1, host c0, GPU 1 (all iterations done, checking)",
@@ -112,7 +112,7 @@ def test_nobody_is_in_an_iteration() -> None:
 
 
 def test_no_rank_knows() -> None:
-    headline, nothing, silent = compose(names(2), {0: None}, {1: "its process ended"}, 3).splitlines()
+    headline, nothing, silent = format_report(names(2), {0: None}, {1: "its process ended"}, 3).splitlines()
     assert headline == "stuck: no rank can say where it is, 3 s after the last progress"
     assert nothing == "  measuring nothing: rank 0, host c0, GPU 0"
     assert silent == "  no answer: rank 1, host c0, GPU 1 (its process ended)"
@@ -126,7 +126,7 @@ def test_a_thousand_ranks_in_twenty_lines_each_accounted_for_once(seed: int) -> 
     places += [before(f"reading {n}", 6 + n, NEXT) for n in range(20)]
     states = {rank: draw.choice(places) for rank in range(0, 1024, 1 + seed % 3)}
     silent = {rank: f"reason {draw.randrange(30)}" for rank in range(1024) if rank not in states}
-    lines = compose(names(1024), states, silent, 60).splitlines()
+    lines = format_report(names(1024), states, silent, 60).splitlines()
     assert len(lines) <= 21
     assert max(map(len, lines)) < 250
     counts = [
@@ -137,10 +137,10 @@ def test_a_thousand_ranks_in_twenty_lines_each_accounted_for_once(seed: int) -> 
 
 
 def test_the_biggest_group_comes_last_and_small_ones_are_not_lost_among_many() -> None:
-    states: dict[int, State | None] = dict.fromkeys(range(1000), inside(9))
+    states: dict[int, Position | None] = dict.fromkeys(range(1000), inside(9))
     states |= {rank: before(f"reading block {rank}") for rank in range(10, 20)}
     states[500] = inside(8)
-    lines = compose(names(1000), states, {}, 1).splitlines()
+    lines = format_report(names(1000), states, {}, 1).splitlines()
     assert len(lines) == 6
     assert lines[4] == "  not entered: ranks 13-19, 500 (8 of 1000) (at other points)"
     assert lines[5].startswith("  entered, not finished: ranks 0-9, 20-499, 501-999")
@@ -172,18 +172,18 @@ def test_ranges(ranks: list[int], text: str) -> None:
         ),
         (before("at the barrier"), f"stuck: {SUM}: no progress for 2 s; [rank 1] had not entered it, at the"),
         (done(), f"stuck: {SUM}: no progress for 2 s; [rank 1] had finished it; rank 0 does not answer"),
-        (None, "stuck: [rank 1] was asked for its place by rank 0, which has fallen silent"),
+        (None, "stuck: [rank 1] was asked for its position by rank 0, which no longer answers"),
     ],
 )
-def test_the_line_of_a_rank_that_rank_0_does_not_answer(state: State | None, text: str) -> None:
-    assert compose_alone("rank 1", state, 2).startswith(text)
+def test_the_line_of_a_rank_that_rank_0_does_not_answer(state: Position | None, text: str) -> None:
+    assert format_own_report("rank 1", state, 2).startswith(text)
 
 
 # Where a rank is, and for how long.
 
 
 def test_progress_in_the_order_of_a_measurement() -> None:
-    progress = Progress()
+    progress = MeasurementProgress()
     steps = [
         lambda: progress.begin(SUM, "initialising data"),
         lambda: progress.before("at the barrier"),
@@ -195,8 +195,8 @@ def test_progress_in_the_order_of_a_measurement() -> None:
     seen = []
     for step in steps:
         step()
-        assert progress._state is not None
-        seen.append(State(*progress._state))
+        assert progress._current is not None
+        seen.append(Position(*progress._current))
     assert seen == [
         before("initialising data", 1),
         before("at the barrier", 1),
@@ -208,46 +208,46 @@ def test_progress_in_the_order_of_a_measurement() -> None:
     positions = [state[:3] for state in seen[1:]]
     assert positions == sorted(set(positions))
     progress.pause()
-    assert progress._state is None
+    assert progress._current is None
 
 
-def looks(patience: Patience, state: object, begin: float, end: float, tick: float = 0.25) -> list[bool]:
+def looks(timer: StallTimer, state: object, begin: float, end: float, tick: float = 0.25) -> list[bool]:
     count = round((end - begin) / tick)
-    return [patience.over(state, begin + tick * n) for n in range(1, count + 1)]
+    return [timer.is_over(state, begin + tick * n) for n in range(1, count + 1)]
 
 
-def test_patience_ends_when_one_state_has_lasted() -> None:
-    patience = Patience(2.0)
-    assert looks(patience, (1,), 0, 2.0) == [False] * 8
+def test_the_timer_is_over_when_one_state_has_lasted() -> None:
+    timer = StallTimer(2.0)
+    assert looks(timer, (1,), 0, 2.0) == [False] * 8
     same = (1, 2)
-    patience = Patience(2.0)
-    found = looks(patience, same, 0, 2.5)
+    timer = StallTimer(2.0)
+    found = looks(timer, same, 0, 2.5)
     assert found == [False] * 8 + [True] * 2
 
 
 def test_grace_is_time_on_top() -> None:
-    patience, state = Patience(2.0), (1,)
-    assert not any(looks(patience, state, 0, 4.0, tick=0.5)[:3])
-    assert not patience.over(state, 4.5, grace=5.0)
-    assert patience.over(state, 4.75)
+    timer, state = StallTimer(2.0), (1,)
+    assert not any(looks(timer, state, 0, 4.0, tick=0.5)[:3])
+    assert not timer.is_over(state, 4.5, grace=5.0)
+    assert timer.is_over(state, 4.75)
 
 
 def test_any_new_state_is_progress_even_an_equal_one() -> None:
-    patience, progress = Patience(1.0), Progress()
+    timer, progress = StallTimer(1.0), MeasurementProgress()
     for turn in range(20):
         progress.enter(1)
-        assert not any(looks(patience, progress._state, turn, turn + 1.0))
+        assert not any(looks(timer, progress._current, turn, turn + 1.0))
 
 
 def test_nothing_measured_never_lasts_too_long() -> None:
-    assert not any(looks(Patience(1.0), None, 0, 100))
+    assert not any(looks(StallTimer(1.0), None, 0, 100))
 
 
 def test_time_that_this_process_did_not_run_does_not_count() -> None:
-    patience, state = Patience(10.0), (1,)
-    assert not any(looks(patience, state, 0, 5))
-    assert not patience.over(state, 1000.0)  # stopped from the terminal, and continued
-    assert any(looks(patience, state, 1000.0, 1006.0))
+    timer, state = StallTimer(10.0), (1,)
+    assert not any(looks(timer, state, 0, 5))
+    assert not timer.is_over(state, 1000.0)  # stopped from the terminal, and continued
+    assert any(looks(timer, state, 1000.0, 1006.0))
 
 
 # The channel.
@@ -280,7 +280,7 @@ def test_a_thousand_ranks_connect_and_answer(hub: Hub) -> None:
     port = hub.listen(count)
     stop = threading.Event()
     server = served(hub, stop)
-    lines: list[Line | str] = []
+    lines: list[Connection | str] = []
     workers = [
         threading.Thread(
             target=lambda part: lines.extend(connect([LOOPBACK], port, "secret", r) for r in part),
@@ -295,16 +295,16 @@ def test_a_thousand_ranks_connect_and_answer(hub: Hub) -> None:
     stop.set()
     server.join()
     assert [line for line in lines if isinstance(line, str)] == []
-    assert sorted(hub.lines) == list(range(count))
-    hub.say({"where": True})
+    assert sorted(hub.connections) == list(range(count))
+    hub.broadcast({"where": True})
     for line in lines:
-        assert isinstance(line, Line)
+        assert isinstance(line, Connection)
         assert line.receive(5) == [{"where": True}]
         line.send({"state": None})
     answers = poll_until(hub, count)
     assert sorted(rank for rank, _ in answers) == list(range(count))
     for line in lines:
-        assert isinstance(line, Line)
+        assert isinstance(line, Connection)
         line.close()
 
 
@@ -334,8 +334,8 @@ def test_strangers_are_ignored(hub: Hub, words: bytes) -> None:
             pass  # thrown out already
         said = [message for _ in range(5) for message in hub.poll(0.1)]
     assert said == []
-    assert hub.lines == {}
-    assert hub.gone == {}
+    assert hub.connections == {}
+    assert hub.disconnected == {}
 
 
 def test_a_message_in_pieces(hub: Hub) -> None:
@@ -355,20 +355,20 @@ def test_who_leaves_and_who_is_lost(hub: Hub) -> None:
     polite, lost = (connect([LOOPBACK], port, "secret", rank) for rank in (1, 2))
     stop.set()
     server.join()
-    assert isinstance(polite, Line)
-    assert isinstance(lost, Line)
+    assert isinstance(polite, Connection)
+    assert isinstance(lost, Connection)
     polite.send({"bye": True})
     lost.close()
     deadline = time.monotonic() + 30
-    while hub.lines:
+    while hub.connections:
         assert time.monotonic() < deadline
         assert list(hub.poll(0.1)) == []
-    assert hub.gone == {1: "it had nothing more to measure", 2: "its process ended"}
+    assert hub.disconnected == {1: "it had nothing more to measure", 2: "its process ended"}
     polite.close()
 
 
 def test_connect_says_why_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_channel, "CONNECT", 0.3)
+    monkeypatch.setattr(watch_channel, "CONNECT_TIMEOUT", 0.3)
     assert connect([], 1, "secret", 1) == "rank 0's host has no address but the loopback"
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
@@ -385,13 +385,13 @@ def test_the_next_address_is_tried(hub: Hub) -> None:
     line = connect(["127.0.0.9.invalid", LOOPBACK], port, "secret", 1)
     stop.set()
     server.join()
-    assert isinstance(line, Line)
+    assert isinstance(line, Connection)
     line.close()
 
 
 def test_addresses_lead_here_and_not_to_the_loopback(hub: Hub) -> None:
-    found = watch_channel.addresses()
-    assert len(found) == len(set(found)) <= watch_channel.CANDIDATES
+    found = watch_channel.host_addresses()
+    assert len(found) == len(set(found)) <= watch_channel.MAX_CANDIDATES
     port = hub.listen(len(found))
     for address in found:
         assert not address.startswith("127.")
@@ -426,7 +426,13 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
 
     monkeypatch.setattr(threading, "excepthook", tell)
     monkeypatch.setattr(watchdog.os, "_exit", leave)
-    short = {"TICK": 0.02, "ABORT": 0.2, "FLUSH": 0.2, "END": 0.2, "LAST": 0.1}
+    short = {
+        "POLL_INTERVAL": 0.02,
+        "ABORT_TIMEOUT": 0.2,
+        "FLUSH_TIMEOUT": 0.2,
+        "END_TIMEOUT": 0.2,
+        "LAUNCHER_TIMEOUT": 0.1,
+    }
     for name, seconds in short.items():
         monkeypatch.setattr(watchdog, name, seconds)
     return happened
@@ -509,8 +515,8 @@ def test_a_hanging_abort_does_not_stop_the_end(ends: Ends) -> None:
 
 
 def test_a_silent_rank_0_is_not_waited_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "ALONE", 0.3)
-    monkeypatch.setattr(Watchdog, "_conclude", lambda self: self._stopped.wait())
+    monkeypatch.setattr(watchdog, "ORDER_TIMEOUT", 0.3)
+    monkeypatch.setattr(Watchdog, "_report_and_end", lambda self: self._stopped.wait())
 
     def rank_main(comm: SimulatedComm) -> None:
         dog = make(comm, ends)
@@ -535,11 +541,11 @@ def test_a_rank_0_that_wakes_up_after_the_others_have_told_adds_nothing(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where its process was stopped, and the launcher continues it to end it."""
-    monkeypatch.setattr(watchdog, "ALONE", 0.3)
+    monkeypatch.setattr(watchdog, "ORDER_TIMEOUT", 0.3)
     frozen, poll = threading.Event(), Hub.poll
 
     def poll_later(self: Hub, seconds: float) -> Iterator[tuple[int, dict[str, object]]]:
-        if self.lines:
+        if self.connections:
             frozen.wait()
         return poll(self, seconds)
 
@@ -560,11 +566,11 @@ def test_a_rank_0_that_wakes_up_after_the_others_have_told_adds_nothing(
 
 
 def test_a_rank_that_cannot_connect_is_told_and_reported(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unless_1(candidates: list[str], port: int, token: str, rank: int) -> Line | str:
+    def unless_1(candidates: list[str], port: int, token: str, rank: int) -> Connection | str:
         return "no route" if rank == 1 else connect(candidates, port, token, rank)
 
     monkeypatch.setattr(watchdog, "connect", unless_1)
-    monkeypatch.setattr(watchdog, "ALONE", 60.0)
+    monkeypatch.setattr(watchdog, "ORDER_TIMEOUT", 60.0)
 
     def rank_main(comm: SimulatedComm) -> list[str]:
         dog = make(comm, ends)
@@ -631,6 +637,6 @@ def test_what_rank_0_says_at_once_is_not_lost() -> None:
         thread.start()
         line = connect([LOOPBACK], listener.getsockname()[1], "secret", 1)
         thread.join()
-    assert isinstance(line, Line)
+    assert isinstance(line, Connection)
     assert line.receive() == [{"where": True}, {"end": 4}]
     line.close()

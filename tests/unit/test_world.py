@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner import device, launcher, world
+from runner import binding, launcher, world
 from runner.backend import Backend, Device
 from runner.backend.cpu import CpuBackend
+from runner.binding import choose_gpu
 from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.staged import StagedComm
-from runner.device import choose_gpu
 from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
 from runner.world import (
     Rank,
@@ -265,14 +265,16 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, visible: Sequence[Sequence[str] |
             raise found
         return len(found)
 
-    def bind(control: Control, _: Sequence[int], local: int, local_size: int, oversubscribe: bool) -> Backend:
+    def bind_device(
+        control: Control, _: Sequence[int], local: int, local_size: int, oversubscribe: bool
+    ) -> Backend:
         found = visible[control.rank]
         assert not isinstance(found, MeshrunError)
         index = choose_gpu(len(found), local, local_size, oversubscribe)
         return FakeGpuBackend(gpu(index, found[index]))
 
     monkeypatch.setattr(world, "visible_gpus", count)
-    monkeypatch.setattr(world, "bind", bind)
+    monkeypatch.setattr(world, "bind_device", bind_device)
 
 
 def open_worlds(size: int, **options: Any) -> list[World]:
@@ -333,7 +335,7 @@ def test_gpus_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hosts(monkeypatch, "a", "a", "b", "b")
     fake_gpus(monkeypatch, ["AB", "AB", "CD", "CD"])
     nccl: list[int] = []
-    monkeypatch.setattr(world, "device_arrays", lambda control, *_, **__: nccl.append(control.rank))
+    monkeypatch.setattr(world, "open_arrays", lambda control, *_, **__: nccl.append(control.rank))
     worlds = open_worlds(4)
     assert [rank.device.uuid for rank in worlds[0].ranks] == ["A", "B", "C", "D"]
     assert [rank.device.index for rank in worlds[0].ranks] == [0, 1, 0, 1]
@@ -343,7 +345,7 @@ def test_gpus_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_bound_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hosts(monkeypatch, "a", "a")
     fake_gpus(monkeypatch, ["A", "B"])
-    monkeypatch.setattr(world, "device_arrays", lambda control, *_, **__: control)
+    monkeypatch.setattr(world, "open_arrays", lambda control, *_, **__: control)
     assert [(r.device.index, r.device.uuid) for r in open_worlds(2)[0].ranks] == [(0, "A"), (0, "B")]
 
 
@@ -397,7 +399,7 @@ def test_more_ranks_than_gpus_fails_every_rank(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_rank_sees_a_gpu() -> None:
-    assert isinstance(device.bind(SimulatedComm(), [0], 0, 1, oversubscribe=False), CpuBackend)
+    assert isinstance(binding.bind_device(SimulatedComm(), [0], 0, 1, oversubscribe=False), CpuBackend)
 
 
 def fake_modules(
@@ -420,12 +422,12 @@ def test_a_rank_without_a_gpu_among_ranks_with(monkeypatch: pytest.MonkeyPatch) 
     fake_modules(monkeypatch)
     blind = FakeControl(1)
     with pytest.raises(UserError, match=r"this rank sees no GPU, rank 2 does.*--device cpu"):
-        device.bind(blind, [1, 0, 2], 0, 1, oversubscribe=False)
+        binding.bind_device(blind, [1, 0, 2], 0, 1, oversubscribe=False)
 
 
 def test_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_modules(monkeypatch)
-    bound = device.bind(FakeControl(2), [2, 2, 2], 1, 2, oversubscribe=False)
+    bound = binding.bind_device(FakeControl(2), [2, 2, 2], 1, 2, oversubscribe=False)
     assert bound.device.uuid == "GPU1"
 
 
@@ -435,18 +437,18 @@ def test_several_ranks_need_nccl_before_anything_is_allocated(monkeypatch: pytes
 
     fake_modules(monkeypatch, nccl=missing)
     with pytest.raises(UserError, match="no libnccl"):
-        device.bind(FakeControl(0), [2, 2, 2], 0, 2, oversubscribe=False)
-    device.bind(SimulatedComm(), [2], 0, 1, oversubscribe=False)  # one rank does not
-    device.bind(FakeControl(0), [1, 1, 1], 0, 3, oversubscribe=True)
+        binding.bind_device(FakeControl(0), [2, 2, 2], 0, 2, oversubscribe=False)
+    binding.bind_device(SimulatedComm(), [2], 0, 1, oversubscribe=False)  # one rank does not
+    binding.bind_device(FakeControl(0), [1, 1, 1], 0, 3, oversubscribe=True)
 
 
 def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_modules(monkeypatch, count=3)
-    assert [device.visible_gpus(choice) for choice in ("auto", "cuda", "cpu")] == [3, 3, 0]
+    assert [binding.visible_gpus(choice) for choice in ("auto", "cuda", "cpu")] == [3, 3, 0]
     fake_modules(monkeypatch, count=0)
-    assert device.visible_gpus("auto") == 0
+    assert binding.visible_gpus("auto") == 0
     with pytest.raises(UserError, match="CUDA finds no GPU"):
-        device.visible_gpus("cuda")
+        binding.visible_gpus("cuda")
 
 
 @pytest.mark.parametrize("words", ["No module named 'cupy'\nmore", ""])
@@ -463,12 +465,12 @@ def test_without_cupy(
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr("runner.backend.cuda", raising=False)
     with pytest.raises(UserError, match=r"CuPy cannot be imported.*pip install 'meshrun\[cuda12\]'"):
-        device.visible_gpus("cuda")
+        binding.visible_gpus("cuda")
     monkeypatch.setattr(os.path, "exists", lambda path: False)
-    assert device.visible_gpus("auto") == 0
+    assert binding.visible_gpus("auto") == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0")
-    assert device.visible_gpus("auto") == 0
+    assert binding.visible_gpus("auto") == 0
     assert "a GPU is here, but CuPy is not" in capsys.readouterr().err
 
 
@@ -485,19 +487,19 @@ def test_once_runs_on_rank_0_and_all_hear_its_value() -> None:
             calls.append(comm.rank)
             return "seen"
 
-        return opened.once(look)
+        return opened.on_root(look)
 
     assert run_ranks(3, rank_main) == ["seen"] * 3
     assert calls == [0]
 
 
-@pytest.mark.parametrize("step", ["once", "together"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call"])
 def test_a_failure_of_one_is_raised_by_all(step: str) -> None:
     def rank_main(comm: SimulatedComm) -> str:
         opened = open_world("cpu", control=comm)
 
         def fail() -> None:
-            if step == "once" or comm.rank == 1:
+            if step == "on_root" or comm.rank == 1:
                 raise RunError(f"rank {comm.rank} failed", hint="again")
 
         with pytest.raises(RunError) as caught:
@@ -505,7 +507,7 @@ def test_a_failure_of_one_is_raised_by_all(step: str) -> None:
         assert caught.value.everywhere
         return str(caught.value)
 
-    expected = f"rank {0 if step == 'once' else 1} failed. Try: again"
+    expected = f"rank {0 if step == 'on_root' else 1} failed. Try: again"
     assert run_ranks(3, rank_main) == [expected] * 3
 
 
@@ -516,7 +518,7 @@ class Unpicklable(Exception):
         super().__init__(f"{one} and {other}")
 
 
-@pytest.mark.parametrize("step", ["once", "together"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call"])
 @pytest.mark.parametrize(
     ("failure", "kind", "words"),
     [
@@ -534,7 +536,7 @@ def test_a_failure_that_is_not_ours_is_raised_by_all(
         opened = open_world("cpu", control=comm)
 
         def fail() -> None:
-            if step == "once" or comm.rank == 1:
+            if step == "on_root" or comm.rank == 1:
                 raise failure
 
         with pytest.raises(kind, match=words) as caught:
@@ -544,11 +546,11 @@ def test_a_failure_that_is_not_ours_is_raised_by_all(
         return describe(caught.value)
 
     (told,) = set(run_ranks(3, rank_main, patience=10.0))
-    assert told.startswith(f"[rank {0 if step == 'once' else 1}, host ")
+    assert told.startswith(f"[rank {0 if step == 'on_root' else 1}, host ")
     assert "test_world.py:" in told, "where it was raised, on ranks that have not raised it too"
 
 
-@pytest.mark.parametrize("step", ["once", "together"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call"])
 def test_a_rank_alone_raises_its_own_failure(step: str) -> None:
     failure = ValueError(threading.Lock())
 
@@ -560,11 +562,19 @@ def test_a_rank_alone_raises_its_own_failure(step: str) -> None:
     assert caught.value is failure
 
 
-def test_together_gives_each_rank_its_own_value() -> None:
+def test_a_collective_call_gives_each_rank_its_own_value() -> None:
     def rank_main(comm: SimulatedComm) -> int:
-        return open_world("cpu", control=comm).together(lambda: comm.rank)
+        return open_world("cpu", control=comm).collective_call(lambda: comm.rank)
 
     assert run_ranks(3, rank_main) == [0, 1, 2]
+
+
+def test_jobs_may_use_the_old_names_of_collective_calls() -> None:
+    def rank_main(comm: SimulatedComm) -> list[int]:
+        opened = open_world("cpu", control=comm)
+        return [opened.once(lambda: comm.rank), opened.together(lambda: comm.rank)]
+
+    assert run_ranks(3, rank_main) == [[0, 0], [0, 1], [0, 2]]
 
 
 def test_closing_ends_the_device_before_the_ranks() -> None:

@@ -54,14 +54,16 @@ class Exchange:
     finding: str = ""
 
 
-def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context: Any) -> dict[str, Any]:
+def run(
+    world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any
+) -> dict[str, Any]:
     """Measure every pair and size; returns the completion record."""
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     pairs = parse_pairs(options.pairs, world.size)
     found: list[Exchange] = []
     with (
-        watching(world, ending, options.settings.timeout) as progress,
+        watching(world, handler, options.settings.timeout) as progress,
         session.opened(world, world.control, options, "sendrecv", progress, [0] * world.size) as opened,
     ):
         bench = opened.bench

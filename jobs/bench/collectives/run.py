@@ -26,7 +26,7 @@ from runner import World
 Json = dict[str, Any]
 
 
-def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context: Any) -> Json:
+def run(world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any) -> Json:
     """Measure; returns the completion record. Raises WrongResults, on every rank, after all is measured."""
     # Options come from environment variables too, which launchers may not pass to other hosts.
     options = world.control.broadcast(options)
@@ -35,7 +35,7 @@ def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context:
     operations = [name for name in options.operations if name != "hypercube" or fits_hypercube(colors)]
     for name in operations or options.operations:
         check_ranks(OPERATIONS[name], options.settings, colors)
-    world.once(lambda: check_files(options))
+    world.on_root(lambda: check_files(options))
     if options.json_lines and world.rank == 0:
         Path(options.json_lines).write_text("", encoding="utf-8")
     curves: list[Curve] = []
@@ -46,12 +46,12 @@ def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context:
         screen.line("# hypercube: skipped, the number of ranks in a group is no power of two\n")
     for name in operations:
         with (
-            watching(world, ending, options.settings.timeout) as progress,
+            watching(world, handler, options.settings.timeout) as progress,
             opened(world, world.control, options, name, progress, colors) as session,
         ):
             record_file = record_file or open_record(world, options.output_file, screen.line)
             lines, footer = _one(
-                world, ending, options, session, screen, cli_context.words, record_file, documents
+                world, handler, options, session, screen, cli_context.words, record_file, documents
             )
         wrong += _complaints(name, footer)
         curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
@@ -65,7 +65,7 @@ def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context:
 
 def _one(
     world: World,
-    ending: runner.Ending,
+    handler: runner.FailureHandler,
     options: BenchOptions,
     session: Session,
     screen: Screen,
@@ -88,7 +88,7 @@ def _one(
         documents[bench.operation.name] = text
         return text if len(options.operations) == 1 else combined(documents)
 
-    ending.keep = lambda: record_file.write(written, last=True)
+    handler.before_exit = lambda: record_file.write(written, last=True)
     while True:
         record_file.write(written)
         screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
@@ -104,7 +104,7 @@ def _one(
     busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
     footer = Footer(failures, statistics.fmean(busbw), options.min_busbw, session.memory())
     record_file.write(written, last=True)
-    ending.keep = None
+    handler.before_exit = None
     screen.footer(settings, footer, header.program)
     return rows, footer
 

@@ -70,14 +70,16 @@ class SingleRank:
     to_host: float | None
 
 
-def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context: Any) -> dict[str, Any]:
+def run(
+    world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any
+) -> dict[str, Any]:
     """Measure every number of ranks; returns the completion record."""
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     counts = rank_counts(world.size)
     for ranks in counts:
         session.check_ranks(OPERATIONS[options.operations[0]], options.settings, [0] * ranks)
-    world.once(lambda: check_files(options))
+    world.on_root(lambda: check_files(options))
     record_file = open_record(world, options.output_file, screen.line)
     order = near_first(world)
     rungs: list[Rung] = []
@@ -88,7 +90,7 @@ def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context:
         failure: runner.MeshrunError | None = None
         try:
             if world.rank in members:
-                opened, rows, right = _measured(world, ending, options, everyone)
+                opened, rows, right = _measured(world, handler, options, everyone)
                 if ranks == 1:
                     single = measure_single_rank(world, opened.bench.settings.maxbytes)
                     screen.line(_header(options, opened.header.backend, single))
@@ -113,11 +115,11 @@ def run(world: World, ending: runner.Ending, options: BenchOptions, cli_context:
 
 
 def _measured(
-    world: World, ending: runner.Ending, options: BenchOptions, everyone: Control
+    world: World, handler: runner.FailureHandler, options: BenchOptions, everyone: Control
 ) -> tuple[session.Session, list[Row], bool]:
     """All rows of the ranks of `everyone`, and whether every result is right; collective over them."""
     with (
-        watching(world, ending, options.settings.timeout, everyone) as progress,
+        watching(world, handler, options.settings.timeout, everyone) as progress,
         session.opened(
             world, everyone, options, options.operations[0], progress, [0] * everyone.size
         ) as opened,

@@ -13,7 +13,7 @@ from jobs.bench.collectives.results import Header, Memory, RankDevice
 from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
 from jobs.bench.collectives.traffic import Traffic, read_matrix
 from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
-from runner import Buffer, Collectives, Control, Datatype, Progress, World, clock_offsets
+from runner import Buffer, Collectives, Control, Datatype, MeasurementProgress, World, clock_offsets
 
 GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
@@ -53,7 +53,7 @@ class Bench:
     traffic: Traffic
     send: Buffer
     recv: Buffer
-    progress: Progress
+    progress: MeasurementProgress
     watched: bool = False
     detail: bool = False
     offset: float = 0.0
@@ -103,7 +103,7 @@ def opened(
     everyone: Control,
     options: BenchOptions,
     name: str,
-    progress: runner.Progress,
+    progress: runner.MeasurementProgress,
     colors: Sequence[int],
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.

@@ -51,11 +51,13 @@ class CopyOptions:
         return CopySettings(self.size, self.copies, self.samples, self.mean, self.check)
 
 
-def run(world: World, ending: runner.Ending, options: CopyOptions, cli_context: Any) -> dict[str, Any]:
+def run(
+    world: World, handler: runner.FailureHandler, options: CopyOptions, cli_context: Any
+) -> dict[str, Any]:
     """Measure; returns the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
     options = world.control.broadcast(options)
     cases = _cases(options, on_gpu=world.here.device.kind == "cuda")
-    path = world.once(lambda: create_outputs(options.output_file, options.plot))
+    path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
     identities = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     group = world.control.split(identities.index(world.here.host_id))
     with ExitStack() as stack:

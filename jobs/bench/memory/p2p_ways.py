@@ -194,7 +194,7 @@ def opened(stage: Stage) -> Opened:
     """
     if stage.box is None:
         here = [rank.host_id for rank in stage.world.ranks].count(stage.world.here.host_id)
-        stage.world.together(lambda: refuse_beyond(stage, here * (2 * stage.maxbytes + GUARD)))
+        stage.world.collective_call(lambda: refuse_beyond(stage, here * (2 * stage.maxbytes + GUARD)))
         ends = Ends(_touched(stage.maxbytes), _touched(stage.maxbytes + GUARD))
         return Opened((Exchanged(stage.world, ends),), ends)
     box = stage.box
@@ -207,7 +207,7 @@ def opened(stage: Stage) -> Opened:
         box.synchronize(stream)
         return Peer(out, into), box.allocate("pinned", stage.maxbytes, stage.gpu), gate
 
-    own, pinned, gate = stage.world.together(allocated)
+    own, pinned, gate = stage.world.collective_call(allocated)
     ends = Ends(box.array(own.outgoing), box.array(own.incoming))
     peers, why = attached(stage, own)
     links = Links(own, peers, stage.world.control.allgather(why))

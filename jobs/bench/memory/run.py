@@ -35,12 +35,12 @@ def lesson_of(name: str) -> Any:
     return importlib.import_module(f"jobs.bench.memory.{name}")
 
 
-def run(world: World, ending: runner.Ending, asked: Asked, door: Any) -> dict[str, Any]:
+def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
     """Measure; the completion record. Raises WrongResults, after all is shown."""
     asked = world.control.broadcast(asked)
     module = lesson_of(asked.name)
     _refuse(world, module, asked)
-    path = world.once(lambda: create_outputs(asked.output_file, asked.plot))
+    path = world.on_root(lambda: create_outputs(asked.output_file, asked.plot))
     box = _box(world)
     try:
         stage = Stage(

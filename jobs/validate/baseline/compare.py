@@ -1,4 +1,4 @@
-"""A run against earlier healthy runs of the same fleet: which file, which runs, what is kept."""
+"""A run compared with earlier healthy runs of the same fleet: which file, which runs, what is saved."""
 
 from __future__ import annotations
 
@@ -11,33 +11,41 @@ import runner
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline import sqlite as baseline_sqlite
 from jobs.validate.baseline.drift import ENOUGH, drifted
-from jobs.validate.baseline.run import FINGERPRINT, KEPT, Figure, Run, fleet_of, run_of, unwritable
+from jobs.validate.baseline.run import (
+    FINGERPRINT,
+    KEPT,
+    BaselineRun,
+    Figure,
+    fleet_of,
+    run_of_report,
+    unwritable,
+)
 from jobs.validate.plan import RUNGS
-from jobs.validate.report import Drift, Member, Report
+from jobs.validate.report.model import Drift, Member, Report
 
 SHOWN = 8  # names in a sentence
 
 
 class Format(Protocol):
-    """How runs are kept in a file. Both raise UserError."""
+    """A file format for runs. Both raise UserError."""
 
-    def read(self, path: Path) -> list[Run]:
+    def read(self, path: Path) -> list[BaselineRun]:
         """All runs, the oldest first."""
 
-    def add(self, path: Path, new: Run) -> Run:
-        """Keep one more run; the run with its number."""
+    def add(self, path: Path, new: BaselineRun) -> BaselineRun:
+        """Save one more run; returns it with its number."""
 
 
 FORMATS: dict[str, Format] = {".json": baseline_json, ".sqlite": baseline_sqlite, ".db": baseline_sqlite}
 
 
 def check(path: Path, members: Sequence[Member], simulated: str = "") -> None:
-    """Raise what `compare` would, before anything is measured."""
-    reference(path, read(path), Run("", *fleet_of(members, simulated), {}, {}))
+    """Raise the UserError that `compare` would, before anything is measured."""
+    reference(path, read(path), BaselineRun("", *fleet_of(members, simulated), {}, {}))
 
 
 def check_saving(path: Path) -> None:
-    """Raise what `save` would, before anything is measured, as far as it can be known."""
+    """Raise the UserError that `save` would, as far as it is known before anything is measured."""
     format_of(path)
     if path.exists():
         read(path)
@@ -51,13 +59,13 @@ def check_saving(path: Path) -> None:
 def compare(
     path: Path, report: Report, figures: Mapping[Figure, float]
 ) -> tuple[tuple[Drift, ...], tuple[str, ...]]:
-    """What differs from the earlier runs in `path`, the slowest first; and what of the comparison changed.
+    """Rates that differ from the earlier runs in `path`, the slowest first; and sentences on what else does.
 
-    figures: in `verdict.unit_of` their measurements. The last 50 runs count, of whatever environment. The
+    figures: rates in the `unit_of` their measurement. The last 50 runs count, in whatever environment. The
     score of a drift is NaN where there were fewer than 3 runs. A fleet of some of the hosts of an earlier one
-    is compared part by part. Raises UserError for a file that is none, is broken, or is of another fleet.
+    is compared part by part. Raises UserError for a file that is missing, broken, or of another fleet.
     """
-    mine = run_of(report, figures)
+    mine = run_of_report(report, figures)
     runs, same = reference(path, read(path), mine)
     runs = runs[-KEPT:]
     changed = differences(runs, mine)
@@ -71,7 +79,7 @@ def compare(
     for figure in mine.figures:
         name, part = " ".join(figure[:2]), figure[2]
         if not same and not part.startswith("host "):
-            continue  # the fleet's, or a rail's: of other hosts
+            continue  # a median of the fleet or of a rail, of other hosts
         having = [run for run in runs if figure in run.figures]
         alike = [run.figures[figure] for run in having if run.sizes.get(name) == mine.sizes.get(name)]
         if alike:
@@ -89,11 +97,11 @@ def compare(
 
 
 def save(path: Path, report: Report, figures: Mapping[Figure, float]) -> str:
-    """Keep this run when it is healthy; one line that says so, or why not.
+    """Save this run if it is healthy; one line that says so, or why not.
 
-    Safe when several runs save at the same time. Raises UserError when the file cannot be read or written.
+    Several runs may save at the same time. Raises UserError when the file cannot be read or written.
     """
-    mine = run_of(report, figures)
+    mine = run_of_report(report, figures)
     why = ""
     if report.ended:
         why = report.ended
@@ -108,7 +116,7 @@ def save(path: Path, report: Report, figures: Mapping[Figure, float]) -> str:
     return f"saved as run {format_of(path).add(path, mine).number} of this fleet in {path}"
 
 
-def read(path: Path) -> list[Run]:
+def read(path: Path) -> list[BaselineRun]:
     return format_of(path).read(path)
 
 
@@ -119,24 +127,24 @@ def format_of(path: Path) -> Format:
     return form
 
 
-def reference(path: Path, runs: Sequence[Run], mine: Run) -> tuple[list[Run], bool]:
+def reference(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> tuple[list[BaselineRun], bool]:
     """The runs to compare with, the oldest first, and whether they are of the very same fleet.
 
-    Else they are of the smallest fleet that has all of these hosts. Raises UserError when there is none.
+    Otherwise they are of the smallest fleet that has all of these hosts. Raises UserError when there is none.
     """
     if not runs:
         raise runner.UserError(f"the baseline {path} has no run yet", hint=f"--save-baseline {path} first")
     hosts, devices = {*mine.hosts}, {*mine.devices}
     holding = [run for run in runs if hosts <= {*run.hosts} and devices <= {*run.devices}]
     if not holding:
-        raise another(path, runs, mine)
+        raise another_fleet(path, runs, mine)
     fleet = min(reversed(holding), key=lambda run: (run.fleet != mine.fleet, len(run.hosts))).fleet
     found = sorted((run for run in holding if run.fleet == fleet), key=lambda run: run.number)
     return found, fleet == mine.fleet
 
 
-def another(path: Path, runs: Sequence[Run], mine: Run) -> runner.UserError:
-    """How this fleet differs from the one in the file that has the most of its hosts."""
+def another_fleet(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> runner.UserError:
+    """The error that says how this fleet differs from the one in the file with which it shares most hosts."""
     here = dict(mine.hosts)
     nearest = max(
         reversed(runs), key=lambda run: (len(here.keys() & dict(run.hosts)), run.devices == mine.devices)
@@ -146,21 +154,22 @@ def another(path: Path, runs: Sequence[Run], mine: Run) -> runner.UserError:
     counts = [
         f"{name} has {here[name]} GPUs, not {there[name]}" for name in common if here[name] != there[name]
     ]
-    said = [] if common else ["no host in common"]
-    said += [f"new: {listed(sorted(here.keys() - there.keys()))}"] if here.keys() - there.keys() else []
-    said += [f"missing: {listed(sorted(there.keys() - here.keys()))}"] if there.keys() - here.keys() else []
-    said += [listed(counts)] if counts else []
+    differing = [] if common else ["no host in common"]
+    new, gone = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
+    differing += [f"new: {listed(new)}"] if new else []
+    differing += [f"missing: {listed(gone)}"] if gone else []
+    differing += [listed(counts)] if counts else []
     if not {*mine.devices} <= {*nearest.devices}:
-        said.append(f"{', '.join(mine.devices)}, not {', '.join(nearest.devices)}")
+        differing.append(f"{', '.join(mine.devices)}, not {', '.join(nearest.devices)}")
     return runner.UserError(
         f"the baseline {path} is of another fleet",
-        got="; ".join(said),
+        got="; ".join(differing),
         hint=f"--save-baseline {path}, which keeps the runs of several fleets apart",
     )
 
 
-def differences(runs: Sequence[Run], mine: Run) -> list[str]:
-    """Of the environment: what it was, and until which run."""
+def differences(runs: Sequence[BaselineRun], mine: BaselineRun) -> list[str]:
+    """Changes of the environment: its old value, and the last run that had it."""
     found = []
     for key in FINGERPRINT:
         now = mine.environment.get(key, "not known")
@@ -171,8 +180,8 @@ def differences(runs: Sequence[Run], mine: Run) -> list[str]:
     return found
 
 
-def missing(runs: Sequence[Run], mine: Run, same: bool) -> list[Figure]:
-    """Figures of the last run's that this one lacks, of hosts that are here."""
+def missing(runs: Sequence[BaselineRun], mine: BaselineRun, same: bool) -> list[Figure]:
+    """Figures of the last run that this one lacks, of hosts that take part."""
     here = {f"host {name}" for name, _ in mine.hosts}
     return [
         figure

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from jobs.validate.attribution.robust import MAD_SCALE
 from jobs.validate.baseline.run import Figure
-from jobs.validate.report import Drift
+from jobs.validate.report.model import Drift
 
 ENOUGH = 3  # runs; of fewer, no deviation is known
 SCORE, DIFFERENCE = 4.0, 0.05  # a drift is beyond both

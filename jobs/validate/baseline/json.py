@@ -1,10 +1,10 @@
-"""A baseline as one JSON document: to be read, compared and kept under version control.
+"""A baseline as one JSON document, which can be read, compared and put under version control.
 
     {"format": ..., "version": 1, "runs": [{"number": 7, "started": ..., "hosts": {"c1": 8}, "devices": [...],
      "environment": {...}, "sizes": {...}, "figures": {rung: {what: {part: rate}}}}]}
 
-Writers take turns by a lock on the file (flock(2), over NFS a lock of its server) and replace it in one step,
-so that readers need none.
+Writers take turns by a lock on the file (flock(2); over NFS the server's lock) and replace the file in one
+step, so that readers need no lock.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import runner
 from jobs.validate.baseline.run import (
     FORMAT,
     VERSION,
+    BaselineRun,
     Row,
-    Run,
-    added,
     broken,
-    foreign,
-    head,
+    header,
     newer,
-    run_from,
+    not_a_baseline,
+    numbered,
+    parse_run,
     unreadable,
     unwritable,
 )
 
-PATIENCE = 30.0  # seconds that a writer waits for others
+TIMEOUT = 30.0  # seconds that a writer waits for the others
 BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
 
 
-def read(path: Path) -> list[Run]:
+def read(path: Path) -> list[BaselineRun]:
     """All runs, the oldest first. Raises UserError."""
     try:
         return parsed(path, path.read_bytes())
@@ -48,14 +48,14 @@ def read(path: Path) -> list[Run]:
         raise unreadable(path, reason) from reason
 
 
-def add(path: Path, new: Run) -> Run:
-    """Keep one more run; the run with its number. Raises UserError, and then nothing has changed."""
-    path = path.resolve()  # a link stays one
+def add(path: Path, new: BaselineRun) -> BaselineRun:
+    """Save one more run; returns it with its number. Raises UserError, and then nothing has changed."""
+    path = path.resolve()  # a link stays a link
     try:
         with locked(path) as file:
             with open(file, "rb", closefd=False) as stream:
                 runs = parsed(path, stream.read())
-            new, gone = added(runs, new)
+            new, gone = numbered(runs, new)
             left = {(run.fleet, run.number) for run in gone}
             kept = [run for run in runs if (run.fleet, run.number) not in left]
             runner.write_file(path, document([*kept, new]) + "\n", durable=True)
@@ -64,20 +64,20 @@ def add(path: Path, new: Run) -> Run:
     return new
 
 
-def parsed(path: Path, content: bytes) -> list[Run]:
-    if not content:  # just made by a writer whose turn it is
+def parsed(path: Path, content: bytes) -> list[BaselineRun]:
+    if not content:  # just created by a writer that holds the lock
         return []
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as reason:
         raise broken(path, reason) from reason
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise foreign(path)
+        raise not_a_baseline(path)
     version = found.get("version")
     if isinstance(version, int) and version > VERSION:
         raise newer(path, version)
     try:
-        return [run_from(run, rows(run["figures"])) for run in found["runs"]]
+        return [parse_run(run, rows(run["figures"])) for run in found["runs"]]
     except (ValueError, TypeError, KeyError, AttributeError) as reason:
         raise broken(path, f"{type(reason).__name__}: {reason}") from reason
 
@@ -89,59 +89,59 @@ def rows(figures: Any) -> Iterator[Row]:
                 yield rung, what, part, rate
 
 
-def document(runs: list[Run]) -> str:
+def document(runs: list[BaselineRun]) -> str:
     return json.dumps(
-        {"format": FORMAT, "version": VERSION, "runs": [plain(run) for run in runs]},
+        {"format": FORMAT, "version": VERSION, "runs": [as_json(run) for run in runs]},
         indent=1,
         ensure_ascii=False,
         allow_nan=False,
     )
 
 
-def plain(run: Run) -> dict[str, Any]:
+def as_json(run: BaselineRun) -> dict[str, Any]:
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for (rung, what, part), rate in run.figures.items():
         figures.setdefault(rung, {}).setdefault(what, {})[part] = rate
-    return {**head(run), "figures": figures}
+    return {**header(run), "figures": figures}
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """The file, opened and locked; made where there is none."""
-    end = time.monotonic() + PATIENCE
+    """The file, opened and locked; created where there is none."""
+    deadline = time.monotonic() + TIMEOUT
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            wait(path, file, end)
-            if is_still(path, file):  # else a writer before this one has put a new file in its place
+            wait_for_lock(path, file, deadline)
+            if is_still(path, file):  # otherwise an earlier writer has replaced the file
                 yield file
                 return
         finally:
             os.close(file)
 
 
-def wait(path: Path, file: int, end: float) -> None:
+def wait_for_lock(path: Path, file: int, deadline: float) -> None:
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as reason:
             if reason.errno in UNLOCKABLE:
                 raise runner.UserError(
-                    f"the file system of {path} has no locks: of runs that save at once, some would be lost",
+                    f"the file system of {path} has no locks: runs that save at the same time would be lost",
                     got=reason.strerror,
                     hint="a file on a local disk, or on a file system mounted with locks",
                 ) from reason
             if reason.errno not in BUSY:
                 raise
-        if time.monotonic() >= end:
+        if time.monotonic() >= deadline:
             raise runner.UserError(
-                f"another run has been writing {path} for {PATIENCE:.0f} s", hint="later, or another file"
+                f"another run has been writing {path} for {TIMEOUT:.0f} s", hint="later, or another file"
             )
         time.sleep(0.02)
 
 
 def is_still(path: Path, file: int) -> bool:
-    """Whether the path leads to the open file. Opened anew: over NFS, stat(2) may answer from memory."""
+    """Whether the path still leads to the open file. It is opened again: over NFS, stat(2) may be cached."""
     try:
         other = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

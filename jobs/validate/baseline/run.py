@@ -1,4 +1,4 @@
-"""One healthy run as a baseline keeps it, whatever the format of the file."""
+"""One healthy run as a baseline keeps it, in whatever file format."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import Any
 
 import runner
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report import Member, Report
+from jobs.validate.report.model import Member, Report
 
 Hosts = tuple[tuple[str, int], ...]
-Figure = tuple[
-    RungName, str, str
-]  # rung, what was measured, part: "" (the fleet's median) or "host c7, GPU 3"
+Figure = tuple[RungName, str, str]  # rung, measurement, part: "" (the fleet's median) or "host c7, GPU 3"
 Row = tuple[str, str, str, float]  # a figure and its rate
 
 NAMES: dict[str, RungName] = {name: name for name in RUNGS}
 FORMAT = "meshrun validate baseline"
 VERSION = 1
 KEPT = 50  # runs of each fleet and fingerprint
-# Of `Report.environment`: what may change the figures of a fleet whose parts are the same.
+# Keys of `Report.environment` on which the rates of the same hardware may depend.
 FINGERPRINT = (
     "driver",
     "firmware",
@@ -36,15 +34,16 @@ FINGERPRINT = (
     "numpy",
     "meshrun",
 )
-SIZES = "bytes"  # of `Report.environment`: by "rung what" (`costs.sizes`)
+SIZES = "bytes"  # key of `Report.environment`: sizes by "rung what" (`costs.sizes`)
 
 
 @dataclass(frozen=True)
-class Run:
-    """number: counts the runs of a fleet from 1; 0 when not saved. started: as in the report.
+class BaselineRun:
+    """number: counts the runs of a fleet from 1; 0: not saved. started: as in the report.
 
-    hosts: names and numbers of GPUs, sorted. devices: GPU models, sorted. environment: its fingerprint, as
-    text. figures: bytes per second, of a product operations per second; finite and positive.
+    hosts: names and numbers of GPUs, sorted. devices: GPU models, sorted. environment: the values of
+    `FINGERPRINT`, as text. figures: rates in bytes per second, of a product in operations per second; finite
+    and positive.
     """
 
     started: str
@@ -60,10 +59,10 @@ class Run:
         return self.hosts, self.devices
 
 
-def run_of(report: Report, figures: Mapping[Figure, float]) -> Run:
-    """This run. A figure that is not a positive number was not measured and is left out."""
-    known = {key: text(report.environment.get(key)) for key in FINGERPRINT}
-    return Run(
+def run_of_report(report: Report, figures: Mapping[Figure, float]) -> BaselineRun:
+    """This run. Figures that are not positive numbers were not measured, and are left out."""
+    known = {key: fingerprint_text(report.environment.get(key)) for key in FINGERPRINT}
+    return BaselineRun(
         report.started,
         *fleet_of(report.members, report.simulated),
         {key: value for key, value in known.items() if value},
@@ -73,14 +72,14 @@ def run_of(report: Report, figures: Mapping[Figure, float]) -> Run:
 
 
 def fleet_of(members: Sequence[Member], simulated: str) -> tuple[Hosts, tuple[str, ...]]:
-    """A fleet's identity. A simulated one is never taken for the fleet that it rehearses."""
+    """What identifies a fleet: hosts and devices. A simulated one is never taken for the one it rehearses."""
     counts = Counter(member.host for member in members)
     devices = {"simulated"} if simulated else {member.device for member in members}
     return tuple(sorted(counts.items())), tuple(sorted(devices))
 
 
-def text(value: object) -> str:
-    """A plain value on one line; empty: not known. Of several, each once: hosts with two drivers."""
+def fingerprint_text(value: object) -> str:
+    """A plain value on one line; "" if unknown. Of several (hosts with two drivers) each once."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
@@ -90,15 +89,15 @@ def text(value: object) -> str:
     return str(value)
 
 
-def added(runs: Sequence[Run], new: Run) -> tuple[Run, list[Run]]:
-    """The new run with its number, and the runs that make way for it."""
+def numbered(runs: Sequence[BaselineRun], new: BaselineRun) -> tuple[BaselineRun, list[BaselineRun]]:
+    """The new run with its number, and the old runs that are dropped for it."""
     mine = sorted((run for run in runs if run.fleet == new.fleet), key=lambda run: run.number)
     number = 1 + (mine[-1].number if mine else 0)
     group = [run for run in mine if run.environment == new.environment]
     return replace(new, number=number), group[: max(len(group) + 1 - KEPT, 0)]
 
 
-def head(run: Run) -> dict[str, Any]:
+def header(run: BaselineRun) -> dict[str, Any]:
     """All but the figures, as plain JSON values."""
     return {
         "number": run.number,
@@ -110,44 +109,44 @@ def head(run: Run) -> dict[str, Any]:
     }
 
 
-def run_from(kept: Any, rows: Iterable[Row]) -> Run:
-    """The run that these were made of; ValueError, TypeError, KeyError, AttributeError when of none."""
+def parse_run(kept: Any, rows: Iterable[Row]) -> BaselineRun:
+    """The inverse of `header` and rows. Raises ValueError, TypeError, KeyError or AttributeError."""
     figures: dict[Figure, float] = {}
     for rung, what, part, rate in rows:
         name = NAMES.get(rung)
         if name is None or not (isinstance(what, str) and isinstance(part, str)):
-            raise ValueError(f"{rung!r}, {what!r}, {part!r} is no figure")
+            raise ValueError(f"{rung!r}, {what!r}, {part!r} is not a figure")
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-            raise ValueError(f"{rate!r} is no rate")
+            raise ValueError(f"{rate!r} is not a rate")
         figures[name, what, part] = float(rate)
     number, devices = kept["number"], kept["devices"]
     if not isinstance(number, int) or number < 1 or not isinstance(devices, list):
-        raise ValueError("run without a number, or without devices")
-    return Run(
-        words(kept["started"]),
-        tuple(sorted(counted(kept["hosts"]).items())),
-        tuple(sorted(words(device) for device in devices)),
-        {words(key): words(value) for key, value in kept["environment"].items()},
-        counted(kept["sizes"]),
+        raise ValueError("a run without a number or devices")
+    return BaselineRun(
+        text_of(kept["started"]),
+        tuple(sorted(whole_numbers(kept["hosts"]).items())),
+        tuple(sorted(text_of(device) for device in devices)),
+        {text_of(key): text_of(value) for key, value in kept["environment"].items()},
+        whole_numbers(kept["sizes"]),
         figures,
         number,
     )
 
 
-def words(value: Any) -> str:
+def text_of(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not a text")
     return value
 
 
-def counted(values: Any) -> dict[str, int]:
+def whole_numbers(values: Any) -> dict[str, int]:
     """A mapping from names to whole numbers."""
     if not isinstance(values, dict) or not all(isinstance(value, int) for value in values.values()):
-        raise ValueError(f"{values!r} has no whole numbers")
-    return {words(key): value for key, value in values.items()}
+        raise ValueError(f"{values!r} are not whole numbers")
+    return {text_of(key): value for key, value in values.items()}
 
 
-# --- the sentences for files that are no good; what they read is never changed
+# Errors for files that cannot be used; such a file is never changed.
 
 
 def broken(path: Path, reason: object) -> runner.UserError:
@@ -158,7 +157,7 @@ def broken(path: Path, reason: object) -> runner.UserError:
     )
 
 
-def foreign(path: Path) -> runner.UserError:
+def not_a_baseline(path: Path) -> runner.UserError:
     return runner.UserError(
         f"{path} is the file of another program", expected=f"a {FORMAT}", hint="another name"
     )

@@ -1,7 +1,7 @@
-"""A baseline as an SQLite file: for large fleets, and to be asked by SQL.
+"""A baseline as an SQLite file: for large fleets, and for queries in SQL.
 
-Each run is one transaction with a rollback journal, which also works where other hosts share the file system
-(write-ahead logs need shared memory).
+Saving a run is one transaction with a rollback journal, which works even where several hosts share the file
+system (write-ahead logs need shared memory).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 from jobs.validate.baseline.run import (
     VERSION,
+    BaselineRun,
     Row,
-    Run,
-    added,
     broken,
-    foreign,
-    head,
+    header,
     newer,
-    run_from,
+    not_a_baseline,
+    numbered,
+    parse_run,
     unreadable,
     unwritable,
 )
 
-PATIENCE = 30.0  # seconds that a writer waits for others
-APPLICATION = 0x4D455348  # "MESH": whose file this is, in its header
+TIMEOUT = 30.0  # seconds that a writer waits for the others
+APPLICATION = 0x4D455348  # "MESH", in the header of the file
 
 # hosts, devices, environment, sizes: JSON, as in the JSON format.
 TABLES = (
@@ -39,7 +39,7 @@ TABLES = (
 AS_JSON = ("hosts", "devices", "environment", "sizes")
 
 
-def read(path: Path) -> list[Run]:
+def read(path: Path) -> list[BaselineRun]:
     """All runs, the oldest first. Raises UserError."""
     try:
         path.open("rb").close()
@@ -47,7 +47,7 @@ def read(path: Path) -> list[Run]:
         raise unreadable(path, reason) from reason
     try:
         with closing(opened(path, "ro")) as base:
-            base.execute("BEGIN")  # all that follows is of one moment
+            base.execute("BEGIN")  # what follows reads one state of the file
             if is_new(path, base):
                 return []
             return list(runs_in(base).values())
@@ -57,25 +57,25 @@ def read(path: Path) -> list[Run]:
         raise broken(path, reason) from reason
 
 
-def add(path: Path, new: Run) -> Run:
-    """Keep one more run; the run with its number. Raises UserError, and then nothing has changed."""
+def add(path: Path, new: BaselineRun) -> BaselineRun:
+    """Save one more run; returns it with its number. Raises UserError, and then nothing has changed."""
     try:
         with closing(opened(path, "rwc")) as base:
             base.execute("PRAGMA journal_mode = DELETE")
-            base.execute("BEGIN IMMEDIATE")  # waits for other writers before it reads
+            base.execute("BEGIN IMMEDIATE")  # waits for other writers before reading
             if is_new(path, base):
                 for table in TABLES:
                     base.execute(table)
                 base.execute(f"PRAGMA application_id = {APPLICATION}")
                 base.execute(f"PRAGMA user_version = {VERSION}")
             runs = runs_in(base, figures=False)
-            new, gone = added(list(runs.values()), new)
+            new, gone = numbered(list(runs.values()), new)
             insert(base, new)
             left = {(run.fleet, run.number) for run in gone}
             old = [(key,) for key, run in runs.items() if (run.fleet, run.number) in left]
             base.executemany("DELETE FROM figures WHERE run = ?", old)
             base.executemany("DELETE FROM runs WHERE id = ?", old)
-            base.execute("COMMIT")  # closed before this, nothing has happened
+            base.execute("COMMIT")  # a connection that is closed before this changes nothing
     except sqlite3.OperationalError as reason:
         raise unwritable(path, reason) from reason
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, AttributeError) as reason:
@@ -85,24 +85,24 @@ def add(path: Path, new: Run) -> Run:
 
 def opened(path: Path, mode: str) -> sqlite3.Connection:
     address = f"{path.resolve().as_uri()}?mode={mode}"
-    return sqlite3.connect(address, PATIENCE, isolation_level=None, uri=True)
+    return sqlite3.connect(address, TIMEOUT, isolation_level=None, uri=True)
 
 
 def is_new(path: Path, base: sqlite3.Connection) -> bool:
-    """Whether the file is empty. Raises UserError when it is not a baseline, or one of a newer version."""
+    """Whether the file is empty. Raises UserError when it is no baseline, or of a newer version."""
     owner = base.execute("PRAGMA application_id").fetchone()[0]
     if owner == 0 and not base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
     if owner != APPLICATION:
-        raise foreign(path)
+        raise not_a_baseline(path)
     version = base.execute("PRAGMA user_version").fetchone()[0]
     if version > VERSION:
         raise newer(path, version)
     return False
 
 
-def runs_in(base: sqlite3.Connection, figures: bool = True) -> dict[int, Run]:
-    """Runs by their id, in the order in which they were saved."""
+def runs_in(base: sqlite3.Connection, figures: bool = True) -> dict[int, BaselineRun]:
+    """Runs by id, in the order in which they were saved."""
     rows: dict[int, list[Row]] = defaultdict(list)
     if figures:
         for run, *row in base.execute("SELECT run, rung, what, part, rate FROM figures"):
@@ -112,12 +112,12 @@ def runs_in(base: sqlite3.Connection, figures: bool = True) -> dict[int, Run]:
     for values in base.execute(f"SELECT {', '.join(columns)} FROM runs ORDER BY id"):
         kept = dict(zip(columns, values, strict=True))
         kept |= {name: json.loads(kept[name]) for name in AS_JSON}
-        found[kept["id"]] = run_from(kept, rows[kept["id"]])
+        found[kept["id"]] = parse_run(kept, rows[kept["id"]])
     return found
 
 
-def insert(base: sqlite3.Connection, run: Run) -> None:
-    kept = head(run)
+def insert(base: sqlite3.Connection, run: BaselineRun) -> None:
+    kept = header(run)
     values = [json.dumps(kept[name]) if name in AS_JSON else kept[name] for name in kept]
     marks = ", ".join("?" * len(values))
     key = base.execute(f"INSERT INTO runs ({', '.join(kept)}) VALUES ({marks})", values).lastrowid

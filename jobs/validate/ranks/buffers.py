@@ -49,7 +49,7 @@ class Buffers:
         """At least that many bytes in each. UserError, on every rank, where one has too little memory."""
         most = [max(pair) for pair in zip((out, into, pinned), self._held, strict=True)]
         if most != self._held:
-            self.world.together(lambda: self._grow(out, into, pinned))
+            self.world.collective_call(lambda: self._grow(out, into, pinned))
             self._held = most
 
     def _grow(self, out: int, into: int, pinned: int) -> None:

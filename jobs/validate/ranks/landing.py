@@ -33,7 +33,7 @@ class Landings:
         """At least that many bytes of each rank. UserError, on every rank, where one has too little."""
         if self._own is None or self._own.nbytes < nbytes:
             self.close()
-            self._own = self.world.together(lambda: self._allocated(nbytes))
+            self._own = self.world.collective_call(lambda: self._allocated(nbytes))
             self._open()
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ IDLE = Part(lambda seed: None, lambda count: float("nan"), lambda seed: None)
 
 def sampled(
     world: runner.World,
-    trail: runner.Progress,
+    trail: runner.MeasurementProgress,
     label: str,
     part: Part,
     samples: int,
@@ -103,7 +103,7 @@ def kept(taken: Seconds) -> Seconds:
     return np.asarray(np.maximum(seconds - stolen, LEAST * seconds))
 
 
-def _long_enough(world: runner.World, trail: runner.Progress, part: Part) -> int:
+def _long_enough(world: runner.World, trail: runner.MeasurementProgress, part: Part) -> int:
     """How often a sample on CPUs does it, the same on every rank: those that share a core take turns, and a
     short sample would tell whose turn it was.
     """

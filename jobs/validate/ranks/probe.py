@@ -39,7 +39,7 @@ class RankProbe:
     """
 
     def __init__(
-        self, world: runner.World, trail: runner.Progress, group: runner.Collectives, read: Read
+        self, world: runner.World, trail: runner.MeasurementProgress, group: runner.Collectives, read: Read
     ) -> None:
         self.world, self.trail, self.group, self.read = world, trail, group, read
         cuda = world.here.device.kind == "cuda"
@@ -277,7 +277,7 @@ class RankProbe:
 
 
 @contextmanager
-def opened(world: runner.World, trail: runner.Progress, read: Read = dict) -> Iterator[RankProbe]:
+def opened(world: runner.World, trail: runner.MeasurementProgress, read: Read = dict) -> Iterator[RankProbe]:
     """A probe of the world's ranks, closed in order at the end; collective."""
     trail.begin("opening validate", "connecting the ranks")
     trail.grace = CONNECTING

@@ -204,7 +204,9 @@ def _bench_on(
 
     def on_rank(world: World) -> Any:
         colors = session.colors_of(world, asked)
-        with session.opened(world, world.control, asked, operation, runner.Progress(), colors) as opened:
+        with session.opened(
+            world, world.control, asked, operation, runner.MeasurementProgress(), colors
+        ) as opened:
             opened.bench.settings = replace(opened.bench.settings, cudagraph=cudagraph)
             return body(opened.bench)
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import runner.rank
+import runner.rank_process
 from launch import cli, local, refuse
 from launch.further import SUMMARIES
 from runner import launcher
 from runner.errors import RunError, UserError
 from runner.execute import Options
 from runner.launcher import BY_HAND, Started
-from runner.verdict import RunDirectory
+from runner.run_status import RunDirectory
 
 JOB = '''
 from pathlib import Path
@@ -587,7 +587,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(
     gone.mkdir()
     monkeypatch.chdir(gone)
     monkeypatch.setenv("PWD", str(gone))
-    monkeypatch.setattr(runner.rank, "on_termination", lambda _: None)
+    monkeypatch.setattr(runner.rank_process, "on_termination", lambda _: None)
     gone.rmdir()
     assert cli.main(words.split()) == status
     told = capsys.readouterr().err

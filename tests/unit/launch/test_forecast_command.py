@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from launch import cli
-from runner import calibrate, device, launcher
+from runner import binding, calibrate, launcher
 from runner.rates import load, nominal, nominal_cpu, rates_file, save
 
 JOBS = """
@@ -99,7 +99,7 @@ def test_calibration_is_printed_and_kept(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate, "FILE", calibrate.PIECE)
-    monkeypatch.setattr(device, "visible_gpus", lambda choice: 0)
+    monkeypatch.setattr(binding, "visible_gpus", lambda choice: 0)
     monkeypatch.setattr(
         calibrate, "calibrate", lambda *_: replace(nominal_cpu(3, 1 << 30), date="2025-01-31", host="n1")
     )

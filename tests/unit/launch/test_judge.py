@@ -10,7 +10,7 @@ import pytest
 from launch.local import MEMORY, judge
 from launch.slurm_followed import task_end
 from launch.watch import Outcome
-from runner.verdict import RunDirectory
+from runner.run_status import RunDirectory
 
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
 LEFT = "Process name: [prterun-vm-6461@1,1] Exit code: 3"
@@ -149,6 +149,6 @@ def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.Ca
 def test_the_unfinished_output_goes(run: RunDirectory, tmp_path: Path) -> None:
     partial = tmp_path / ".out.partial"
     partial.touch()
-    run.keep_partial(partial)
+    run.note_partial(partial)
     judge(run, outcome(137, KILLED))
     assert not partial.exists()

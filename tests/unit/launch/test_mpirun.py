@@ -18,7 +18,7 @@ from launch.mpiexec import AS_ROOT, RUN_MARK, Launcher, Vendor
 from launch.mpirun import environment, forwarded, on_interface, words
 from launch.plan import Plan
 from runner.errors import UserError
-from runner.verdict import LINE
+from runner.run_status import LINE
 
 OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"

@@ -13,7 +13,7 @@ import pytest
 from launch import refuse as module
 from launch.refuse import refuse
 from runner import launcher
-from runner.verdict import LINE, RunDirectory, RunLines
+from runner.run_status import LINE, RunDirectory, RunLines
 
 SENTENCE = "no such job"
 
@@ -70,7 +70,7 @@ def test_rank_0_speaks_at_once_to_people_and_to_the_one_who_reads(
     people, (line,) = apart(capsys.readouterr().err)
     assert people == [f"meshrun: {SENTENCE}"]
     run = RunDirectory(tmp_path)
-    run.hear(line)
+    run.read_line(line)
     failure = run.failure()
     assert failure is not None
     assert (failure["exit_code"], failure["sentence"], failure["rank"]) == (2, SENTENCE, 0)
@@ -102,7 +102,7 @@ def test_of_the_ranks_of_one_host_one_speaks(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert RunLines(token, heard=False).claim_failure({"rank": 0})  # and has not gone yet
+    assert RunLines(token, has_reader=False).claim_failure({"rank": 0})  # and has not gone yet
     rank(1)
     assert refuse(SENTENCE, 6, ["--run-dir", f"@{token}"], debug=True) == 6
     assert capsys.readouterr().err == ""

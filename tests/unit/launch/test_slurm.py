@@ -27,7 +27,7 @@ from launch.slurm_followed import Attempts, Followed
 from launch.slurm_mpi import chosen
 from launch.told import Told
 from runner.errors import UserError
-from runner.verdict import LINE, RunDirectory
+from runner.run_status import LINE, RunDirectory
 
 GOLDEN = Path(__file__).with_name("golden")
 SHIPPED = sorted((Path(__file__).parents[3] / "slurm").glob("*.sbatch"))

@@ -18,7 +18,7 @@ import pytest
 from launch import shm
 from launch.mpirun import SWEEP
 from launch.watch import RUN_MARK
-from runner.verdict import RunLines
+from runner.run_status import RunLines
 
 DEADLINE = 60.0  # seconds
 IGNORES_SIGNALS = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
@@ -94,7 +94,7 @@ def test_shared_memory_that_is_newer_than_the_run_goes(mark: str, token: str, tm
 
 
 def test_the_note_of_a_failure_that_a_killed_rank_left_goes(mark: str, token: str, tmp_path: Path) -> None:
-    ours, theirs = RunLines(token, heard=False), RunLines(secrets.token_hex(8), heard=False)
+    ours, theirs = RunLines(token, has_reader=False), RunLines(secrets.token_hex(8), has_reader=False)
     for lines in (ours, theirs):
         assert lines.claim_failure({"exit_code": 1})
     try:
@@ -102,5 +102,5 @@ def test_the_note_of_a_failure_that_a_killed_rank_left_goes(mark: str, token: st
         assert ours.claim_failure({"exit_code": 1}), "the note is gone"
         assert not theirs.claim_failure({"exit_code": 1})
     finally:
-        ours.forget()
-        theirs.forget()
+        ours.remove_claim()
+        theirs.remove_claim()

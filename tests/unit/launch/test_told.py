@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.told import Told
-from runner.verdict import LINE, RunDirectory
+from runner.run_status import LINE, RunDirectory
 
 OURS = f'{LINE} tok record {{"complete": true}}\n'
 OTHERS = f'{LINE} kot record {{"complete": true}}\n'
@@ -23,7 +23,7 @@ def test_chunks_of_any_size(parts: list[str], sizes: list[int]) -> None:
     lines: list[str] = []
 
     class Heard(RunDirectory):
-        def hear(self, line: str) -> None:
+        def read_line(self, line: str) -> None:
             lines.append(line)
 
     told, passed, text = Told(Heard(Path()), "tok"), b"", "".join(parts).encode()

@@ -40,7 +40,7 @@ CALLED: list[tuple[int, ...]] = []
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)  # which takes longer than all the rest
-        patch.setattr("runner.ending.GRACE", 0.0)
+        patch.setattr("runner.failure.GRACE", 0.0)
         yield
 
 
@@ -215,8 +215,8 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
 
 
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner.ending import Ending
     from runner.execute import Options, execute
+    from runner.transaction import OutputTransaction
     from runner.world import lone_world
 
     monkeypatch.setattr("runner.stream.dealt.BETWEEN", 0.0)
@@ -228,7 +228,7 @@ def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pyt
         numbered.with_name("out"),
         {},
         Options(),
-        ending=Ending(),
+        transaction=OutputTransaction(),
         show=lambda done, total, rates: seen.append((done, total)),
     )
     size = sum(path.stat().st_size for path in numbered.iterdir())

@@ -15,8 +15,11 @@ from PIL import Image
 from queued_device import QueuedBackend
 
 import runner
+from runner import chunking
 from runner.backend.cpu import CpuBackend
-from runner.chunks import Chunks, Need
+from runner.backend.host import host_memory
+from runner.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
+from runner.chunks import Chunks
 from runner.comm.simulated import run_ranks
 from runner.errors import UserError
 from runner.find import find
@@ -24,11 +27,9 @@ from runner.inputs import Inputs, State, state_of
 from runner.journal import differences
 from runner.partition import Partition, Region
 from runner.storage import open_source
-from runner.stream import cut as cut_module
-from runner.stream.cut import ON_DEVICE, ON_HOST, chunks_of, in_chunks, known_result
+from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import identity
-from runner.stream.memory import DEVICE_SHARE, HOST_SHARE, host_memory, limits
 from runner.stream.options import StreamOptions
 from runner.work import Work, decide
 from runner.world import World, lone_world, open_world
@@ -60,7 +61,7 @@ def source(tmp_path: Path) -> Any:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make the host have so many bytes."""
-    return lambda size: monkeypatch.setattr("runner.stream.memory.host_memory", lambda: size)
+    return lambda size: monkeypatch.setattr("runner.stream.cut.host_memory", lambda: size)
 
 
 # ---- whether
@@ -69,7 +70,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def asked(source: Any, target: str = "out.npy", *, world: World | None = None, **options: Any) -> bool:
     world = world or lone()
     cut = decide(same, {}, source.shape, source.dtype, world.size)
-    return in_chunks(world, cut, source, source.path.with_name(target), StreamOptions(**options))
+    target_path = source.path.with_name(target)
+    return in_chunks(world, cut, source, target_path, StreamOptions(**options)) is not None
 
 
 def test_an_array_that_fits_is_not_cut(source: Any, memory: Callable[[int], None]) -> None:
@@ -106,7 +108,7 @@ def test_a_device_needs_room_for_what_the_function_makes(source: Any, missing: i
 def test_a_device_that_is_kept_busy_gets_chunks(
     source: Any, missing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut_module, "ON_DEVICE", (LITTLE + missing) // cut_module.FILLS + bool(missing))
+    monkeypatch.setattr(chunking, "ON_DEVICE", (LITTLE + missing) // chunking.FILLS + bool(missing))
     device = lone(QueuedBackend(memory=GIB))
     assert asked(source, world=device) == (not missing)
     assert not asked(source)  # a CPU overlaps nothing
@@ -312,23 +314,29 @@ def test_an_array_without_cells_has_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("backend", [CpuBackend, QueuedBackend])
-def test_what_is_not_declared_is_seen_by_a_call_on_one_row(
-    tmp_path: Path, backend: Callable[[], Any]
+@pytest.mark.parametrize("zeros", [True, False])
+def test_what_is_not_declared_is_seen_by_a_call_on_zeros_else_on_the_first_row(
+    tmp_path: Path, backend: Callable[[], Any], zeros: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shapes = []
+    blocks = []
 
     @runner.map_blocks(halo=((2, 1), (0, 0)), boundary="constant", cval=5)
     def means(block: Any) -> Any:
-        shapes.append(block.shape)
-        np.testing.assert_array_equal(block[:2], 5)
-        np.testing.assert_array_equal(block[2:], [np.arange(6), np.arange(6, 12)])
+        blocks.append(block.copy())
+        print("called")
+        if not zeros and not block.any():
+            raise ZeroDivisionError
         return block[2:-1].mean(axis=1).astype(np.float32)
 
     np.save(tmp_path / "in.npy", np.arange(60.0).reshape(10, 6))
     source = open_source(tmp_path / "in.npy")
     known = known_result(lone(backend()), work((10, 6), job=means), source).known
     assert known == ((10,), np.dtype(np.float32))
-    assert shapes == [(4, 6)]
+    np.testing.assert_array_equal(blocks[0], np.zeros((4, 6)))
+    assert len(blocks) == (1 if zeros else 2)
+    if not zeros:
+        np.testing.assert_array_equal(blocks[1], [[5] * 6, [5] * 6, np.arange(6), np.arange(6, 12)])
+    assert capsys.readouterr().out == ""
 
 
 # ---- memory
@@ -382,17 +390,17 @@ def test_this_machine_has_memory() -> None:
 
 def test_limits_are_what_the_options_say_else_a_share(memory: Callable[[int], None]) -> None:
     memory(4000)
-    assert limits(lone(), StreamOptions()) == Need(4000 // HOST_SHARE, 0)
-    assert limits(lone(), StreamOptions(host_memory=77, device_memory=88)) == Need(77, 0)
+    assert limits(lone(), StreamOptions()) == MemoryUse(4000 // HOST_SHARE, 0)
+    assert limits(lone(), StreamOptions(host_memory=77, device_memory=88)) == MemoryUse(77, 0)
     device = QueuedBackend(memory=1000)
-    assert limits(lone(device), StreamOptions()) == Need(4000 // HOST_SHARE, int(1000 * DEVICE_SHARE))
-    assert limits(lone(device), StreamOptions(host_memory=77, device_memory=88)) == Need(77, 88)
+    assert limits(lone(device), StreamOptions()) == MemoryUse(4000 // HOST_SHARE, int(1000 * DEVICE_SHARE))
+    assert limits(lone(device), StreamOptions(host_memory=77, device_memory=88)) == MemoryUse(77, 88)
 
 
 def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None]) -> None:
     memory(12000)
 
-    def share(control: Any) -> tuple[Need, Need]:
+    def share(control: Any) -> tuple[MemoryUse, MemoryUse]:
         world = open_world("cpu", control=control)
         names = ["one", "one", "two"]
         world.ranks = tuple(
@@ -400,8 +408,8 @@ def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None
         )
         return limits(world, StreamOptions()), limits(world, StreamOptions(host_memory=55))
 
-    halves, whole = Need(12000 // HOST_SHARE // 2, 0), Need(12000 // HOST_SHARE, 0)
-    told = Need(55, 0)
+    halves, whole = MemoryUse(12000 // HOST_SHARE // 2, 0), MemoryUse(12000 // HOST_SHARE, 0)
+    told = MemoryUse(55, 0)
     assert run_ranks(3, share, patience=20) == [(halves, told), (halves, told), (whole, told)]
 
 

@@ -16,13 +16,13 @@ from stream_cases import PoisoningHost, run_on
 
 import runner
 from runner.backend.cpu import CpuBackend
-from runner.ending import Ending
 from runner.errors import RunError, UserError
 from runner.execute import Options, execute
 from runner.journal import Journal
 from runner.lock import hold
 from runner.storage.flat import FlatSink
 from runner.stream.options import StreamOptions
+from runner.transaction import OutputTransaction
 from runner.world import identify_host, lone_world
 
 ROWS, COLUMNS, CHUNK = 23, 5, 2
@@ -43,7 +43,7 @@ def fragile(block: Any, *, out: Any, here: runner.Here, gain: int = 3) -> None:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("runner.ending.GRACE", 0.0)
+    monkeypatch.setattr("runner.failure.GRACE", 0.0)
     monkeypatch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
     monkeypatch.setattr("runner.stream.run.HostEngine", PoisoningHost)
     FAILING.clear()
@@ -255,22 +255,24 @@ def test_a_run_on_a_device_goes_on(source: Path, bad: int, late: bool) -> None:
 # ---- what a run that ends badly says of what it leaves
 
 
-def ending_of(source: Path, job: Any) -> Ending:
-    """How a run of this rank alone says that it ends; for one that fails."""
-    ending = Ending()
+def failed_run(source: Path, job: Any) -> OutputTransaction:
+    """The output of a run of this rank alone that fails."""
+    transaction = OutputTransaction()
     options = Options(stream=StreamOptions(chunk_bytes=BYTES))
     with pytest.raises((ZeroDivisionError, RunError)):
-        execute(lone_world(CpuBackend()), job, source, target_of(source), {}, options, ending=ending)
-    ending.let_go()  # as the end of its process does
-    return ending
+        execute(
+            lone_world(CpuBackend()), job, source, target_of(source), {}, options, transaction=transaction
+        )
+    transaction.release()  # as the end of its process does
+    return transaction
 
 
 def test_what_is_kept_is_said(source: Path) -> None:
     FAILING.add(2)
-    ending = ending_of(source, fragile)
-    assert ending.kept is not None
-    assert "--resume" in ending.kept
-    assert ending.partial is None, "the unfinished output would be removed"
+    transaction = failed_run(source, fragile)
+    assert transaction.recovery_hint is not None
+    assert "--resume" in transaction.recovery_hint
+    assert transaction.partial is None, "the unfinished output would be removed"
 
 
 def test_an_input_that_changes_while_it_is_read_is_told_and_nothing_is_said_to_be_kept(source: Path) -> None:
@@ -279,10 +281,10 @@ def test_an_input_that_changes_while_it_is_read_is_told_and_nothing_is_said_to_b
         out[...] = block
         os.utime(source, ns=(0, time.time_ns()))
 
-    ending = ending_of(source, touching)
+    transaction = failed_run(source, touching)
     with pytest.raises(UserError, match="input_changed_ns"):
         go(source, job=touching, resume=True)
-    assert ending.kept is None, "the same command with --resume is refused"
+    assert transaction.recovery_hint is None, "the same command with --resume is refused"
 
 
 def test_an_input_that_changes_while_it_is_read_is_named(source: Path) -> None:
@@ -353,12 +355,15 @@ def test_a_result_that_is_proven_wrong_is_not_to_be_resumed(
         raise RunError("verification failed", everywhere=True)
 
     monkeypatch.setattr("runner.check.verify", wrong)
-    ending, options = Ending(), Options(stream=StreamOptions(chunk_bytes=BYTES), verify="sample")
+    transaction = OutputTransaction()
+    options = Options(stream=StreamOptions(chunk_bytes=BYTES), verify="sample")
     with pytest.raises(RunError):
-        execute(lone_world(CpuBackend()), fragile, source, target_of(source), {}, options, ending=ending)
-    ending.let_go()
-    assert ending.kept is not None
-    assert "to begin anew: rm -r" in ending.kept
+        execute(
+            lone_world(CpuBackend()), fragile, source, target_of(source), {}, options, transaction=transaction
+        )
+    transaction.release()
+    assert transaction.recovery_hint is not None
+    assert "to begin anew: rm -r" in transaction.recovery_hint
 
 
 def test_a_journal_without_an_output_and_without_chunks_is_begun_anew(source: Path) -> None:

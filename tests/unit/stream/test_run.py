@@ -74,7 +74,7 @@ def test_an_array_that_does_not_fit_goes_through_in_chunks_unasked(
     def middle(block: Any) -> Any:
         return block[1:-1, 1:-1] * 2
 
-    monkeypatch.setattr("runner.stream.memory.host_memory", lambda: ranks * 4 * 60_000)
+    monkeypatch.setattr("runner.stream.cut.host_memory", lambda: ranks * 4 * 60_000)
     devices = [QueuedBackend(memory=60_000) for _ in range(ranks)] if on_devices else None
     record = run_on(ranks, middle, tmp_path / "in.npy", tmp_path / "out.npy", devices=devices)
     stream = record["stream"]
@@ -89,20 +89,20 @@ def test_an_array_that_does_not_fit_goes_through_in_chunks_unasked(
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_device_compiles_before_chunks_wait_for_it(tmp_path: Path, ranks: int) -> None:
-    """Every rank's first call of the function is on the first chunk, whoever is dealt that one."""
-    np.save(tmp_path / "in.npy", np.arange(80, dtype=np.float32).reshape(10, 8))
+    """Every rank's first call of the function is on zeros of the first chunk's shape."""
+    np.save(tmp_path / "in.npy", np.arange(1, 81, dtype=np.float32).reshape(10, 8))
     calls: dict[int, list[float]] = {}
 
     @runner.map_blocks
     def noting(block: Any) -> Any:
-        if len(block) == 2:  # not the one row by which the result is known
+        if len(block) == 2:  # not the trial by which the result is known
             calls.setdefault(threading.get_ident(), []).append(float(block[0, 0]))
         return block * 2
 
     devices = [QueuedBackend() for _ in range(ranks)]
     run_on(ranks, noting, tmp_path / "in.npy", tmp_path / "out.npy", devices=devices, chunk_bytes=64)
     assert [numbers[0] for numbers in calls.values()] == [0] * ranks  # a simulated rank is a thread
-    assert sorted(n for numbers in calls.values() for n in numbers[1:]) == [0, 16, 32, 48, 64]
+    assert sorted(n for numbers in calls.values() for n in numbers[1:]) == [1, 17, 33, 49, 65]
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), 2 * np.load(tmp_path / "in.npy"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import made_report
 import pytest
 
-from jobs.validate.told import json as told_json
+from jobs.validate.report.formats import json as json_format
 from launch import mpiexec
 from launch.cli import main
 from launch.local import judge
@@ -19,7 +19,7 @@ from launch.slurm_ask import State
 from launch.slurm_job import Follower
 from launch.watch import Outcome
 from runner.errors import UserError
-from runner.verdict import RunDirectory
+from runner.run_status import RunDirectory
 
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDirectory:
     (tmp_path / "run").mkdir()
     begun = RunDirectory(tmp_path / "run")
     begun.register(1, "n1", 4711)
-    begun.keep_status(2)
+    begun.note_exit_status(2)
     return begun
 
 
@@ -106,7 +106,7 @@ def test_a_launcher_that_starts_no_rank_is_unknown(
 def test_a_rank_that_dies_is_named(run: RunDirectory, kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """With rank 0's report or without."""
     if kept:
-        run.keep_answer(told_json.text(made_report.unknown()))
+        run.save_answer(json_format.text(made_report.unknown()))
     assert judge(run, Outcome(137, None, KILLED, ""), ran=("validate",)) == 2
     line, *rest = capsys.readouterr().out.splitlines()
     assert line == "CRITICAL: [rank 1, host n1] killed by signal 9 (SIGKILL)"
@@ -114,7 +114,7 @@ def test_a_rank_that_dies_is_named(run: RunDirectory, kept: bool, capsys: pytest
 
 
 def test_what_rank_0_found_is_written_with_how_it_ended(run: RunDirectory, tmp_path: Path) -> None:
-    run.keep_answer(told_json.text(made_report.unknown()))
+    run.save_answer(json_format.text(made_report.unknown()))
     judge(run, Outcome(137, None, KILLED, ""), ran=("validate", "-J", str(tmp_path / "a.json")))
     report = json.loads((tmp_path / "a.json").read_text())
     assert report["status"] == "critical"
@@ -130,7 +130,7 @@ def test_what_rank_0_wrote_elsewhere_stays(run: RunDirectory, tmp_path: Path) ->
 
 
 def test_a_verdict_is_given_once(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    run.keep_answer("")
+    run.save_answer("")
     run.claim_failure({"exit_code": 1, "sentence": "WARNING: slow", "rank": 0})
     assert judge(run, Outcome(1, None, "", "meshrun: WARNING: slow\n"), ran=("validate",)) == 1
     assert capsys.readouterr().out == ""

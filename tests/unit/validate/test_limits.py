@@ -10,7 +10,7 @@ import runner
 from jobs.validate.limits import RankFacts, Rate, gather, limits
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe import Place
-from jobs.validate.report import Limit
+from jobs.validate.report.model import Limit
 
 GB = 1e9
 NONE = Rate(None, "NVML: no active NVLink")

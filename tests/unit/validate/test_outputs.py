@@ -14,7 +14,7 @@ from jobs.validate.climbing import Climbing
 from jobs.validate.ladder import Ladder
 from jobs.validate.outputs import Outputs, write
 from jobs.validate.plan import Plan
-from jobs.validate.report import Limit
+from jobs.validate.report.model import Limit
 
 
 def all_of(folder: Path) -> Outputs:

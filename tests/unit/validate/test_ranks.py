@@ -113,9 +113,9 @@ def slow_alone(monkeypatch: pytest.MonkeyPatch, spend: Callable[[World], object]
     monkeypatch.setattr(ranks_alone, "timed", slowly)
 
 
-def asked(world: World, script: Script, trail: runner.Progress | None = None) -> Any:
+def asked(world: World, script: Script, trail: runner.MeasurementProgress | None = None) -> Any:
     """What `script` returns on rank 0, None elsewhere."""
-    with opened(world, trail or runner.Progress()) as probe:
+    with opened(world, trail or runner.MeasurementProgress()) as probe:
         if world.rank:
             return probe.follow()
         with probe.lead():
@@ -437,7 +437,7 @@ def test_few_communicators_stay_open() -> None:
 
 def test_it_measures_inside_lead_only() -> None:
     def body(world: World) -> None:
-        with opened(world, runner.Progress()) as probe:
+        with opened(world, runner.MeasurementProgress()) as probe:
             if world.rank:
                 return probe.follow()
             with pytest.raises(RuntimeError, match="inside `lead`"):
@@ -560,7 +560,7 @@ def test_counters_are_told_apart_by_host() -> None:
                 ("eth0", "state"): f"up on {host}",
             }
 
-        with opened(world, runner.Progress(), read) as probe:
+        with opened(world, runner.MeasurementProgress(), read) as probe:
             if world.rank:
                 return probe.follow()
             with probe.lead():
@@ -578,7 +578,7 @@ def test_counters_are_told_apart_by_host() -> None:
     assert on_rank_0(2, lambda probe: probe.counters()) == {}
 
 
-class Trail(runner.Progress):
+class Trail(runner.MeasurementProgress):
     """Keeps where it has been."""
 
     def __init__(self) -> None:
@@ -622,7 +622,7 @@ def test_while_rank_0_thinks_nobody_is_watched() -> None:
     thinking, looked = threading.Event(), threading.Event()
 
     def body(world: World) -> Any:
-        trail = runner.Progress()
+        trail = runner.MeasurementProgress()
 
         def script(probe: RankProbe) -> Any:
             probe.alone("memory", KIB, 1)
@@ -666,7 +666,7 @@ def test_what_is_under_way_is_aborted_first() -> None:
             return made
 
         world.collectives = naming
-        trail = runner.Progress()
+        trail = runner.MeasurementProgress()
 
         def script(probe: RankProbe) -> list[str]:
             probe.rings([[0, 1]], KIB, 1)

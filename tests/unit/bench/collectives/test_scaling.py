@@ -66,7 +66,7 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 
         def body(world: World) -> Any:
             try:
-                return scaling.run(world, runner.Ending(), asked, DOOR)
+                return scaling.run(world, runner.FailureHandler(), asked, DOOR)
             except scaling.WrongResults as wrong:
                 return wrong  # every rank ends in order, and rank 0 has said all it has to say
 
@@ -196,7 +196,7 @@ def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
 
     def body(world: World) -> str:
         with pytest.raises(runner.UserError) as refused:
-            scaling.run(world, runner.Ending(), asked, DOOR)
+            scaling.run(world, runner.FailureHandler(), asked, DOOR)
         assert refused.value.everywhere
         return str(refused.value)
 

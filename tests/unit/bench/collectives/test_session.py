@@ -127,7 +127,9 @@ def test_what_fits_is_what_is_measured(bench_on: Any, on_ranks: Any) -> None:
     def body(world: World) -> tuple[list[int], int | None, int]:
         world.backend.free_memory = lambda: 5000
         asked = BenchOptions(("all_reduce",), SweepSettings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
-        with session.opened(world, world.control, asked, "all_reduce", runner.Progress(), [0]) as opened:
+        with session.opened(
+            world, world.control, asked, "all_reduce", runner.MeasurementProgress(), [0]
+        ) as opened:
             return opened.bench.settings.sizes(), opened.reduced, opened.bench.send.nbytes
 
     assert on_ranks(1, body) == [([100, 200, 400, 800], 1000, 1000)]
@@ -199,7 +201,9 @@ def test_cpus_have_all_types(on_ranks: Any) -> None:
 def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[str, Any], letter: str) -> None:
     def body(world: World) -> bool:
         asked = BenchOptions(("all_reduce",), SweepSettings(**settings))
-        opening = session.opened(world, world.control, asked, "all_reduce", runner.Progress(), [0, 0])
+        opening = session.opened(
+            world, world.control, asked, "all_reduce", runner.MeasurementProgress(), [0, 0]
+        )
         with pytest.raises(runner.UserError, match=f"{letter}.* without {letter}") as refused, opening:
             pass
         return refused.value.everywhere
@@ -211,7 +215,9 @@ def test_the_header_names_every_rank(on_ranks: Any) -> None:
     def body(world: World) -> Any:
         asked = BenchOptions(("sendrecv",), SweepSettings(minbytes=8, maxbytes=8), split="DIV2")
         colors = session.colors_of(world, asked)
-        with session.opened(world, world.control, asked, "sendrecv", runner.Progress(), colors) as opened:
+        with session.opened(
+            world, world.control, asked, "sendrecv", runner.MeasurementProgress(), colors
+        ) as opened:
             return opened.header
 
     header, *_ = on_ranks(3, body, hosts=["one.site.org", "one.site.org", "two.site.org"])
@@ -227,7 +233,9 @@ def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
 
     def body(world: World, **asked: Any) -> bool:
         wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **asked)
-        with session.opened(world, world.control, wanted, "all_reduce", runner.Progress(), [0, 0]) as opened:
+        with session.opened(
+            world, world.control, wanted, "all_reduce", runner.MeasurementProgress(), [0, 0]
+        ) as opened:
             bench: Bench = opened.bench
             return bench.detail
 

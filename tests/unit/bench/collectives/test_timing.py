@@ -207,7 +207,7 @@ def test_no_beginnings_unless_asked_for(timed: Any, blocking: int) -> None:
     assert [one.clock.begun for one in timed(2, iters=3, blocking=blocking)] == [(), ()]
 
 
-class Trail(runner.Progress):
+class Trail(runner.MeasurementProgress):
     """Keeps what a watchdog would be told."""
 
     def __init__(self) -> None:

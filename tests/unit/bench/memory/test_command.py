@@ -17,7 +17,7 @@ from jobs.bench.memory.run import Asked
 from jobs.bench.memory.run import run as run_lesson
 from jobs.measure import check
 from jobs.measure.exit_codes import WrongResults
-from runner import Ending, UserError, World
+from runner import FailureHandler, UserError, World
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
 
@@ -109,7 +109,7 @@ def test_bad_words_end_with_nccl_tests_status(run: Run, words: tuple[str, ...], 
 @pytest.mark.parametrize("name", ["transfer", "coalescing"])
 def test_one_rank_lessons_refuse_several(on_ranks: Callable[..., list[Any]], name: str) -> None:
     def body(world: World) -> None:
-        run_lesson(world, Ending(), Asked(name, 1, True, (64, 64), {}), SimpleNamespace(columns=0))
+        run_lesson(world, FailureHandler(), Asked(name, 1, True, (64, 64), {}), SimpleNamespace(columns=0))
 
     with pytest.raises(UserError, match=f"bench memory {name} looks at one GPU") as refused:
         on_ranks(2, body)

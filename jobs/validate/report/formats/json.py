@@ -1,0 +1,154 @@
+"""A report as JSON, and back.
+
+Keys only change when `model.SCHEMA` does. A number that is not finite is written as null, and read as None
+where that is allowed, as NaN elsewhere. Of a matrix only the measured cells are written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, partial
+from itertools import repeat
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import runner
+from jobs.validate.report.model import SCHEMA, Matrix, Report
+from jobs.validate.report.wording import headline
+from jobs.validate.verdict import Verdict, unit_of
+
+Json = dict[str, Any]
+HEAD = ("rung", "what", "title", "labels")  # of a matrix
+
+
+def text(report: Report) -> str:
+    """The document with one key, or one item of a list, on a line."""
+    dump = partial(json.dumps, allow_nan=False)
+    lines = []
+    for key, value in document(report).items():
+        if isinstance(value, list) and value:
+            items = ",\n  ".join(map(dump, value))
+            lines.append(f" {dump(key)}: [\n  {items}\n ]")
+        else:
+            lines.append(f" {dump(key)}: {dump(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def document(report: Report) -> Json:
+    """All of the report, with the parts of its verdict at the top.
+
+    line, part and sentence of each finding, and units (of rates, by measurement; "" for all others) are for
+    readers of the document; `read` derives them again. matrices: cells [row, column, rate] instead of rates.
+    """
+    verdict = report.verdict
+    findings = [{"part": one.part, "sentence": one.sentence, **encode(one)} for one in verdict.findings]
+    head = {"schema": SCHEMA, "status": verdict.status, "line": headline(report)}
+    rest = {one.name: getattr(report, one.name) for one in fields(report) if one.name != "verdict"}
+    rest["matrices"] = [cells(one) for one in report.matrices]
+    units = {"": "B/s", "product": unit_of("product")}
+    return {**head, **encode(verdict), "findings": findings, **encode(rest), "units": units}
+
+
+def read(document: Mapping[str, Any]) -> Report:
+    """The report of a document. UserError names the place where it is not one."""
+    if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
+        found = document.get("schema", "none") if isinstance(document, Mapping) else type(document).__name__
+        raise runner.UserError(
+            "not a validation's report", got=f"schema {found}", expected=f"schema {SCHEMA}"
+        )
+    parts = {one.name: document[one.name] for one in fields(Verdict) if one.name in document}
+    matrices = [dense(one, f"matrices[{n}]") for n, one in enumerate(document.get("matrices", []))]
+    report: Report = decode(Report, {**document, "verdict": parts, "matrices": matrices}, "")
+    return report
+
+
+def encode(value: Any) -> Any:
+    """Dataclasses as objects, sequences as lists, numbers that JSON cannot write as None."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if is_dataclass(value):
+        return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(one) for one in value]
+    return value
+
+
+def cells(matrix: Matrix) -> Json:
+    """The measured cells only: of hundreds of hosts each pair met on one rail, so most cells are empty."""
+    measured = [[row, column, rate] for row, column, rate in matrix.measured()]
+    head = {"rung": matrix.rung, "what": matrix.what, "title": matrix.title}
+    return {**head, "labels": list(matrix.labels), "cells": measured}
+
+
+def dense(found: Any, place: str) -> Matrix:
+    """The inverse of `cells`."""
+    try:
+        head = {key: decode(types_of(Matrix)[key], found[key], f"{place}.{key}") for key in HEAD}
+        labels = head["labels"]
+        rates: list[list[float | None]] = [[None] * len(labels) for _ in labels]
+        for row, column, rate in found["cells"]:
+            rates[row][column] = float(rate)
+    except (KeyError, IndexError, TypeError, ValueError) as reason:
+        raise runner.UserError(
+            f"not a validation's report: {place} is no matrix", got=str(reason)
+        ) from reason
+    return Matrix(**head, rates=tuple(map(tuple, rates)))
+
+
+def decode(kind: Any, value: Any, place: str) -> Any:
+    """`value`, as JSON has it, as `kind`: a dataclass, or the type of a field of one."""
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, Mapping):
+        found = present(kind, value, place)
+        return kind(**{name: decode(hint, value[name], f"{place}.{name}") for name, hint in found})
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = repeat(inner[0], len(value)) if inner[1:] == (...,) else inner
+        if inner[1:] == (...,) or len(inner) == len(value):
+            pairs = enumerate(zip(kinds, value, strict=True))
+            return tuple(decode(one, item, f"{place}[{n}]") for n, (one, item) in pairs)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: decode(inner[1], one, f"{place}[{key}]") for key, one in value.items()}
+    if origin in (Union, types.UnionType):
+        return decode(chosen(inner, value), value, place)
+    if kind is Any or (origin is Literal and value in inner):
+        return value
+    if kind is float and (value is None or type(value) in (int, float)):
+        return math.nan if value is None else float(value)
+    if kind is types.NoneType and value is None:
+        return None
+    if type(value) is kind:
+        return value
+    raise runner.UserError(
+        f"not a validation's report: {place.lstrip('.')}",
+        got=repr(value)[:60],
+        expected=getattr(kind, "__name__", kind),
+    )
+
+
+def present(kind: Any, value: Mapping[str, Any], place: str) -> list[tuple[str, Any]]:
+    """The fields of a dataclass that `value` has, with their types; those without a default are required."""
+    hints = types_of(kind)
+    for one in fields(kind):
+        optional = one.default is not MISSING or one.default_factory is not MISSING
+        if one.name not in value and not optional:
+            raise runner.UserError(
+                f"not a validation's report: {f'{place}.{one.name}'.lstrip('.')} is missing"
+            )
+    return [(name, hint) for name, hint in hints.items() if name in value]
+
+
+@cache
+def types_of(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def chosen(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Of the types of a union, that of `value`; null is None where that is one of them."""
+    if type(value) in kinds:
+        return type(value)
+    return float if float in kinds else kinds[0]

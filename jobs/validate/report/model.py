@@ -1,0 +1,141 @@
+"""All that a validation found: what every format of the report shows.
+
+Rates are in bytes per second, those of a matrix product in floating-point operations per second (`unit_of`);
+times in seconds; None is unknown. What a rate counts: of a single GPU the bytes read plus written of its
+memory, 2 n^3 operations of a product, or the bytes copied; of a pair the bytes sent; of a ring the bytes that
+pass each link (2 (n - 1) / n of the data).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jobs.validate.plan import RungName
+from jobs.validate.probe import Wrong
+from jobs.validate.verdict import Verdict
+
+SCHEMA = 2  # of the JSON document
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank. device: its name, such as "NVIDIA H200". gpu: its number on its host, and of its rail. kind:
+    "cuda", "cpu" or "simulated".
+    """
+
+    rank: int
+    host: str
+    gpu: int
+    device: str
+    uuid: str = ""
+    bus_id: str = ""
+    kind: str = "cuda"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the hardware allows. what: the measurement, as in `Rung.rates`. assumption: a phrase."""
+
+    rung: RungName
+    what: str
+    rate: float | None
+    assumption: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A counter or a state that changed while a rung was measured.
+
+    part: on the host, such as "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0". weight: "fault" indicates
+    a bad part (errors, a link that went down, throttling by heat), "note" does not (retransmits of a shared
+    network, clocks). meaning: one line for readers who do not know this counter.
+    """
+
+    rung: RungName
+    host: str
+    part: str
+    counter: str
+    before: float | str
+    after: float | str
+    weight: Literal["fault", "note"]
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Median rates from each row to each column, None where nothing was measured. what: the operation.
+
+    rung "pairs": one matrix for each host and operation, labels are its GPUs. rung "host pairs": one for each
+    rail, labels are the hosts.
+    """
+
+    rung: RungName
+    what: str
+    title: str
+    labels: tuple[str, ...]
+    rates: tuple[tuple[float | None, ...], ...]
+
+    def measured(self) -> Iterator[tuple[int, int, float]]:
+        """Row, column and rate of each cell that was measured."""
+        for row, rates in enumerate(self.rates):
+            for column, rate in enumerate(rates):
+                if rate is not None and math.isfinite(rate):
+                    yield row, column, rate
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Rates by size. points: (bytes, rate)."""
+
+    rung: RungName
+    title: str
+    points: tuple[tuple[int, float], ...]
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A measurement that differs from earlier healthy runs of the same fleet.
+
+    part: as in `Finding.part`, or "" for the fleet's median. usual: the median of the earlier runs. score:
+    how many robust standard deviations above (faster) or below it, NaN where `runs` were too few to know.
+    """
+
+    rung: RungName
+    what: str
+    part: str
+    rate: float
+    usual: float
+    score: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """started: ISO 8601, UTC. seconds: from start to end. command: as typed.
+
+    environment: versions and settings (plain values; the same keys on every run). simulated: the fleet as
+    `parse_fleet` reads it; "" for a real one. ended: why the run ended early, one sentence that names the
+    rank; "" when it did not. baseline: the file compared with; drifts: the rates that differ from it;
+    changed: sentences on what else does.
+    """
+
+    verdict: Verdict
+    members: tuple[Member, ...]
+    started: str
+    seconds: float
+    command: str
+    environment: dict[str, Any] = field(default_factory=dict)
+    simulated: str = ""
+    limits: tuple[Limit, ...] = ()
+    changes: tuple[Change, ...] = ()
+    wrong: tuple[Wrong, ...] = ()
+    matrices: tuple[Matrix, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    baseline: str = ""
+    drifts: tuple[Drift, ...] = ()
+    changed: tuple[str, ...] = ()
+    ended: str = ""

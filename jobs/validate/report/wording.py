@@ -1,0 +1,188 @@
+"""Figures, names and sentences that all formats of a report share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.validate.plan import RUNGS, RungName
+from jobs.validate.report.model import Change, Drift, Limit, Member, Report
+from jobs.validate.verdict import Finding, RateUnit, Rung, unit_of
+
+MOST = 20  # items of one kind that are shown
+
+
+def printable(text: str) -> str:
+    """The text on one line; characters that cannot be printed (line ends, terminal escapes, lone surrogates)
+    as Python escapes them.
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in str(text)
+    )
+
+
+def rate_text(rate: float | None, unit: RateUnit) -> str:
+    """Three digits in `unit_name(unit)`; "-" for an unknown rate."""
+    if rate is None or not math.isfinite(rate):
+        return "-"
+    value = rate / (1e12 if unit == "FLOP/s" else 1e9)
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def gbps(rate: float | None) -> str:
+    """In GB/s (1e9 bytes a second)."""
+    return rate_text(rate, "B/s")
+
+
+def unit_name(unit: RateUnit) -> str:
+    """Of tables: GB/s (1e9 bytes a second), of products TFLOP/s (1e12 floating-point operations a second)."""
+    return "TFLOP/s" if unit == "FLOP/s" else "GB/s"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "-"
+    return f"{seconds:.0f} s" if seconds >= 99.5 else f"{seconds:.1f} s"
+
+
+def byte_size(nbytes: int) -> str:
+    """In powers of 1024, as measurements are."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << power:
+            return f"{nbytes / (1 << power):.3g} {unit}"
+    return f"{nbytes} B"
+
+
+def count_of(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def counter_value(value: float | str) -> str:
+    """Whole numbers without a point."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if math.isfinite(value) and value == int(value) else f"{value:g}"
+
+
+def not_shown(items: Sequence[object], shown: int = MOST) -> str:
+    """How many items are not shown; "" when all are."""
+    return f"... and {len(items) - shown} more" if len(items) > shown else ""
+
+
+# Names.
+
+
+def part_name(one: Finding | Drift) -> str:
+    """Host, GPU and part, as they stand in a table."""
+    return one.part.rstrip(":") or "the fleet"
+
+
+def find_member(report: Report, rank: int) -> Member | None:
+    return next((one for one in report.members if one.rank == rank), None)
+
+
+def rank_name(report: Report, rank: int) -> str:
+    one = find_member(report, rank)
+    if one is None:
+        return f"rank {rank}"
+    return f"rank {rank} (host {one.host}, {'CPU' if one.kind == 'cpu' else 'GPU'} {one.gpu})"
+
+
+def fleet(report: Report) -> str:
+    """How many ranks on how many hosts, and the devices."""
+    if not report.members:
+        return "no rank"
+    hosts = len({one.host for one in report.members})
+    text = f"{count_of(len(report.members), 'rank')} on {count_of(hosts, 'host')}"
+    devices = Counter(one.device for one in report.members if one.device).most_common()
+    if len(devices) > 1:
+        counts = ", ".join(f"{count} x {device}" for device, count in devices[:3])
+        return f"{text}, {counts}{', ...' if len(devices) > 3 else ''}"
+    return f"{text}, {devices[0][0]}" if devices else text
+
+
+# Rates of the ladder, beside their limits.
+
+
+@dataclass(frozen=True)
+class RateRow:
+    """One rate of a rung as tables show it. share: of the limit, None where there is none."""
+
+    what: str
+    rate: str
+    limit: str
+    unit: str
+    share: float | None
+
+
+def rates(report: Report, rung: Rung) -> list[RateRow]:
+    known = limits(report)
+    rows = []
+    for what, rate in rung.rates.items():
+        unit, limit = unit_of(what), known.get((rung.name, what))
+        allowed = limit.rate if limit else None
+        share = rate / allowed if allowed else None
+        rows.append(RateRow(what, rate_text(rate, unit), rate_text(allowed, unit), unit_name(unit), share))
+    return rows
+
+
+def limits(report: Report) -> dict[tuple[RungName, str], Limit]:
+    """By rung and what it measures."""
+    return {(one.rung, one.what): one for one in report.limits}
+
+
+def assumptions(report: Report) -> list[str]:
+    """What the limits of the measured rungs assume, and why others have none."""
+    measured = {(rung.name, what) for rung in report.verdict.rungs for what in rung.rates}
+    relevant = [one for one in report.limits if (one.rung, one.what) in measured]
+    known = [f"limit of {one.rung}, {one.what}: {one.assumption}" for one in relevant if one.rate is not None]
+    missing: dict[str, list[str]] = {}
+    for one in relevant:
+        if one.rate is None:
+            missing.setdefault(one.assumption, []).append(f"{one.rung} {one.what}")
+    return [*known, *(f"no limit of {', '.join(some)}: {why}" for why, some in missing.items())]
+
+
+# Sentences.
+
+
+def headline(report: Report) -> str:
+    """The verdict and its first reason in one line; a run that ended early gives that reason first."""
+    verdict, ended = report.verdict, report.ended
+    if verdict.status == "ok" and not ended:
+        measured = sum(one.result != "not measured" for one in verdict.rungs)
+        judged = "no slow part found" if len(report.members) > 1 else "nothing to compare it with"
+        return printable(f"OK: {fleet(report)}; {measured} of {len(RUNGS)} rungs measured, {judged}")
+    _, _, reason = verdict.line.partition(": ")
+    reasons = [ended] if ended and ended not in reason else []
+    reasons += [reason] if reason else []
+    return printable(f"{verdict.status.upper()}: {'; '.join(reasons) or 'no reason was recorded'}")
+
+
+def change_sentence(one: Change) -> str:
+    before, after = counter_value(one.before), counter_value(one.after)
+    return f"host {one.host}, {one.part}: {one.counter} {before} -> {after}"
+
+
+def comparison(report: Report) -> list[str]:
+    """How the run differs from the baseline: its rates, then its environment."""
+    return [*map(drift_sentence, report.drifts), *(f"changed: {one}" for one in report.changed)]
+
+
+def drift_sentence(one: Drift) -> str:
+    unit = unit_of(one.what)
+    ratio = one.rate / one.usual if one.usual else math.nan
+    score = f"{abs(one.score):.1f} deviations {'below' if one.score < 0 else 'above'}"
+    if math.isnan(one.score):
+        score = "too few for a deviation"
+    return (
+        f"{part_name(one)}: {one.rung} {one.what} at {percent(ratio)} of {count_of(one.runs, 'earlier run')} "
+        f"({rate_text(one.rate, unit)} of {rate_text(one.usual, unit)} {unit_name(unit)}, "
+        f"{score})"
+    )

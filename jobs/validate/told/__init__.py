@@ -1,1 +1,0 @@
-"""A report as text: terminal, JSON, HTML, JUnit, Prometheus, Nagios."""

@@ -1,0 +1,116 @@
+"""Binds a rank to its device, and opens the communicator for arrays of that device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from runner.backend import Backend
+from runner.comm import Arrays, Control
+from runner.comm.collectives import Collectives
+from runner.comm.simulated import SimulatedComm
+from runner.errors import UserError, first_line
+
+
+def visible_gpus(choice: str) -> int:
+    """The number of GPUs that this process may use: 0 for "cpu"; UserError for "cuda" if there is none."""
+    if choice == "cpu":
+        return 0
+    try:
+        from runner.backend import cuda
+    except ImportError as reason:
+        return _without_cupy(reason, required=choice == "cuda")
+    visible = cuda.count()
+    if choice == "cuda" and not visible:
+        raise UserError(
+            "--device cuda, but CUDA finds no GPU",
+            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or --device cpu",
+        )
+    return visible
+
+
+def _without_cupy(reason: ImportError, required: bool) -> int:
+    hint = "pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13"
+    words = first_line(reason)
+    if required:
+        raise UserError("--device cuda, but CuPy cannot be imported", got=words, hint=hint) from reason
+    if os.path.exists("/dev/nvidia0"):
+        print(
+            f"meshrun: a GPU is here, but CuPy is not ({words}): the CPU is used. {hint}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def bind_device(
+    control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool
+) -> Backend:
+    """This rank's back end, where rank i sees visible[i] GPUs; the CPU only if no rank sees a GPU."""
+    if not any(visible):
+        from runner.backend.cpu import CpuBackend
+
+        return CpuBackend()
+    mine = visible[control.rank]
+    if mine == 0:
+        raise UserError(
+            f"this rank sees no GPU, rank {visible.index(max(visible))} does",
+            hint="CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or --device cpu for all",
+        )
+    if control.size > 1 and not oversubscribe:
+        from runner.comm import nccl
+
+        nccl.load()
+    index = choose_gpu(mine, local, local_size, oversubscribe)
+    from runner.backend.cuda import CudaBackend
+
+    return CudaBackend(index)
+
+
+def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -> int:
+    """The device index for local rank `local` of `local_size`, which sees `visible` GPUs.
+
+    If it sees all GPUs: its local rank. If it sees one: device 0, which the launcher has bound
+    (--gpus-per-task). Any other number is a UserError, because it is probably a mistake.
+    """
+    if visible == 1 or visible >= local_size:
+        return 0 if visible == 1 else local
+    if oversubscribe:
+        return local % visible
+    raise UserError(
+        "more ranks than GPUs on this host",
+        got=f"{local_size} ranks, {visible} GPUs visible",
+        expected="a GPU for each rank",
+        hint=f"-n {visible}, or --oversubscribe to share",
+    )
+
+
+def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
+    """The communicator for device arrays: NCCL, or through host memory where ranks share a GPU."""
+    if backend.device.kind == "cpu" or control.size == 1:
+        return control
+    if shared_gpu:
+        from runner.comm.staged import StagedComm
+
+        return StagedComm(control, backend)
+    from runner.comm.nccl_arrays import NcclComm
+
+    return NcclComm(control)
+
+
+def open_collectives(
+    group: Control, backend: Backend, cta_policy: int | None, peers: int | None, null_stream: bool
+) -> Collectives:
+    """Collectives on raw memory among a group's ranks, each on its device."""
+    if backend.device.kind == "cuda":
+        from runner.comm.nccl_collectives import NcclCollectives
+
+        stream = backend.null_stream if null_stream else backend.stream
+        return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers)
+    if isinstance(group, SimulatedComm):
+        from runner.comm.simulated_collectives import SimulatedCollectives
+
+        return SimulatedCollectives(group)
+    from runner.comm.mpi_collectives import MpiCollectives
+
+    return MpiCollectives(group)

@@ -1,0 +1,293 @@
+"""Whether a run is streamed, and into which chunks: decided here for a run and for its forecast alike.
+
+Pure arithmetic on shapes, dtypes and numbers. Whoever asks brings the facts: a run gathers them from its
+ranks and files (`runner.stream.cut`), a forecast takes them from a machine's rates (`runner.forecast`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from runner.chunks import Chunks
+from runner.errors import UserError
+from runner.halo import Widths
+from runner.partition import Region, Shape, grid_size
+from runner.stream.options import StreamOptions
+from runner.work import Work
+
+HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its memory
+DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays
+ON_DEVICE = 64 << 20  # bytes of a chunk: a copy engine takes about a millisecond for it
+ON_HOST = 8 << 20  # bytes of a chunk: with its result it fits a CPU's last-level cache
+FILLS = 4  # a device's pipeline is filled by a block of at least so many chunks of ON_DEVICE bytes
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of the host's memory and of a device's: what is needed, or what is allowed."""
+
+    host: int
+    device: int
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a plan depends on of a run's files.
+
+    parallel: every rank can read the input, a part at a time. chunked_output: the output is written in
+    chunks of its own format. source_chunks, sink_chunks: the shapes of the files' own chunks; None: rows
+    are read and written anywhere.
+    """
+
+    parallel: bool = True
+    chunked_output: bool = False
+    source_chunks: Shape | None = None
+    sink_chunks: Shape | None = None
+
+
+PLAIN = Files()  # such as .npy to .npy
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What chunks depend on besides the array.
+
+    asynchronous: ranks compute on devices that need copies. limits: bytes that all chunks of one rank may
+    take together, the least of any rank.
+    """
+
+    ranks: int
+    asynchronous: bool
+    limits: MemoryUse
+    files: Files = PLAIN
+
+
+def is_streamed(
+    work: Work,
+    options: StreamOptions,
+    files: Files,
+    *,
+    asynchronous: bool,
+    too_large: bool,
+    keep_whole: bool = False,
+) -> bool:
+    """Whether the array passes through the ranks in chunks, instead of each rank holding its block.
+
+    It does when an option of streamed runs is given, when some rank's block is `too_large` for its memory,
+    when the output is written in chunks of its own, and on devices when a block is `FILLS` chunks or more,
+    unless it is to be kept whole. An input that one rank reads for all is never streamed.
+    """
+    fills = asynchronous and not keep_whole and fills_pipeline(work)
+    return files.parallel and (options.named is not None or files.chunked_output or fills or too_large)
+
+
+def fills_pipeline(work: Work) -> bool:
+    """Whether a device copies and computes long enough for copies, kernels and files to overlap."""
+    largest = max((block.size for block in work.partition), default=0)
+    return largest * work.dtype.itemsize >= FILLS * ON_DEVICE
+
+
+def is_too_large(work: Work, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
+    """Whether a rank's block, whole in memory, needs more than the rank may use.
+
+    A result that is not declared counts as large as the input, whether it is known by now or not.
+    """
+    use = memory_use(replace(work, result=work.declared(work.shape)), block, asynchronous=asynchronous)
+    if asynchronous:  # the function's own arrays are as large as its block
+        return 2 * use.device > limits.device
+    return use.host > limits.host
+
+
+def memory_limits(
+    options: StreamOptions, *, host: int, beside: int, device: int | None, sharing: int = 1
+) -> MemoryUse:
+    """Bytes that the chunks of one rank may take together: what the options say, else a share.
+
+    host: bytes of the host's memory, for `beside` ranks. device: free bytes of the device, for `sharing`
+    ranks; None where ranks compute on the host.
+    """
+    on_host = options.host_memory or host // HOST_SHARE // beside
+    if device is None:
+        return MemoryUse(on_host, 0)
+    return MemoryUse(on_host, options.device_memory or int(DEVICE_SHARE * device / sharing))
+
+
+def check_limit(option: str, limit: int | None, total: int, place: str) -> None:
+    """UserError where an option allows more bytes than `place` has; total: 0 where that is not known."""
+    if limit is not None and 0 < total < limit:
+        raise UserError(
+            f"{option} is more than {place} has", got=f"{limit:,} bytes", expected=f"at most {total:,}"
+        )
+
+
+def not_streamed(option: str, path: Path | str) -> UserError:
+    """The error for an option of streamed runs with a file that one rank reads or writes for all."""
+    return UserError(
+        f"{option} is for arrays that go through the ranks in chunks",
+        got=f"{path}, which one rank handles whole",
+        expected="files such as .npy, .zarr or .h5",
+        everywhere=True,
+    )
+
+
+def has_own_grid(grid: str | None, ranks: int) -> bool:
+    """Whether --grid gives another number of blocks than ranks, as only a streamed run allows."""
+    return grid is not None and grid_size(grid) not in (None, ranks)
+
+
+def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
+    """The grid that a streamed run cuts the array by before it cuts chunks, and its number of blocks.
+
+    Without --grid the array is one block.
+    """
+    text = "1" if grid is None else grid
+    return text, grid_size(text) or ranks
+
+
+def chunk_memory(
+    cells: Shape, widths: Widths, dtype: np.dtype[np.generic], result: int, *, asynchronous: bool
+) -> MemoryUse:
+    """The most bytes that a chunk of `cells` own cells takes. result: bytes of its result.
+
+    With a halo, what was read and the padded block made of it may both exist.
+    """
+    padded = math.prod(n + sum(width) for n, width in zip(cells, widths, strict=True)) * dtype.itemsize
+    twice = 2 if any(width != (0, 0) for width in widths) else 1
+    if asynchronous:
+        return MemoryUse(padded + result, twice * padded + result)
+    return MemoryUse(twice * padded + result, 0)
+
+
+def memory_use(work: Work, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
+    """`chunk_memory` of a region, and of a chunk of the input's file, decoded, of which a part is wanted.
+
+    A result that is not known yet is taken to be as large as the input.
+    """
+    shape, dtype = work.result or (work.shape, work.dtype)
+    cells = math.prod(region.shape[: work.leading]) * math.prod(shape[work.leading :])
+    result = cells * dtype.itemsize
+    use = chunk_memory(region.shape, work.widths, work.dtype, result, asynchronous=asynchronous)
+    decoded = math.prod(files.source_chunks) * work.dtype.itemsize if files.source_chunks else 0
+    return MemoryUse(use.host + decoded, use.device)
+
+
+def plan_chunks(work: Work, facts: Facts, options: StreamOptions, kept_rows: int | None = None) -> Chunks:
+    """The chunks of `work.partition`. kept_rows: of an unfinished run, whose chunks stay as they are.
+
+    Raises UserError where not even the smallest chunk fits.
+    """
+    budget = Budget(facts.limits, options.under_way)
+    if options.chunk_bytes is not None:
+        budget.check_chunk(options.chunk_bytes)
+    align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
+    blocks = [block for block in work.partition if block.size]
+    fitting = (_rows_that_fit(work, block, facts, options, budget, kept_rows) for block in blocks)
+    rows = min(fitting, default=0)
+    if kept_rows is None:  # no chunk is longer than its block
+        longest = max(block.shape[0] for block in work.partition)
+        rows = min(rows, -(-longest // align) * align)
+    elif 0 < rows < kept_rows:
+        raise UserError(
+            "the chunks of the unfinished run do not fit this run's memory",
+            got=f"{rows} rows that fit",
+            expected=f"{kept_rows} rows, {options.under_way} chunks under way",
+            hint="--depth 1, or memory as in the first run",
+            everywhere=True,
+        )
+    return Chunks(work.partition, max(rows, 1))
+
+
+def _rows_that_fit(
+    work: Work, block: Region, facts: Facts, options: StreamOptions, budget: Budget, kept_rows: int | None
+) -> int:
+    align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
+    wanted = kept_rows or _wanted_rows(work, block, facts, options, align)
+    one, two = (
+        memory_use(work, _extended(block, rows), asynchronous=facts.asynchronous, files=facts.files)
+        for rows in (align, 2 * align)
+    )
+    return budget.rows(one, two, wanted=max(wanted, align), align=align)
+
+
+def _extended(block: Region, rows: int) -> Region:
+    return replace(block, stop=(block.start[0] + rows, *block.stop[1:]))
+
+
+def _wanted_rows(work: Work, block: Region, facts: Facts, options: StreamOptions, align: int) -> int:
+    """Rows of a chunk, were memory no limit."""
+    low, high = work.widths[0]
+    across = zip(block.shape[1:], work.widths[1:], strict=True)
+    row = math.prod(n + sum(width) for n, width in across) * work.dtype.itemsize
+    if options.chunk_bytes is not None:
+        if (rows := options.chunk_bytes // row - low - high) < align:
+            least = "a row" if align == 1 else f"the {align} rows of a chunk of the output"
+            raise UserError(
+                f"--chunk-bytes is less than {least} with the halo",
+                got=f"{options.chunk_bytes:,} bytes",
+                expected=f"at least {(align + low + high) * row:,}",
+                everywhere=True,
+            )
+        return rows
+    rows = max((ON_DEVICE if facts.asynchronous else ON_HOST) // row, 4 * (low + high), 1)
+    # Enough chunks to keep every rank busy to the end.
+    rows = min(rows, -(-work.shape[0] // (facts.ranks * options.under_way)))
+    # To decode a part of a file's chunk takes as long as the whole.
+    natural = facts.files.source_chunks[0] if facts.files.source_chunks else 1
+    return -(-rows // natural) * natural
+
+
+def least(limits: Iterable[MemoryUse]) -> MemoryUse:
+    """What every rank may use."""
+    everyone = list(limits)
+    return MemoryUse(min(one.host for one in everyone), min(one.device for one in everyone))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory that one rank may use, and how many chunks share it."""
+
+    limits: MemoryUse
+    depth: int
+
+    def check_chunk(self, size: int) -> None:
+        """UserError where --chunk-bytes is more than all chunks of a rank may take."""
+        for name in ("host", "device"):
+            limit = getattr(self.limits, name)
+            if 0 < limit < size:
+                raise UserError(
+                    f"--chunk-bytes is more than a rank's chunks may take of the {name} memory",
+                    got=f"{size:,} bytes",
+                    expected=f"at most {limit:,}",
+                    hint=f"--{name}-memory, if there is more",
+                    everywhere=True,
+                )
+
+    def rows(self, one: MemoryUse, two: MemoryUse, *, wanted: int, align: int) -> int:
+        """The most rows of a chunk that fit, a multiple of `align`, and no more than about `wanted`.
+
+        one, two: the use of chunks of `align` and of 2 * `align` rows; it grows linearly.
+
+        Raises UserError where `align` rows do not fit.
+        """
+        most = wanted // align
+        for name in ("host", "device"):
+            first, second = getattr(one, name), getattr(two, name)
+            limit = getattr(self.limits, name) // self.depth
+            if first > limit:
+                rows = "a row" if align == 1 else f"{align} rows"
+                raise UserError(
+                    f"a chunk of {rows} with its halo does not fit the {name} memory",
+                    got=f"{self.depth} chunks of {first:,} bytes",
+                    expected=f"at most {getattr(self.limits, name):,} bytes",
+                    hint=f"--{name}-memory, --depth 1"
+                    + (", or --grid, which cuts rows too" if align == 1 else ""),
+                    everywhere=True,
+                )
+            if second > first:
+                most = min(most, 1 + (limit - first) // (second - first))
+        return max(most, 1) * align

@@ -1,0 +1,185 @@
+"""What happens when a run fails: the error is reported once, the output rolled back, every rank ended.
+
+An error that every rank raises alike ends the ranks in order, and rank 0 reports it. An error on one rank
+cannot wait for the others, which may be waiting for that rank: the first rank to fail claims the failure,
+reports it and aborts the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from runner.errors import (
+    BadResult,
+    MeshrunError,
+    RunError,
+    UserError,
+    describe,
+    is_met_by_all,
+    tell,
+    traceback_of,
+)
+from runner.launcher import announced
+from runner.run_status import RunLines, RunStatus
+from runner.transaction import OutputTransaction
+from runner.world import World
+
+GRACE = 1.0  # seconds that a later failure waits until the first one has been reported
+
+
+@dataclass
+class FailureHandler:
+    """Reports this process's failure and cleans up after it.
+
+    status: read by the process that started the ranks; None if no process does. debug: print tracebacks.
+    usage_exit_status: for a UserError. failure_exit_status: for any other error without an exit status of
+    its own. interrupt_message: printed when the run is interrupted. world: set once it is open.
+    transaction: the run's output, rolled back on failure. before_exit: called once before this process ends
+    in failure, to save partial results; it may raise OSError. failed: exit status and message of this rank's
+    failure, set before `before_exit` is called; None while there is none.
+    """
+
+    status: RunStatus | None = None
+    debug: bool = False
+    usage_exit_status: int = UserError.exit_code
+    failure_exit_status: int = RunError.exit_code
+    interrupt_message: str = "interrupted; nothing was written"
+    world: World | None = None
+    before_exit: Callable[[], None] | None = None
+    transaction: OutputTransaction = field(init=False)
+    failed: tuple[int, str] | None = field(default=None, init=False)
+    _claimed: RunStatus | None = field(default=None, init=False)  # where this rank has claimed the failure
+
+    def __post_init__(self) -> None:
+        self.transaction = OutputTransaction(self.status)
+
+    def exit_status(self, failure: BaseException) -> int:
+        """The exit status of a process that ends with `failure`."""
+        if isinstance(failure, UserError):
+            return self.usage_exit_status
+        own = failure.exit_code if isinstance(failure, MeshrunError) else RunError.exit_code
+        is_default = own == RunError.exit_code and not isinstance(failure, BadResult)
+        return self.failure_exit_status if is_default else own
+
+    def clean_up(self) -> None:
+        """Call `before_exit`, the first time, and roll the output back."""
+        before_exit, self.before_exit = self.before_exit, None
+        if before_exit is not None:
+            with contextlib.suppress(OSError):
+                before_exit()
+        self.transaction.roll_back()
+
+    def set_failed(self, failure: BaseException) -> None:
+        """Clean up after `failure` without reporting it: the caller does."""
+        self.failed = self.exit_status(failure), describe(failure)
+        self.clean_up()
+
+    def report_common(self, failure: BaseException, rank: int) -> int:
+        """Report, on rank 0, a failure that every rank has raised; the exit status."""
+        if rank == 0:
+            self.set_failed(failure)
+            if self.status is not None:
+                self.status.claim_failure(self._claim(failure, describe(failure), rank))
+                self.status.remove_claim()
+            self._print(failure, describe(failure))
+        return self.exit_status(failure)
+
+    def report_single(self, failure: BaseException, where: str, rank: int) -> int:
+        """Report a failure of this rank alone, unless another rank's came first; the status to abort with.
+
+        where: names the rank in the message; "": not.
+        """
+        status = self.exit_status(failure)
+        sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
+        self.failed = status, sentence
+        place = self._claims()
+        is_first = place is None or place.claim_failure(self._claim(failure, sentence, rank))
+        if is_first:
+            self._claimed = place
+            self._print(failure, sentence)
+        # Only after the claim: a rank that is writing to the removed file would otherwise fail first.
+        self.clean_up()
+        if not is_first:
+            time.sleep(GRACE)
+        self._remove_claim()
+        return status
+
+    def abort(self, failure: MeshrunError) -> None:
+        """Report `failure` and end every rank of the run now; from any thread. Does not return."""
+        assert self.world is not None
+        status = self.report_single(failure, "", self.world.rank)
+        self.world.control.abort(status)
+        os._exit(status)
+
+    def terminate(self) -> None:
+        """Clean up before a signal ends this process, usually with all others; for `on_termination`."""
+        with contextlib.suppress(OSError):  # no room for a file must not stop the clean-up
+            place = self._claims()
+            if place is not None and place.suppress_failures():
+                self._claimed = place
+        self.clean_up()
+        launched = announced()
+        rank = self.world.rank if self.world else launched.rank if launched else 0
+        if self.status is None and rank == 0:  # otherwise the process that started the ranks reports it
+            hint = self.transaction.recovery_hint
+            tell(f"interrupted; {hint}" if hint else self.interrupt_message)
+        self._remove_claim()
+
+    def _claims(self) -> RunStatus | None:
+        """Where ranks claim the failure that only one of them reports; None for a single rank."""
+        if self.status is None and self.world is not None and self.world.size > 1:
+            return RunLines(self.world.nonce, has_reader=False)
+        return self.status
+
+    def _remove_claim(self) -> None:
+        if isinstance(self._claimed, RunLines):
+            time.sleep(GRACE / 4)  # ranks that fail now still find the claim; afterwards nobody looks for it
+            self._claimed.remove_claim()
+
+    def _claim(self, failure: BaseException, sentence: str, rank: int) -> dict[str, Any]:
+        return {"exit_code": self.exit_status(failure), "sentence": sentence, "rank": rank}
+
+    def _print(self, failure: BaseException, sentence: str) -> None:
+        tell(sentence)
+        if self.transaction.recovery_hint:
+            tell(self.transaction.recovery_hint)
+        if self.debug:
+            sys.stderr.write(traceback_of(failure))
+
+
+@dataclass
+class Guard:
+    """Ends every rank when this one alone raises an error; lets errors common to all ranks through.
+
+    reports_single_rank: in a world of one rank, report the failure and exit too, instead of raising it.
+    """
+
+    world: World
+    handler: FailureHandler
+    reports_single_rank: bool = False
+
+    def __enter__(self) -> Guard:
+        self.handler.world = self.world
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if failure is None:
+            return
+        single_rank = self.world.size == 1
+        if is_met_by_all(failure) or (single_rank and not self.reports_single_rank):
+            self.handler.set_failed(failure)
+            return
+        where = "" if single_rank else str(self.world.here)
+        status = self.handler.report_single(failure, where, self.world.rank)
+        if single_rank:
+            raise SystemExit(status)
+        self.world.control.abort(status)  # MPI does not return from it; simulated ranks do

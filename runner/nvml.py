@@ -1,0 +1,46 @@
+"""NVML, NVIDIA's library of facts and counters of GPUs: started once in a process, by whoever asks first."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+from runner.errors import UserError, first_line
+
+_STARTING = threading.Lock()  # one thread starts it while the others wait
+
+
+def start() -> Any:
+    """The module pynvml, initialised for the life of the process.
+
+    Never shut down: a start attaches to every GPU of the host, some 40 ms each. One that failed is tried
+    again by the next caller. Raises UserError without pynvml, or where NVML does not start.
+    """
+    with _STARTING:
+        return _start()
+
+
+@cache
+def _start() -> Any:
+    try:
+        import pynvml
+    except ImportError as reason:
+        raise UserError(f"NVML: {first_line(reason)}", hint="pip install nvidia-ml-py") from reason
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as reason:
+        raise UserError(f"NVML: {first_line(reason)}") from reason
+    return pynvml
+
+
+def handle(uuid: str) -> tuple[Any, Any]:
+    """pynvml, initialised, and its handle of the GPU with this UUID ("GPU-...").
+
+    Raises UserError where NVML does not start or has no such GPU.
+    """
+    nvml = start()
+    try:
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError as reason:
+        raise UserError(f"NVML, {uuid}: {first_line(reason)}") from reason

@@ -1,0 +1,107 @@
+"""Run a command as one rank: open the world, report failures, leave the completion record."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from runner import launcher, preload
+from runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
+from runner.failure import GRACE, FailureHandler, Guard
+from runner.heartbeat import Heartbeat
+from runner.inspection import preflight
+from runner.launcher import BY_HAND, Started
+from runner.run_status import run_at
+from runner.termination import end_with_parent, on_termination
+from runner.world import Check, DeviceChoice, World, open_world
+
+Record = dict[str, Any]
+
+
+def run_as_rank(
+    body: Callable[[World, FailureHandler], Record],
+    *,
+    device: DeviceChoice = "auto",
+    oversubscribe: bool = False,
+    started: Started = BY_HAND,
+    debug: bool = False,
+    check: Check | None = None,
+    usage_exit_status: int = UserError.exit_code,
+    failure_exit_status: int = RunError.exit_code,
+    interrupt_message: str = FailureHandler.interrupt_message,
+    before_exit: Callable[[FailureHandler], None] | None = None,
+) -> int:
+    """Run `body(world, handler)` as one rank and report every error; the exit status. Collective.
+
+    body: returns the completion record, of plain values that JSON can hold. started: from the process that
+    started the ranks. check: instead of the usual preflight. usage_exit_status: for a UserError.
+    failure_exit_status: for other failures that have no exit status of their own, and for a run whose ranks
+    are killed. interrupt_message: printed when the run is interrupted. before_exit: on rank 0, the handler's
+    `before_exit` until `body` sets another.
+    """
+    handler = FailureHandler(
+        run_at(started.run) if started.run else None,
+        debug,
+        usage_exit_status=usage_exit_status,
+        failure_exit_status=failure_exit_status,
+        interrupt_message=interrupt_message,
+    )
+    on_termination(handler.terminate)
+    announced = launcher.announced()
+    if before_exit is not None and (announced is None or announced.rank == 0):
+        handler.before_exit = partial(before_exit, handler)
+    if announced is not None:
+        end_with_parent()
+        if announced.size != 1:
+            preload.start(device)
+    world = join_world(handler, device, oversubscribe, started, check)
+    if isinstance(world, int):
+        return world
+    if world.rank == 0 and handler.status is not None and failure_exit_status != RunError.exit_code:
+        handler.status.note_exit_status(failure_exit_status)
+    with Guard(world, handler, reports_single_rank=True):
+        try:
+            record = body(world, handler)
+            world.close()
+        except BaseException as failure:
+            if not is_met_by_all(failure):
+                raise
+            status = handler.report_common(failure, world.rank)
+            world.close()
+            return status
+    if world.rank == 0 and handler.status is not None:
+        handler.status.complete(record)
+    return 0
+
+
+def join_world(
+    handler: FailureHandler,
+    device: DeviceChoice,
+    oversubscribe: bool,
+    started: Started,
+    check: Check | None = None,
+) -> World | int:
+    """Open the world, register this rank, start the heartbeat; an exit status if there is no world."""
+    check = check or preflight(started, oversubscribe=oversubscribe)
+    announced = launcher.announced()
+    rank = announced.rank if announced else 0
+    try:
+        launcher.working_directory()
+        world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check)
+    except BaseException as failure:
+        is_common = is_met_by_all(failure)
+        if not (is_common or isinstance(failure, MeshrunError)):
+            raise
+        if rank and not is_common:
+            time.sleep(GRACE)  # rank 0 has probably failed alike, and its end ends this rank too
+        return handler.report_common(failure, rank if is_common else 0)
+    if handler.status is not None:
+        handler.status.register(world.rank, world.here.host, os.getpid())
+    handler.world = world
+    heartbeat = Heartbeat(world, started.host_timeout, handler.abort)
+    for warning in (*world.warnings, *heartbeat.warnings) if world.rank == 0 else ():
+        tell(f"warning: {warning}")
+    return world

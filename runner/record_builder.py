@@ -1,0 +1,80 @@
+"""The parts of a record that are gathered from all ranks: places, phases, versions."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from runner.phases import Phases
+from runner.world import World
+
+
+def places(world: World) -> list[dict[str, Any]]:
+    """A line per rank: who and where."""
+    return [
+        {
+            "rank": rank.number,
+            "host": rank.host,
+            "local_rank": rank.local,
+            "kind": rank.device.kind,
+            "index": rank.device.index,
+            "name": rank.device.name,
+            "uuid": rank.device.uuid,
+        }
+        for rank in world.ranks
+    ]
+
+
+def phase_table(world: World, phases: Phases, limits: dict[str, tuple[float, str]]) -> dict[str, Any]:
+    """Each phase over all ranks; collective.
+
+    limits: per phase, the bytes per second that this rank could move at most, and by whose word.
+    rate counts bytes read plus written, per rank, over the slowest rank's seconds.
+    """
+    mine = {name: (phase.seconds, phase.moved) for name, phase in phases.phases.items()}
+    everyone = world.control.allgather((mine, limits))
+    names = list(dict.fromkeys(name for those, _ in everyone for name in those))
+    table = {}
+    for name in names:
+        entries = [
+            (*those[name], limit.get(name), rank)
+            for rank, (those, limit) in enumerate(everyone)
+            if name in those
+        ]
+        slowest = max(entries, key=lambda entry: entry[0])
+        fastest = min(entries, key=lambda entry: entry[0])
+        seconds, moved, limit, _ = slowest
+        rate = moved / seconds if moved and seconds else None
+        table[name] = {
+            "seconds": seconds,
+            "seconds_fastest": fastest[0],
+            "slowest_rank": slowest[3],
+            "fastest_rank": fastest[3],
+            "bytes": sum(entry[1] for entry in entries),
+            "bytes_per_second": rate,
+            "limit_bytes_per_second": limit[0] if limit else None,
+            "limit_source": limit[1] if limit else None,
+            "fraction_of_limit": rate / limit[0] if rate and limit else None,
+        }
+    return table
+
+
+def versions(world: World) -> dict[str, str]:
+    """What the run's figures depend on."""
+    found = {"python": sys.version.split()[0], "numpy": np.__version__, "transport": world.arrays.label}
+    for package in ("meshrun", "mpi4py"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    if "mpi4py.MPI" in sys.modules:
+        library = sys.modules["mpi4py.MPI"].Get_library_version()
+        found["mpi"] = library.replace("\0", "").splitlines()[0].strip()
+    if world.backend.device.kind == "cuda":
+        found["cupy"] = world.xp.__version__
+        found["cuda_runtime"] = str(world.xp.cuda.runtime.runtimeGetVersion())
+        found["cuda_driver"] = str(world.xp.cuda.runtime.driverGetVersion())
+    return found

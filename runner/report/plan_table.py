@@ -1,0 +1,129 @@
+"""A forecast as text, and a comparison of forecast and measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.report.table import table
+from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
+
+
+def render(record: Mapping[str, Any]) -> str:
+    """The forecast's record, as `runner.forecast.record` makes it."""
+    stages = [
+        (
+            row["name"],
+            row["of"],
+            bytes_text(row["bytes"]) if row["bytes"] else "-",
+            rate_text(row["rate"]) if row["rate"] else "-",
+            row["source"],
+            seconds_text(row["seconds"]),
+        )
+        for row in record["stages"]
+    ]
+    lines = [
+        _headline(record),
+        "",
+        *table(("stage", "of a", "bytes", "rate", "from", "time"), stages, left=(0, 1, 4)),
+        "",
+        *_pieces(record),
+        *_floor(record),
+    ]
+    if len(record["by_ranks"]) > 1:
+        lines += ["", *_by_ranks(record)]
+    return "\n".join([*lines, *(f"  {note}" for note in record.get("notes", ()))]) + "\n"
+
+
+def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of `runner.forecast.compare`."""
+    found = [
+        (
+            row["stage"],
+            bytes_text(row["bytes"]) if row["bytes"] else "-",
+            rate_text(row["bytes_per_second"]) if row["bytes_per_second"] else "-",
+            "-" if row["forecast_seconds"] is None else seconds_text(row["forecast_seconds"]),
+            seconds_text(row["seconds"]),
+            "-" if row["fraction"] is None else percent_text(row["fraction"]),
+        )
+        for row in rows
+    ]
+    heads = ("stage", "bytes", "rate", "forecast", "measured", "forecast / measured")
+    return "\n".join(table(heads, found)) + "\n"
+
+
+def render_rates(rates: Mapping[str, float]) -> str:
+    """Rates in bytes per second, by name."""
+    rows = [(name, rate_text(rate)) for name, rate in rates.items()]
+    return "\n".join(table(("measured", "rate"), rows)) + "\n"
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    machine = record["machine"]
+    kind = machine["name"] if machine["kind"] == "cuda" else f"CPU, {machine['name']}"
+    rates = (
+        f"rates measured on {machine['host']}, {machine['measured']}"
+        if machine["measured"]
+        else "nominal rates"
+    )
+    arrays = " to ".join(f"{_shape(each['shape'])} {each['dtype']}" for each in (record, record["result"]))
+    where = f"{counted(record['ranks'], 'rank')} on {counted(record['hosts'], 'host')}"
+    return f"{record['job']} on {arrays}: {where} ({kind}; {rates})"
+
+
+def _pieces(record: Mapping[str, Any]) -> list[str]:
+    memory = record["memory"]
+    taken = f"{bytes_text(memory['host'])} of host memory"
+    if record["machine"]["kind"] == "cuda":
+        taken += f", {bytes_text(memory['device'])} of the GPU's"
+    how = "in one piece"
+    if record["streamed"]:
+        rows = counted(record["chunk_rows"], "row")
+        how = f"streamed, {counted(record['chunks'], 'chunk')} of {rows}, {record['depth']} under way at once"
+    return [f"  each rank: {how}; {taken}"]
+
+
+def _floor(record: Mapping[str, Any]) -> list[str]:
+    limit = next(row for row in record["stages"] if row["name"] == record["limit"])
+    rate = f", {rate_text(limit['rate'])} of a {limit['of']}" if limit["rate"] else ""
+    parts = "one stage after another"
+    if record["streamed"]:
+        filled = seconds_text(record["fill_seconds"])
+        parts = f"{seconds_text(limit['seconds'])}, and {filled} to fill the pipeline and empty it"
+    start = seconds_text(record["start_seconds"])
+    return [
+        f"  floor in time: {seconds_text(record['seconds'])} ({parts}), after {start} to start",
+        f"  limited by: {limit['name']}{rate} ({limit['source']})",
+    ]
+
+
+def _by_ranks(record: Mapping[str, Any]) -> list[str]:
+    times = record["by_ranks"]
+    rows = [
+        (
+            str(one["ranks"]),
+            str(one["hosts"]),
+            "streamed" if one["streamed"] else "one piece",
+            seconds_text(one["seconds"]),
+            seconds_text(one["seconds"] + one["start_seconds"]),
+            one["limit"],
+        )
+        for one in times
+    ]
+    heads = ("ranks", "hosts", "as", "run", "with start", "limited by")
+    return [*table(heads, rows, left=(2, 5)), "", f"  {_advice(record)}"]
+
+
+def _advice(record: Mapping[str, Any]) -> str:
+    ranks, fewest = record["ranks"], record["enough_ranks"]
+    if fewest == ranks:
+        return f"no smaller number of ranks is as fast as {ranks}"
+    total = {one["ranks"]: one["seconds"] + one["start_seconds"] for one in record["by_ranks"]}
+    few, many = (seconds_text(total[count]) for count in (fewest, ranks))
+    thing = "GPU" if record["machine"]["kind"] == "cuda" else "rank"
+    verb = "is" if fewest == 1 else "are"
+    return f"{counted(fewest, thing)} {verb} enough: {few} with start, {many} with {ranks}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,283 @@
+"""The status of a run, for the process that started its ranks: completion record, first failure, PID map.
+
+A launcher's exit status proves nothing: Open MPI has returned 0 after losing a host, and MPICH after one
+rank left early. A run has succeeded when rank 0 has written the completion record, which it does last. The
+first failure is a file that only the first failing rank can create.
+
+Ranks on this machine write to a private directory (`RunDirectory`). Ranks on other hosts cannot, and print
+lines to stderr that the starting process picks out of their output (`RunLines`). Uses the standard library
+only, because the `meshrun` command reads the status in the process that starts the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from runner import files, lock
+from runner.errors import UserError
+
+LINE = "\x1emeshrun-run"  # starts a status line; no program prints it otherwise
+
+
+class RunStatus(Protocol):
+    """What ranks report to the process that started them."""
+
+    def register(self, rank: int, host: str, pid: int) -> None:
+        """Map a process to its rank, so that a launcher's "PID 4711 was killed" gets a name."""
+
+    def note_partial(self, output: Path | None) -> None:
+        """Name the partial output to remove if every rank is killed; None: remove nothing."""
+
+    def note_lock(self, output: Path) -> None:
+        """Name the output that this run has locked, to unlock if every rank is killed."""
+
+    def note_recovery_hint(self, hint: str) -> None:
+        """Set what to print after the failure of a run, such as how to resume it; "": nothing."""
+
+    def note_exit_status(self, status: int) -> None:
+        """Set the exit status, instead of 1, of a run whose ranks end without reporting a failure."""
+
+    def save_answer(self, answer: str) -> bool:
+        """Save the result so far of a command that must print one, in case rank 0 cannot; "": it has.
+
+        Returns False where `answer` is too long to be sent.
+        """
+
+    def claim_failure(self, failure: dict[str, Any]) -> bool:
+        """Record `failure` if it is the first on this host; False where another one came first."""
+
+    def suppress_failures(self) -> bool:
+        """Ignore failures from now on, because this host's ranks are being terminated.
+
+        Returns False where a failure has been recorded already.
+        """
+
+    def remove_claim(self) -> None:
+        """Remove this host's claim where nobody else will; called by the rank that made it."""
+
+    def complete(self, record: dict[str, Any]) -> None:
+        """Write the completion record; rank 0's last act."""
+
+
+def lost_note(job: str) -> Path:
+    """The file in a Slurm job's working directory in which ranks report a lost host.
+
+    What they print goes through the job's first host, which may be the lost one.
+    """
+    return Path(f"meshrun-{job}.lost")
+
+
+def run_at(place: str) -> RunStatus:
+    """The status of the run that `--run-dir` names: a directory, or "@TOKEN" for lines on stderr."""
+    return RunLines(place[1:]) if place.startswith("@") else RunDirectory(Path(place))
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Run status in a private directory that every rank on this machine can write to."""
+
+    path: Path
+
+    @classmethod
+    def create(cls) -> RunDirectory:
+        return cls(Path(tempfile.mkdtemp(prefix="meshrun-")))
+
+    def register(self, rank: int, host: str, pid: int) -> None:
+        files.write_file(self.path / f"pid-{pid}@{host}", json.dumps({"rank": rank, "host": host}))
+
+    def any_registered(self) -> bool:
+        """Whether any rank has registered."""
+        return any(self.path.glob("pid-*"))
+
+    def rank_of(self, pid: int, host: str | None = None) -> dict[str, Any] | None:
+        """The rank and host of process `pid`; None if unknown, or if several hosts have such a process.
+
+        host: as the launcher names it, with or without its domain.
+        """
+        known = [_read(path) for path in self.path.glob(f"pid-{pid}@*")]
+        named = [one for one in known if one and _short(one["host"]) == _short(host or "")]
+        found = named or known
+        return found[0] if len(found) == 1 else None
+
+    def note_partial(self, output: Path | None) -> None:
+        if output is None:
+            (self.path / "partial").unlink(missing_ok=True)
+        else:
+            files.write_file(self.path / "partial", str(output))
+
+    def remove_leftovers(self) -> None:
+        """Remove the partial output and the lock that killed ranks have left."""
+        note = self.path / "partial"
+        if note.exists():
+            files.remove_path(Path(note.read_text()))
+        held = self.path / "held"
+        if held.exists():
+            with contextlib.suppress(OSError):
+                _unlock(Path(held.read_text()))
+
+    def note_lock(self, output: Path) -> None:
+        files.write_file(self.path / "held", str(output))
+
+    def note_recovery_hint(self, hint: str) -> None:
+        files.write_file(self.path / "words", hint)
+
+    def recovery_hint(self) -> str:
+        """What to print if the run has failed; "" for nothing."""
+        note = self.path / "words"
+        return note.read_text() if note.exists() else ""
+
+    def note_exit_status(self, status: int) -> None:
+        files.write_file(self.path / "status", str(status))
+
+    def exit_status(self) -> int:
+        """The exit status of a run that has failed without any rank reporting why."""
+        note = self.path / "status"
+        return int(note.read_text()) if note.exists() else 1
+
+    def save_answer(self, answer: str) -> bool:
+        files.write_file(self.path / "answer", answer)
+        return True
+
+    def answer(self) -> str | None:
+        """The answer saved last; None where there is none."""
+        note = self.path / "answer"
+        return note.read_text() if note.exists() else None
+
+    def claim_failure(self, failure: dict[str, Any]) -> bool:
+        return claim(self.path / "failure.json", failure)
+
+    def suppress_failures(self) -> bool:
+        return claim(self.path / "failure.json", {})
+
+    def remove_claim(self) -> None:
+        """Do nothing: the directory is removed as a whole."""
+
+    def failure(self) -> dict[str, Any] | None:
+        """The first failure; None if none was recorded before the ranks were terminated."""
+        found = _read(self.path / "failure.json") or {}
+        return found if "sentence" in found else None
+
+    def complete(self, record: dict[str, Any]) -> None:
+        files.write_file(self.path / "record.json", json.dumps(record))
+
+    def record(self) -> dict[str, Any] | None:
+        return _read(self.path / "record.json")
+
+    def read_line(self, line: str) -> None:
+        """Record what a line of `RunLines` reports; ValueError if it is not such a line."""
+        _, _, kind, text = line.split(" ", 3)
+        content = json.loads(text)
+        if kind == "rank":
+            self.register(content["rank"], content["host"], content["pid"])
+        elif kind == "partial":
+            self.note_partial(Path(content) if content else None)
+        elif kind == "held":
+            self.note_lock(Path(content))
+        elif kind == "words":
+            self.note_recovery_hint(content)
+        elif kind == "status":
+            self.note_exit_status(content)
+        elif kind == "answered":
+            self.save_answer("")
+        elif kind == "failure":
+            self.claim_failure(content)
+        elif kind == "record":
+            self.complete(content)
+        else:
+            raise ValueError(f"unknown kind of status line: {kind}")
+
+
+@dataclass(frozen=True)
+class RunLines:
+    """Run status as lines on stderr, for a process that reads what the ranks print.
+
+    has_reader: whether there is such a process. Without one nothing is printed, and only claims count.
+    """
+
+    token: str
+    has_reader: bool = True
+
+    def register(self, rank: int, host: str, pid: int) -> None:
+        self._print("rank", {"rank": rank, "host": host, "pid": pid})
+
+    def note_partial(self, output: Path | None) -> None:
+        self._print("partial", str(output) if output else "")
+
+    def note_lock(self, output: Path) -> None:
+        self._print("held", str(output))
+
+    def note_recovery_hint(self, hint: str) -> None:
+        self._print("words", hint)
+
+    def note_exit_status(self, status: int) -> None:
+        self._print("status", status)
+
+    def save_answer(self, answer: str) -> bool:
+        if not answer:  # a longer one would not be a single write
+            self._print("answered", True)
+        return not answer
+
+    def claim_failure(self, failure: dict[str, Any]) -> bool:
+        first = self._claim(failure)
+        if first:
+            self._print("failure", failure)
+        return first
+
+    def suppress_failures(self) -> bool:
+        return self._claim({})
+
+    def _claim(self, content: dict[str, Any]) -> bool:
+        try:
+            return claim(self._note, content)
+        except OSError:  # no room for the file: report twice rather than not at all
+            return True
+
+    def remove_claim(self) -> None:
+        self._note.unlink(missing_ok=True)
+        for path in self._note.parent.glob(files.temporaries(self._note)):  # of a rank killed in its claim
+            path.unlink(missing_ok=True)
+
+    def complete(self, record: dict[str, Any]) -> None:
+        self._print("record", {"complete": True})  # lines must be short, and only its existence matters
+
+    @property
+    def _note(self) -> Path:
+        return Path(tempfile.gettempdir(), f"meshrun-{self.token}-failure.json")
+
+    def _print(self, kind: str, content: Any) -> None:
+        if self.has_reader:  # in a single write, so that lines of several ranks do not mix
+            sys.stderr.write(f"{LINE} {self.token} {kind} {json.dumps(content)}\n")
+            sys.stderr.flush()
+
+
+def _unlock(output: Path) -> None:
+    """Remove the lock of a killed rank, which holds it until the kernel has ended the process."""
+    for _ in range(100):
+        try:
+            return lock.hold(output)()
+        except UserError:  # held by that rank for a moment longer, or by another run
+            time.sleep(0.01)
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def claim(path: Path, content: dict[str, Any]) -> bool:
+    """Create `path` with `content` atomically; False if it exists."""
+    return files.create(path, json.dumps({"time": time.time(), **content}))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return content

@@ -1,0 +1,52 @@
+"""Signals that end this process: from a launcher, from a person, and at the death of the process's parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the signals that end a run
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent has ended.
+
+    Open MPI's launcher leaves its ranks running if it is killed.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def on_termination(action: Callable[[], None]) -> None:
+    """Call `action` and exit with 128 + signal number when a launcher or a person ends this process.
+
+    A Python signal handler runs only when the interpreter does, and the main thread may sit in an MPI call
+    for ever. So a thread reads signal numbers from the wake-up file descriptor. That descriptor reports every
+    signal with a Python handler; one that is not in TERMINATING, such as a job's own SIGUSR1, is skipped.
+    Signals in TERMINATING end the run even if a job sets a handler for them. One that was ignored before
+    (nohup) stays ignored.
+
+    Does nothing outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    terminating = [number for number in TERMINATING if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in terminating:
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        while (number := os.read(reader, 1)[0]) not in terminating:
+            pass
+        try:
+            action()
+        finally:  # also when `action` fails, for example because nobody reads stderr any more
+            os._exit(128 + number)
+
+    threading.Thread(target=wait, name="termination", daemon=True).start()

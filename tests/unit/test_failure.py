@@ -1,0 +1,94 @@
+"""How a rank that fails or is terminated ends: what it reports, and what it leaves to others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunError
+from runner.failure import FailureHandler
+from runner.launcher import Announced
+from runner.run_status import LINE, RunDirectory, RunLines
+
+GONE = RunError("rank 0 has out.npy, this rank cannot open it")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def test_the_first_failure_is_reported_and_the_second_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path)
+    assert FailureHandler(run).report_single(GONE, "rank 1", 1) == 1
+    assert FailureHandler(run).report_single(RunError("later"), "rank 2", 2) == 1
+    assert capsys.readouterr().err == f"meshrun: [rank 1] {GONE}\n"
+    failure = run.failure()
+    assert failure is not None
+    assert failure["rank"] == 1
+
+
+def test_a_failure_while_ranks_are_terminated_is_not_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 removes its file, and a rank about to open it misses it."""
+    run = RunDirectory(tmp_path)
+    partial = tmp_path / "partial-output"
+    partial.touch()
+    handler = FailureHandler(run)
+    handler.transaction.track_partial(partial)
+    handler.terminate()
+    assert not partial.exists()
+    FailureHandler(run).report_single(GONE, "rank 1", 1)
+    assert capsys.readouterr().err == ""
+    assert run.failure() is None
+
+
+def test_a_failure_reported_before_ranks_are_terminated_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path)
+    FailureHandler(run).report_single(GONE, "rank 1", 1)
+    FailureHandler(run).terminate()
+    failure = run.failure()
+    assert failure is not None
+    assert failure["rank"] == 1
+
+
+def test_on_another_host_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunLines("token")
+    claimed: list[bool] = []
+
+    class Between(FailureHandler):
+        def clean_up(self) -> None:
+            claimed.append(run.claim_failure({"sentence": "while ranks are ended"}))
+
+    Between(run).terminate()
+    assert claimed == [False]
+    assert LINE not in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_for_status_files_the_rest_is_cleaned_up(tmp_path: Path) -> None:
+    partial = tmp_path / "partial-output"
+    partial.touch()
+    saved: list[str] = []
+    handler = FailureHandler(RunDirectory(tmp_path / "gone"), before_exit=lambda: saved.append("saved"))
+    handler.transaction.partial = partial
+    handler.terminate()
+    assert saved == ["saved"]
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "meshrun: interrupted; nothing was written\n"), ("1", "")])
+def test_one_of_many_ranks_reports_the_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, said: str
+) -> None:
+    """Before there is a world, as ranks that MPI has not joined are."""
+    monkeypatch.setattr("runner.failure.announced", lambda: Announced("a launcher", 2, int(rank)))
+    FailureHandler().terminate()
+    assert capsys.readouterr().err == said

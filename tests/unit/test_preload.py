@@ -1,0 +1,75 @@
+"""What is loaded beside MPI's start: NVML and NCCL where there is a GPU, and no error of theirs is told."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import nvml
+import pytest
+
+from runner import preload
+from runner.errors import UserError
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The order in which things were asked to load, with stand-ins for both."""
+    asked: list[str] = []
+    pynvml: Any = ModuleType("pynvml")
+    pynvml.NVMLError, pynvml.nvmlInit = NVMLError, lambda: asked.append("nvml")
+    nccl: Any = ModuleType("runner.comm.nccl")
+    nccl.load = lambda: asked.append("nccl")
+    nvml.load(monkeypatch, pynvml)
+    monkeypatch.setitem(sys.modules, "runner.comm.nccl", nccl)
+    monkeypatch.setattr("runner.comm.nccl", nccl, raising=False)
+    return asked
+
+
+def finish(device: str) -> None:
+    thread = preload.start(device)
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_both_are_loaded_for_a_rank_that_may_have_a_gpu(loaded: list[str], device: str) -> None:
+    finish(device)
+    assert loaded == ["nvml", "nccl"]
+
+
+def test_nothing_is_loaded_for_the_cpu(loaded: list[str]) -> None:
+    assert preload.start("cpu") is None
+    assert loaded == []
+
+
+def test_without_a_driver_nccl_is_left_alone(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise NVMLError("Driver Not Loaded")
+
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", refuse)
+    finish("auto")
+    assert loaded == []
+
+
+def test_without_nvml_nccl_is_left_alone(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.load(monkeypatch, None)
+    finish("auto")
+    assert loaded == []
+
+
+def test_a_failure_is_left_to_whoever_asks_later(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    def fail() -> None:
+        raise UserError("no libnccl")
+
+    monkeypatch.setattr(sys.modules["runner.comm.nccl"], "load", fail)
+    finish("auto")
+    assert not recwarn.list  # pytest tells of exceptions that end a thread
