@@ -219,7 +219,7 @@ def test_a_group_that_is_no_hypercube(world: World, measured: Measure) -> None:
     [
         (BenchOptions(("broadcast",), replace(SMALL, root=9)), "there is no such root"),
         (BenchOptions(("all_reduce",), replace(SMALL, cudagraph=2)), "-G: needs NCCL and GPUs"),
-        (BenchOptions(("all_reduce",), replace(SMALL, memory=True)), "-M: a matter"),
+        (BenchOptions(("all_reduce",), replace(SMALL, memory=True)), "-M: needs NCCL and GPUs"),
         (BenchOptions(("all_reduce",), SMALL, output_file="/nowhere/a.json"), "cannot write /nowhere/a.json"),
         (BenchOptions(("all_reduce",), SMALL, json_lines="/nowhere/a"), "cannot write /nowhere/a"),
         (BenchOptions(("all_reduce",), SMALL, split="MOD0"), "the split does not parse"),
