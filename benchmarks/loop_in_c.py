@@ -30,12 +30,10 @@ from mpi4py import MPI
 from side_by_side import OURS, Failed, in_turn, shown, spread
 
 import runner
-from jobs.bench.asked import Asked
-from jobs.bench.session import opened
-from jobs.bench.settings import Settings
-from jobs.bench.state import Bench, Point
-from jobs.bench.sweep import at_size
-from jobs.bench.timing import bound_call, clock
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.session import Bench, Point, opened
+from jobs.bench.collectives.sweep import at_size
+from jobs.bench.collectives.timing import bound_call, clock
 from runner import DATATYPES, World
 from runner.comm import nccl, nccl_calls
 from runner.comm.batch import BUILT
@@ -113,11 +111,11 @@ def compare(
     world: World, library: ctypes.CDLL, name: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Per size: each loop's microseconds over the rounds, and ours over C's of medians."""
-    chosen = Settings(
+    chosen = SweepSettings(
         minbytes=32, maxbytes=512 << 10, stepfactor=4, iters=options.calls, cudagraph=int(options.graph)
     )
     colors = [0] * world.size
-    asked = Asked((name,), chosen)
+    asked = BenchOptions((name,), chosen)
     with opened(world, world.control, asked, name, runner.MeasurementProgress(), colors) as session:
         bench = session.bench
         functions = (Address * (len(NCCL) + len(CUDA) + 1))(*map(address, loaded()))

@@ -1,4 +1,4 @@
-// The data that measurements move, and its check; jobs/bench/data.py and recipe.py say what it is, and
+// The data that measurements move, and its check; jobs/measure/patterns.py and exact_reductions.py say what it is, and
 // make the same bits. Integer arithmetic only: no rounding, and no type that a GPU may lack.
 //
 // Limited by the arithmetic of hashing: about 25 instructions for an element, 15 more for each

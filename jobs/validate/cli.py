@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import runner
-from jobs.usage import Finite, StrictCommand
+from jobs.measure.exit_codes import Finite, StrictCommand
 from jobs.validate.budget import parse_duration
 from jobs.validate.budget import quick as quick_plan
 from jobs.validate.options import Options

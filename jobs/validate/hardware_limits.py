@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Literal
 
 import runner
-from jobs.bench.wire import Assumed, Layout, assumed_algorithm, wire_rate
+from jobs.measure.link_rates import Assumed, Layout, assumed_algorithm, wire_rate
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit

@@ -32,7 +32,7 @@ def check(outputs: Outputs, baseline: Path | None = None) -> None:
 
     baseline: the file in which this run is to be saved.
     """
-    from jobs.bench.keep import refuse_unwritable  # not needed to read options
+    from jobs.measure.record_file import refuse_unwritable  # the words are read without it
 
     paths = [*outputs.named().values(), *([baseline] if baseline else [])]
     places = [path.resolve() for path in paths]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.record import kept
-from jobs.bench.screen import CLEAR
+from jobs.measure.record_file import recorded_environment
+from jobs.measure.status_line import CLEAR
 from jobs.validate import outputs
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.dead_ranks import dead_ranks, stay_alive
@@ -103,7 +103,7 @@ def environment(world: World) -> dict[str, Any]:
     """What figures depend on, as rank 0 finds it. driver: version of NVIDIA's kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
-    return runner.versions(world) | found | {"settings": kept(runner.environment())}
+    return runner.versions(world) | found | {"settings": recorded_environment(runner.environment())}
 
 
 def refuse_baseline(options: Options, members: Sequence[Member]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 COMMAND_GROUP = "meshrun.commands"  # group of entry points
 # Of our own plug-ins, whose import would take longer than the rest of the help.
 SUMMARIES = {
-    "jobs.bench.command:bench": "Measure collectives: the NCCL tests.",
+    "jobs.bench.cli:bench": "Measure collectives: the NCCL tests.",
     "launch.cli.doctor:doctor": "Show what every rank has, and what is wrong with it.",
     "launch.cli.launch:launch": "Start ranks on several hosts.",
     "launch.cli.plan:plan": "Predict what a run will take, without a GPU or MPI.",

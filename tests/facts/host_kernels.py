@@ -23,10 +23,10 @@ import numpy as np
 
 import jobs.kernels
 from jobs import elementwise, grayscale, laplacian
-from jobs.bench.recipe import Kind
 from jobs.dtypes import SUPPORTED, floating, result
 from jobs.expression import cpp, parse
 from jobs.kernels import instance
+from jobs.measure.exact_reductions import Kind
 
 GXX = shutil.which("g++")
 KERNELS = Path(jobs.kernels.__file__).parent

@@ -40,7 +40,7 @@ PLANTED = f"""
 import os, sys, time
 sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
-from jobs.bench import measure, timing
+from jobs.bench.collectives import measure, timing
 notes = Path(os.environ[{MARK!r}])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 """
@@ -300,7 +300,7 @@ def test_a_rank_that_fails_ends_all(site: Site) -> None:
     assert errors.count("meshrun: ") == 1
 
 
-# Wrong.
+# RankMismatch.
 
 
 @pytest.mark.mpi_library
@@ -344,7 +344,7 @@ REFUSED = [
     nightly(2, "all_reduce -J out.txt", "not JSON"),
     (2, "all_reduce -J gone/out.json", "cannot write gone/out.json"),
     nightly(2, "all_reduce --split FOO", "the split does not parse"),
-    nightly(2, "all_reduce -b 102400G -e 102400G", "does not fit the memory"),
+    nightly(2, "all_reduce -b 102400G -e 102400G", "does not fit into memory"),
     nightly(2, "pingpong --pairs 0-9", "--pairs does not parse"),
     nightly(2, "scale all_reduce --split MOD2", "scale splits the ranks itself"),
 ]

@@ -47,7 +47,7 @@ PLANTED = f"""
 import os, signal, sys, time
 sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
-from jobs.bench import check
+from jobs.measure import check
 from jobs.validate.localize import retest
 from jobs.validate import plan
 from jobs.validate.probe import rank_probe as ranks

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench import check, data
-from jobs.bench.data import Contributed, Copied, Reduced, Segment, Untouched
+from jobs.measure import check, patterns
+from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
 from runner import DATATYPES, REDUCTIONS, Datatype
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -18,12 +18,12 @@ RANKS = (1, 2, 3, 8, 72, 300)
 COUNT = 5000
 
 
-def contents() -> list[data.Data]:
-    listed: list[data.Data] = [Copied(1, 0), Untouched(), Copied(-7, data.PERIOD - 100)]
+def contents() -> list[patterns.Data]:
+    listed: list[patterns.Data] = [Copied(1, 0), Untouched(), Copied(-7, patterns.PERIOD - 100)]
     for reduction in REDUCTIONS:
         for ranks in RANKS:
-            listed.append(Contributed(ranks, data.PERIOD - 77, reduction, ranks, ranks // 2))
-            listed.append(Reduced(ranks, data.PERIOD - 77, reduction, ranks))
+            listed.append(Contributed(ranks, patterns.PERIOD - 77, reduction, ranks, ranks // 2))
+            listed.append(Reduced(ranks, patterns.PERIOD - 77, reduction, ranks))
     return listed
 
 

@@ -25,13 +25,12 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench import session
-from jobs.bench.asked import Asked
-from jobs.bench.measure import measure
-from jobs.bench.operations import OPERATIONS
-from jobs.bench.settings import Settings
-from jobs.bench.state import Point
-from jobs.bench.sweep import sweep
+from jobs.bench.collectives import session
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.measure import measure
+from jobs.bench.collectives.session import Point
+from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.sweep import sweep
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
 from runner import DATATYPES, REDUCTIONS, Call, World
@@ -104,7 +103,7 @@ def opened(world: World, operation: str, **settings: Any) -> Iterator[session.Se
     chosen = {
         "minbytes": SIZES[0], "maxbytes": SIZES[1], "stepfactor": SIZES[1] // SIZES[0], "iters": ITERATIONS
     } | settings  # fmt: skip
-    asked = Asked((operation,), Settings(**chosen))
+    asked = BenchOptions((operation,), SweepSettings(**chosen))
     colors = [0] * world.size
     with session.opened(world, world.control, asked, operation, runner.MeasurementProgress(), colors) as made:
         yield made

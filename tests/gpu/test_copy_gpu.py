@@ -18,14 +18,14 @@ import pytest
 
 import jobs.kernels
 import runner
-from jobs.bench import gate
 from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
-from jobs.bench.copy.run import Asked, run
+from jobs.bench.copy.run import CopyOptions, run
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import by_marks
-from jobs.bench.run import WrongResults
+from jobs.measure import gate
+from jobs.measure.exit_codes import WrongResults
 from launch.mpi.rank_command import PROGRAM
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -159,7 +159,7 @@ def test_a_gate_holds_until_it_is_opened() -> None:
 
 
 def test_a_gate_that_nobody_opens_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "PATIENCE", 10**7)
+    monkeypatch.setattr(gate, "TIMEOUT", 10**7)
     box = runner.open_box()
     held, stream = gate.Gate(box, 0), box.stream(0)
     try:
@@ -168,7 +168,7 @@ def test_a_gate_that_nobody_opens_gives_way(monkeypatch: pytest.MonkeyPatch) -> 
         with held.closed():
             held.hold(0, stream)
             box.synchronize(stream)
-        with pytest.raises(runner.RunError, match="gave way"):
+        with pytest.raises(runner.RunError, match="opened by itself"):
             held.check()
     finally:
         box.close()
@@ -194,9 +194,11 @@ def test_calls_are_in_no_time(stage: Callable[..., Stage]) -> None:
 def measured(tmp_path: Path, *names: str, **words: Any) -> Any:
     """The recorded host of a run in this process."""
     path = tmp_path / "copies.json"
-    asked = Asked(names=names, output_file=str(path), **{"size": 1 << 24, "copies": 2, "samples": 1, **words})
-    handler: Any = SimpleNamespace()
-    run(runner.open_world("cuda"), handler, asked, SimpleNamespace(colour=False, columns=None, words=()))
+    asked = CopyOptions(
+        names=names, output_file=str(path), **{"size": 1 << 24, "copies": 2, "samples": 1, **words}
+    )
+    ending: Any = SimpleNamespace()
+    run(runner.open_world("cuda"), ending, asked, SimpleNamespace(colour=False, columns=None, words=()))
     (host,) = json.loads(path.read_text())["hosts"]
     return host
 

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 import runner
-from jobs.bench import measure, pingpong, scale
-from jobs.bench.asked import Asked
-from jobs.bench.operations import OPERATIONS
-from jobs.bench.run import WrongResults, run
-from jobs.bench.settings import Settings
+from jobs.bench.collectives import measure, pingpong, scaling
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.run import run
+from jobs.bench.collectives.specs import OPERATIONS
+from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner import DATATYPES, REDUCTIONS
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 SIZES = [64, 1024, 16384, 262144]
-SMALL = Settings(minbytes=64, maxbytes=262144, stepfactor=16, iters=3)
+SMALL = SweepSettings(minbytes=64, maxbytes=262144, stepfactor=16, iters=3)
 ONE_SIZE = replace(SMALL, minbytes=4096, maxbytes=4096, iters=2)
 DOOR = CliContext(words=("bench", "test"))
 
@@ -54,7 +54,7 @@ def folder(world: World) -> Iterator[Path]:
 def measured(world: World, capfd: pytest.CaptureFixture[str]) -> Measure:
     """The rows, as their cells, that rank 0 prints; the same on every rank. The others print nothing."""
 
-    def call(asked: Asked, body: Any = run) -> list[list[str]]:
+    def call(asked: BenchOptions, body: Any = run) -> list[list[str]]:
         capfd.readouterr()
         body(world, runner.FailureHandler(world=world), asked, DOOR)
         text = world.control.allgather(capfd.readouterr().out)
@@ -79,10 +79,10 @@ def wrong(rows: list[list[str]]) -> set[str]:
 def test_every_operation_is_right(world: World, measured: Measure, operation: str) -> None:
     if not fits(operation, world.size):
         with pytest.raises(runner.UserError, match="a power of two") as refused:
-            measured(Asked((operation,), SMALL))
+            measured(BenchOptions((operation,), SMALL))
         assert refused.value.everywhere
         return
-    rows = measured(Asked((operation,), SMALL))
+    rows = measured(BenchOptions((operation,), SMALL))
     assert len(rows) == len(SIZES)
     expected = {"0"} if OPERATIONS[operation].in_place else {"0", "N/A"}
     assert wrong(rows) == expected
@@ -92,7 +92,7 @@ def test_every_operation_is_right(world: World, measured: Measure, operation: st
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "reduce"])
 def test_every_type_and_reduction_is_right(world: World, measured: Measure, operation: str) -> None:
     settings = replace(ONE_SIZE, datatypes=tuple(DATATYPES), reductions=REDUCTIONS, root=world.size - 1)
-    rows = measured(Asked((operation,), settings))
+    rows = measured(BenchOptions((operation,), settings))
     assert {(row[2], row[3]) for row in rows} == {(d, r) for d in DATATYPES for r in REDUCTIONS}
     assert wrong(rows) == {"0"}
 
@@ -100,13 +100,13 @@ def test_every_type_and_reduction_is_right(world: World, measured: Measure, oper
 @pytest.mark.parametrize("operation", ["alltoallv", "broadcast", "gather", "sendrecv"])
 @pytest.mark.parametrize("datatype", ["int8", "bfloat16", "f8e4m3", "double"])
 def test_other_types_are_carried(measured: Measure, operation: str, datatype: str) -> None:
-    rows = measured(Asked((operation,), replace(ONE_SIZE, datatypes=(datatype,), unalign=1)))
+    rows = measured(BenchOptions((operation,), replace(ONE_SIZE, datatypes=(datatype,), unalign=1)))
     assert wrong(rows) == ({"0"} if OPERATIONS[operation].in_place else {"0", "N/A"})
     assert rows[0][2] == datatype
 
 
 def test_every_root_in_turn(world: World, measured: Measure) -> None:
-    rows = measured(Asked(("broadcast",), replace(ONE_SIZE, root=-1)))
+    rows = measured(BenchOptions(("broadcast",), replace(ONE_SIZE, root=-1)))
     assert [int(row[4]) for row in rows] == [*range(world.size)]
 
 
@@ -118,18 +118,18 @@ def test_every_root_in_turn(world: World, measured: Measure) -> None:
     ids=str,
 )  # fmt: skip
 def test_ways_to_time(measured: Measure, changes: dict[str, Any]) -> None:
-    assert wrong(measured(Asked(("all_reduce",), replace(ONE_SIZE, **changes)))) == {"0"}
+    assert wrong(measured(BenchOptions(("all_reduce",), replace(ONE_SIZE, **changes)))) == {"0"}
 
 
 def test_cycles(measured: Measure) -> None:
-    rows = measured(Asked(("all_reduce",), replace(SMALL, run_cycles=2)))
+    rows = measured(BenchOptions(("all_reduce",), replace(SMALL, run_cycles=2)))
     assert [int(row[0]) for row in rows] == 2 * SIZES
 
 
 def test_all_of_them_skip_what_does_not_fit(
     world: World, capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    asked = Asked(tuple(OPERATIONS), ONE_SIZE, output_file=str(folder / "out.json"))
+    asked = BenchOptions(tuple(OPERATIONS), ONE_SIZE, output_file=str(folder / "out.json"))
     run(world, runner.FailureHandler(world=world), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     expected = [name for name in OPERATIONS if fits(name, world.size)]
@@ -141,7 +141,7 @@ def test_all_of_them_skip_what_does_not_fit(
 
 def test_the_record(world: World, measured: Measure, folder: Path) -> None:
     """nccl-tests' keys, and per rank what it does not tell."""
-    asked = Asked(
+    asked = BenchOptions(
         ("all_reduce",), SMALL, output_file=str(folder / "out.json"), json_lines=str(folder / "lines")
     )
     measured(asked)
@@ -166,7 +166,7 @@ def test_the_record(world: World, measured: Measure, folder: Path) -> None:
 
 def test_single_iterations(world: World, measured: Measure, folder: Path) -> None:
     settings = replace(ONE_SIZE, iters=5, per_iter_timing=True, per_iter_skip=2)
-    (row,) = measured(Asked(("all_reduce",), settings, output_file=str(folder / "out.json")))
+    (row,) = measured(BenchOptions(("all_reduce",), settings, output_file=str(folder / "out.json")))
     assert len(row) == 5 + 2 * 8
     (result,) = json.loads((folder / "out.json").read_text())["results"]
     single = result["in_place_per_iter"]
@@ -176,7 +176,7 @@ def test_single_iterations(world: World, measured: Measure, folder: Path) -> Non
 
 
 def test_groups_are_named(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    asked = Asked(("all_reduce",), ONE_SIZE, split="MOD2", names=True)
+    asked = BenchOptions(("all_reduce",), ONE_SIZE, split="MOD2", names=True)
     run(world, runner.FailureHandler(world=world), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     groups = dict(re.findall(r"group (\d) \(ranks (\S+)\) in place:", text))
@@ -191,16 +191,16 @@ def test_groups_are_named(world: World, capfd: pytest.CaptureFixture[str]) -> No
 @pytest.mark.mpi_library
 @pytest.mark.parametrize("split", ["DIV2", "AND 1", "OR 1"])
 def test_every_way_to_split_is_right(measured: Measure, split: str) -> None:
-    assert wrong(measured(Asked(("all_reduce",), ONE_SIZE, split=split))) == {"0"}
+    assert wrong(measured(BenchOptions(("all_reduce",), ONE_SIZE, split=split))) == {"0"}
 
 
 def test_groups_of_different_sizes_take_no_turns_as_roots(world: World, measured: Measure) -> None:
     """One group would have more rows than the other, and wait for ever."""
-    asked = Asked(("broadcast",), replace(ONE_SIZE, root=-1), split="MOD2")
+    asked = BenchOptions(("broadcast",), replace(ONE_SIZE, root=-1), split="MOD2")
     if world.size % 2 == 0 or world.size == 1:
         assert measured(asked)
         return
-    with pytest.raises(runner.UserError, match="-r -1 takes the groups' ranks in turn") as refused:
+    with pytest.raises(runner.UserError, match="-r -1 uses the ranks of all groups in turn") as refused:
         measured(asked)
     assert refused.value.everywhere
 
@@ -210,26 +210,26 @@ def test_a_group_that_is_no_hypercube(world: World, measured: Measure) -> None:
     if world.size != 5:
         pytest.skip("5 ranks")
     with pytest.raises(runner.UserError, match=r"got 3 ranks, expected a power of two"):
-        measured(Asked(("hypercube",), ONE_SIZE, split="DIV3"))
+        measured(BenchOptions(("hypercube",), ONE_SIZE, split="DIV3"))
 
 
 @pytest.mark.mpi_library
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (Asked(("broadcast",), replace(SMALL, root=9)), "there is no such root"),
-        (Asked(("all_reduce",), replace(SMALL, cudagraph=2)), "-G: a matter of NCCL and GPUs"),
-        (Asked(("all_reduce",), replace(SMALL, memory=True)), "-M: a matter"),
-        (Asked(("all_reduce",), SMALL, output_file="/nowhere/a.json"), "cannot write /nowhere/a.json"),
-        (Asked(("all_reduce",), SMALL, json_lines="/nowhere/a"), "cannot write /nowhere/a"),
-        (Asked(("all_reduce",), SMALL, split="MOD0"), "the split does not parse"),
-        (Asked(("alltoallv",), SMALL, matrix=Path("/nowhere")), "the traffic matrix /nowhere"),
-        (Asked(("all_reduce",), replace(SMALL, minbytes=1 << 50, maxbytes=1 << 50)), "does not fit"),
+        (BenchOptions(("broadcast",), replace(SMALL, root=9)), "there is no such root"),
+        (BenchOptions(("all_reduce",), replace(SMALL, cudagraph=2)), "-G: needs NCCL and GPUs"),
+        (BenchOptions(("all_reduce",), replace(SMALL, memory=True)), "-M: needs NCCL and GPUs"),
+        (BenchOptions(("all_reduce",), SMALL, output_file="/nowhere/a.json"), "cannot write /nowhere/a.json"),
+        (BenchOptions(("all_reduce",), SMALL, json_lines="/nowhere/a"), "cannot write /nowhere/a"),
+        (BenchOptions(("all_reduce",), SMALL, split="MOD0"), "the split does not parse"),
+        (BenchOptions(("alltoallv",), SMALL, matrix=Path("/nowhere")), "the traffic matrix /nowhere"),
+        (BenchOptions(("all_reduce",), replace(SMALL, minbytes=1 << 50, maxbytes=1 << 50)), "does not fit"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_every_rank_refuses_alike(
-    world: World, capfd: pytest.CaptureFixture[str], asked: Asked, says: str
+    world: World, capfd: pytest.CaptureFixture[str], asked: BenchOptions, says: str
 ) -> None:
     with pytest.raises(runner.UserError, match=says):
         run(world, runner.FailureHandler(world=world), asked, DOOR)
@@ -241,7 +241,12 @@ def test_too_slow_on_average(world: World, capfd: pytest.CaptureFixture[str]) ->
     with pytest.raises(
         WrongResults, match=r"all_reduce: average bus bandwidth .* below 0\.9 of 1e\+09"
     ) as slow:
-        run(world, runner.FailureHandler(world=world), Asked(("all_reduce",), ONE_SIZE, min_busbw=1e9), DOOR)
+        run(
+            world,
+            runner.FailureHandler(world=world),
+            BenchOptions(("all_reduce",), ONE_SIZE, min_busbw=1e9),
+            DOOR,
+        )
     assert (slow.value.exit_code, slow.value.everywhere) == (7, True)
     if world.rank == 0:
         assert re.search(r"^# Avg bus bandwidth    : \S+ FAILED$", capfd.readouterr().out, re.M)
@@ -262,7 +267,7 @@ def test_wrong_data_is_named(
 
     monkeypatch.setattr(measure, "verify", disturbed)
     with pytest.raises(WrongResults, match=f"{operation}: wrong data") as failure:
-        run(world, runner.FailureHandler(world=world), Asked((operation,), ONE_SIZE, names=True), DOOR)
+        run(world, runner.FailureHandler(world=world), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
     assert (failure.value.exit_code, failure.value.everywhere) == (7, True)
     text = world.control.broadcast(capfd.readouterr().out)
     (line,) = re.findall(r"^#   (wrong: rank .* out of place: .*)$", text, re.M)
@@ -276,7 +281,7 @@ def test_wrong_data_is_named(
 
 
 def test_pingpong(world: World, measured: Measure) -> None:
-    asked = Asked(("pingpong",), ONE_SIZE, pairs="all")
+    asked = BenchOptions(("pingpong",), ONE_SIZE, pairs="all")
     if world.size == 1:
         with pytest.raises(runner.UserError, match="pingpong needs two ranks"):
             measured(asked, pingpong.run)
@@ -291,7 +296,7 @@ def test_pingpong(world: World, measured: Measure) -> None:
 
 
 def test_scale(world: World, measured: Measure) -> None:
-    rows = measured(Asked(("all_reduce",), ONE_SIZE), scale.run)
+    rows = measured(BenchOptions(("all_reduce",), ONE_SIZE), scaling.run)
     assert sorted({int(row[0]) for row in rows}) == sorted(
         {1, *(n for n in (2, 4) if n <= world.size), world.size}
     )

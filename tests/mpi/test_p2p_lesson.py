@@ -15,7 +15,7 @@ import pytest
 
 import runner
 from jobs.bench.memory.run import Asked, run
-from jobs.bench.run import WrongResults
+from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.world import World, open_world
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.keep import Kept
+from jobs.measure.record_file import RecordFile
 from jobs.validate.baseline import json as baseline
 from jobs.validate.baseline.run import BaselineRun
 from runner import files
@@ -71,7 +71,7 @@ def test_links_under_names_that_can_be_guessed_are_not_followed(tmp_path: Path, 
     writers: list[Callable[[], object]] = [
         lambda: records.write_json(path, "test", 1, {}),
         lambda: write_timeline(path, [], {}),
-        lambda: Kept(path).write(lambda: "{}"),
+        lambda: RecordFile(path).write(lambda: "{}"),
         lambda: baseline.add(path, RUN),
     ]
     for write in writers:

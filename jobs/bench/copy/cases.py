@@ -1,4 +1,4 @@
-"""nvbandwidth's test cases (0.8): its names, order and titles; and one case of the processor's own."""
+"""nvbandwidth's test cases (0.8) by its names, order and titles; and one case for host memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.bench.copy import flows
-from jobs.bench.copy.flows import Flows, Pattern
+from jobs.bench.copy import patterns
+from jobs.bench.copy.patterns import Pattern, Transfers
 
 Engine = Literal["ce", "sm", "split", "chase", "host"]
 Report = Literal["first", "total", "each"]
@@ -18,17 +18,16 @@ Report = Literal["first", "total", "each"]
 class Case:
     """One test case.
 
-    engine: a copy engine ("ce"), a kernel ("sm"), a kernel that copies both ways ("split"), one that
-    follows a chain of addresses ("chase"), the processor ("host").
-
-    rows: what a row of the matrix is. reports: the rate of the first flow, of all together by the time until
-    the last ends, or of each flow and their sum. arrow: of the titles.
+    engine: a copy engine ("ce"), a kernel ("sm"), a kernel that copies both ways ("split"), a kernel that
+    follows a chain of addresses ("chase"), the processor ("host"). rows: what a row of the matrix is.
+    reports: the rate of the first transfer ("first"), of all by the time until the last ends ("total"), or of
+    each and their sum ("each"). arrow: direction, for titles. about: a line of help.
     """
 
     name: str
     engine: Engine
     arrow: str
-    flows: Pattern
+    transfers: Pattern
     rows: Literal["host", "gpus"] = "host"
     reports: Report = "first"
     about: str = ""
@@ -44,10 +43,10 @@ class Case:
     @property
     def path(self) -> Literal["peer", "host", "local"]:
         """How bytes travel: between GPUs, between host and GPU, or inside a memory."""
-        flows = self.flows(2, 0, 1)
-        if all(flow.between_gpus for flow in flows):
+        transfers = self.transfers(2, 0, 1)
+        if all(transfer.between_gpus for transfer in transfers):
             return "peer"
-        return "host" if flows[0].source.kind != flows[0].target.kind else "local"
+        return "host" if transfers[0].source.kind != transfers[0].target.kind else "local"
 
     @property
     def matrices(self) -> tuple[tuple[str, str], ...]:
@@ -70,53 +69,53 @@ class Case:
             )
         return ((self.name, f"memcpy {by} {self.arrow} bandwidth (GB/s)"),)
 
-    def cells(self, gpus: int) -> Iterator[tuple[int, int, Flows]]:
-        """(row, column, flows) of the cells that hold something, for so many GPUs."""
+    def cells(self, gpus: int) -> Iterator[tuple[int, int, Transfers]]:
+        """(row, column, transfers) of the cells that have a value, for so many GPUs."""
         for row in range(gpus if self.rows == "gpus" else 1):
             for column in range(gpus):
-                flows = self.flows(gpus, row, column)
-                if flows:
-                    yield row, column, flows
+                transfers = self.transfers(gpus, row, column)
+                if transfers:
+                    yield row, column, transfers
 
 
 UP, DOWN, BOTH = "CPU(row) -> GPU(column)", "CPU(row) <- GPU(column)", "CPU(row) <-> GPU(column)"
 THERE, BACK, PEERS = "GPU(row) -> GPU(column)", "GPU(row) <- GPU(column)", "GPU(row) <-> GPU(column)"
 
 Twin = tuple[str, str, Literal["host", "gpus"], Report, Pattern, Engine, Pattern, str]
-# Name, arrow, rows, what is reported, flows of copy engines, the kernel's kind, its flows, what it is.
+# Name, arrow, rows, what is reported, pattern of copy engines, kind of kernel, its pattern, help.
 TWINS: tuple[Twin, ...] = (
-    ("host_to_device_memcpy", UP, "host", "first", flows.host_to_device, "sm", flows.host_to_device,
+    ("host_to_device_memcpy", UP, "host", "first", patterns.host_to_device, "sm", patterns.host_to_device,
      "Host to one GPU."),
-    ("device_to_host_memcpy", DOWN, "host", "first", flows.device_to_host, "sm", flows.device_to_host,
+    ("device_to_host_memcpy", DOWN, "host", "first", patterns.device_to_host, "sm", patterns.device_to_host,
      "One GPU to the host."),
-    ("host_to_device_bidirectional_memcpy", BOTH, "host", "first", flows.host_to_device_both, "split",
-     flows.host_to_device, "Host to one GPU, while bytes go back too."),
-    # With the kernel nvbandwidth's is the same measurement as the one before.
-    ("device_to_host_bidirectional_memcpy", BOTH, "host", "first", flows.device_to_host_both, "split",
-     flows.host_to_device, "One GPU to the host, while bytes go back too."),
-    ("device_to_device_memcpy_read", THERE, "gpus", "first", flows.read, "sm", flows.read,
+    ("host_to_device_bidirectional_memcpy", BOTH, "host", "first", patterns.host_to_device_both, "split",
+     patterns.host_to_device, "Host to one GPU, while bytes go back too."),
+    # By kernel this is the same measurement as the case before, in nvbandwidth too.
+    ("device_to_host_bidirectional_memcpy", BOTH, "host", "first", patterns.device_to_host_both, "split",
+     patterns.host_to_device, "One GPU to the host, while bytes go back too."),
+    ("device_to_device_memcpy_read", THERE, "gpus", "first", patterns.read, "sm", patterns.read,
      "The row's GPU reads the column's memory."),
-    ("device_to_device_memcpy_write", BACK, "gpus", "first", flows.write, "sm", flows.write,
+    ("device_to_device_memcpy_write", BACK, "gpus", "first", patterns.write, "sm", patterns.write,
      "The row's GPU writes into the column's memory."),
-    ("device_to_device_bidirectional_memcpy_read", PEERS, "gpus", "each", flows.read_both, "sm",
-     flows.read_both, "Two GPUs read each other's memory."),
-    ("device_to_device_bidirectional_memcpy_write", PEERS, "gpus", "each", flows.write_both, "sm",
-     flows.write_both, "Two GPUs write into each other's memory."),
-    ("all_to_host_memcpy", DOWN, "host", "first", flows.all_to_host, "sm", flows.all_to_host,
+    ("device_to_device_bidirectional_memcpy_read", PEERS, "gpus", "each", patterns.read_both, "sm",
+     patterns.read_both, "Two GPUs read each other's memory."),
+    ("device_to_device_bidirectional_memcpy_write", PEERS, "gpus", "each", patterns.write_both, "sm",
+     patterns.write_both, "Two GPUs write into each other's memory."),
+    ("all_to_host_memcpy", DOWN, "host", "first", patterns.all_to_host, "sm", patterns.all_to_host,
      "One GPU to the host, while all others do so too."),
-    ("all_to_host_bidirectional_memcpy", BOTH, "host", "first", flows.all_to_host_both, "split",
-     flows.all_to_host_split, "One GPU to the host, while all GPUs copy both ways."),
-    ("host_to_all_memcpy", UP, "host", "first", flows.host_to_all, "sm", flows.host_to_all,
+    ("all_to_host_bidirectional_memcpy", BOTH, "host", "first", patterns.all_to_host_both, "split",
+     patterns.all_to_host_split, "One GPU to the host, while all GPUs copy both ways."),
+    ("host_to_all_memcpy", UP, "host", "first", patterns.host_to_all, "sm", patterns.host_to_all,
      "Host to one GPU, while it copies to all others too."),
-    ("host_to_all_bidirectional_memcpy", BOTH, "host", "first", flows.host_to_all_both, "split",
-     flows.host_to_all_split, "Host to one GPU, while all GPUs copy both ways."),
-    ("all_to_one_write", BACK, "host", "total", flows.all_to_one_write, "sm", flows.all_to_one_write,
+    ("host_to_all_bidirectional_memcpy", BOTH, "host", "first", patterns.host_to_all_both, "split",
+     patterns.host_to_all_split, "Host to one GPU, while all GPUs copy both ways."),
+    ("all_to_one_write", BACK, "host", "total", patterns.all_to_one_write, "sm", patterns.all_to_one_write,
      "All other GPUs write into the column's memory: the sum."),
-    ("all_to_one_read", THERE, "host", "total", flows.all_to_one_read, "sm", flows.all_to_one_read_sm,
+    ("all_to_one_read", THERE, "host", "total", patterns.all_to_one_read, "sm", patterns.all_to_one_read_sm,
      "From the column's memory to all other GPUs: the sum."),
-    ("one_to_all_write", THERE, "host", "total", flows.one_to_all_write, "sm", flows.one_to_all_write,
+    ("one_to_all_write", THERE, "host", "total", patterns.one_to_all_write, "sm", patterns.one_to_all_write,
      "The column's GPU writes into the memory of all others: the sum."),
-    ("one_to_all_read", BACK, "host", "total", flows.one_to_all_read, "sm", flows.one_to_all_read_sm,
+    ("one_to_all_read", BACK, "host", "total", patterns.one_to_all_read, "sm", patterns.one_to_all_read_sm,
      "From the memory of all other GPUs to the column's: the sum."),
 )  # fmt: skip
 
@@ -125,34 +124,37 @@ CASES: tuple[Case, ...] = (
       for name, arrow, rows, reports, ce, _, _, about in TWINS),
     *(Case(f"{name}_sm", engine, arrow, sm, rows, reports, about)
       for name, arrow, rows, reports, _, engine, sm, about in TWINS),
-    Case("host_device_latency_sm", "chase", BOTH, flows.chase_host,
+    Case("host_device_latency_sm", "chase", BOTH, patterns.chase_host,
          about="A load of the column's GPU from the host's memory."),
-    Case("device_to_device_latency_sm", "chase", PEERS, flows.chase_peer, "gpus",
+    Case("device_to_device_latency_sm", "chase", PEERS, patterns.chase_peer, "gpus",
          about="A load of the row's GPU from the column's memory."),
-    Case("device_local_copy", "ce", "GPU(column)", flows.local,
+    Case("device_local_copy", "ce", "GPU(column)", patterns.local,
          about="From one place of a GPU's memory to another."),
 )  # fmt: skip
 HOST = Case(
     "host_local_copy",
     "host",
     "CPU(row) rank(column)",
-    flows.own_host,
+    patterns.own_host,
     about="From one place of the host's memory to another, by each rank; not nvbandwidth's.",
 )
 BY_NAME = {case.name: case for case in (*CASES, HOST)}
 
 
-class Unknown(ValueError):
-    """No such case; says which there are."""
+class UnknownCase(ValueError):
+    """No such case; the text names similar ones."""
 
 
 def chosen(words: Sequence[str], prefixes: Sequence[str] = ()) -> tuple[Case, ...]:
-    """The cases of names or indices, in the order asked for, or else of prefixes, in nvbandwidth's order."""
+    """The cases with these names or indices, in that order; else those with these prefixes, in nvbandwidth's.
+
+    Raises UnknownCase.
+    """
     if words:
         return tuple(dict.fromkeys(map(_named, words)))
     for prefix in prefixes:
         if not any(case.name.startswith(prefix) for case in CASES):
-            raise Unknown(f"no test case's name begins with {prefix!r}; --list shows them")
+            raise UnknownCase(f"no test case begins with {prefix!r}; --list shows them")
     return tuple(case for case in CASES if case.name.startswith(tuple(prefixes)))
 
 
@@ -160,16 +162,16 @@ def _named(word: str) -> Case:
     if word.isdecimal():
         if int(word) < len(CASES):
             return CASES[int(word)]
-        raise Unknown(f"test cases are numbered 0 to {len(CASES) - 1}, not {word}")
+        raise UnknownCase(f"test cases are numbered 0 to {len(CASES) - 1}, not {word}")
     if word in BY_NAME:
         return BY_NAME[word]
     near = difflib.get_close_matches(word, BY_NAME, 3)
     hint = f"did you mean {', '.join(near)}?" if near else "--list shows them"
-    raise Unknown(f"there is no test case {word!r}; {hint}")
+    raise UnknownCase(f"there is no test case {word!r}; {hint}")
 
 
 def listing() -> str:
-    """Index, name and what it is, a line each."""
+    """Index, name and description of every case, a line each."""
     numbers = {case.name: str(number) for number, case in enumerate(CASES)}
     width = max(map(len, BY_NAME))
     lines = [

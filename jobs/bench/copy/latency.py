@@ -1,15 +1,17 @@
-"""The time of one load, from a chain of addresses that a GPU follows through a peer's or host memory."""
+"""The latency of one load: a GPU follows a chain of addresses through peer or host memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.copy.lending import Lane
-from jobs.bench.copy.moving import Mover
-from jobs.bench.data import Words
+from jobs.bench.copy.buffers import BoundTransfer
+from jobs.bench.copy.transfers import TransferRunner
+from jobs.measure.patterns import Words
+from jobs.measure.timers import event_pair
 from runner import Memory
 
 CHAIN = 2 << 20  # bytes
@@ -18,39 +20,39 @@ STRIDE = 16  # nodes from one to the next: a cache line
 
 
 @dataclass(frozen=True)
-class Chased:
-    """seconds: of one load. wrong: what is wrong with where the chain ended, empty where nothing is."""
+class ChaseResult:
+    """seconds: of one load. mismatch: why the chain ended in the wrong place; empty if it did not."""
 
     seconds: float
-    wrong: str = ""
+    mismatch: str = ""
 
 
-def chase(mover: Mover, lane: Lane, accesses: int) -> Chased:
+def chase(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int) -> ChaseResult:
     """Follow the chain `accesses` times in all, from every multiprocessor in turn; collective over the host.
 
-    lane: with the memory of its source lent, of CHAIN bytes.
+    one: bound to CHAIN bytes of its source.
     """
-    mine = _followed(mover, lane, accesses) if lane.ends else None
-    (chased,) = (one for one in mover.group.allgather(mine) if one is not None)
-    found: Chased = chased
-    return found
+    mine = _followed(transfer_runner, one, accesses) if one.ends else None
+    (chased,) = (found for found in transfer_runner.group.allgather(mine) if found is not None)
+    result: ChaseResult = chased
+    return result
 
 
 def chain(address: int) -> Words:
-    """The nodes of a chain that lies at `address`: each holds the address of the one STRIDE further on."""
+    """The nodes of a chain at `address`: each holds the address of the node STRIDE further on."""
     following = np.roll(np.arange(CHAIN // NODE, dtype=np.uint64), -STRIDE)
     nodes: Words = np.uint64(address) + np.uint64(NODE) * following
     return nodes
 
 
 def end(address: int, steps: int) -> int:
-    """Where `steps` loads from the beginning of the chain end."""
+    """The address that `steps` loads from the beginning of the chain lead to."""
     return address + NODE * (STRIDE * steps % (CHAIN // NODE))
 
 
-def _followed(mover: Mover, lane: Lane, accesses: int) -> Chased:
-    box, gpu, memory = mover.box, mover.seats[lane.flow.gpu].gpu, lane.ends["source"]
-    stream = mover.stream(gpu.index, 0)
+def _followed(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int) -> ChaseResult:
+    box, gpu, memory = transfer_runner.box, transfer_runner.gpu_of(one), one.ends["source"]
+    stream = transfer_runner.stream(gpu.index, 0)
     steps = max(accesses // gpu.processors, 1)
     staging = box.allocate("pinned", CHAIN, gpu.index)
     last = box.allocate("pinned", NODE * gpu.processors, gpu.index)
@@ -58,41 +60,44 @@ def _followed(mover: Mover, lane: Lane, accesses: int) -> Chased:
         box.host_array(staging).view(np.uint64)[:] = chain(memory.address)
         box.copy(memory, staging, CHAIN, stream)
         ends = box.host_array(last).view(np.uint64)
-        _launch(mover, lane, last, 0, 1)
+        _launch(transfer_runner, one, last, 0, 1)
         box.synchronize(stream)
         ends[:] = 0
-        marks = []
-        for block in range(gpu.processors):
-            begin = box.mark(stream)
-            _launch(mover, lane, last, block, steps)
-            marks.append((begin, box.mark(stream)))
+        pairs = [
+            event_pair(box, stream, partial(_launch, transfer_runner, one, last, block, steps))
+            for block in range(gpu.processors)
+        ]
         box.synchronize(stream)
-        seconds = sum(box.elapsed(begin, end) for begin, end in marks)
-        return Chased(seconds / (steps * gpu.processors), _wrong(ends, end(memory.address, steps), lane))
+        seconds = sum(box.elapsed(begin, end) for begin, end in pairs)
+        return ChaseResult(
+            seconds / (steps * gpu.processors), _mismatch(ends, end(memory.address, steps), one)
+        )
     finally:
         box.release(staging)
         box.release(last)
 
 
-def _launch(mover: Mover, lane: Lane, last: Memory, block: int, steps: int) -> None:
-    gpu = mover.seats[lane.flow.gpu].gpu
+def _launch(
+    transfer_runner: TransferRunner, one: BoundTransfer, last: Memory, block: int, steps: int
+) -> None:
+    gpu = transfer_runner.gpu_of(one)
     arguments = (
-        np.uint64(lane.ends["source"].address),
+        np.uint64(one.ends["source"].address),
         np.uint32(steps),
         np.uint32(block),
         np.uint64(last.address),
     )
-    with mover.box.on(gpu.index):
+    with transfer_runner.box.on(gpu.index):
         kernel = kernels.load("chase.cu", "chase")
-        kernel((gpu.processors,), (1,), arguments, stream=mover.stream(gpu.index, 0))
+        kernel((gpu.processors,), (1,), arguments, stream=transfer_runner.stream(gpu.index, 0))
 
 
-def _wrong(ends: Words, expected: int, lane: Lane) -> str:
+def _mismatch(ends: Words, expected: int, one: BoundTransfer) -> str:
     astray = np.flatnonzero(ends != np.uint64(expected))
     if not astray.size:
         return ""
     first = int(astray[0])
     return (
-        f"{lane.flow.source} read by GPU {lane.flow.gpu}: {astray.size} of {ends.size} multiprocessors ended "
-        f"elsewhere, the first {first}: got 0x{int(ends[first]):x}, expected 0x{expected:x}"
+        f"{one.transfer.source} read by GPU {one.transfer.gpu}: {astray.size} of {ends.size} multiprocessors "
+        f"ended elsewhere, the first {first}: got 0x{int(ends[first]):x}, expected 0x{expected:x}"
     )

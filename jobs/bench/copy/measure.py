@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import ENGINES
-from jobs.bench.copy.flows import Flow, Flows
 from jobs.bench.copy.latency import CHAIN, chase
-from jobs.bench.copy.moving import Moved, Mover
+from jobs.bench.copy.patterns import Transfer, Transfers
+from jobs.bench.copy.transfers import TransferRunner, TransferSample
 
 Values = tuple[float, ...]  # one for each matrix of a case
 
 
 @dataclass(frozen=True)
-class Settings:
+class CopySettings:
     """How cells are measured.
 
-    size: bytes of a buffer. copies: in a sample. mean: instead of the median. accesses: loads of a chain.
+    size: bytes of a buffer. copies: in a sample. mean: report the mean instead of the median. check: verify
+    data. accesses: loads of a chain.
     """
 
     size: int = 512 << 20
@@ -35,19 +36,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class Cell:
-    """values: in GB/s or ns; None where not measured. flows: what was measured. why: something was not."""
+    """values: in GB/s or ns; None if not measured. transfers: what was measured. why: why some were not."""
 
     row: int
     column: int
-    flows: Flows
+    transfers: Transfers
     values: Values | None
     samples: tuple[Values, ...] = ()
     why: str = ""
 
 
 @dataclass(frozen=True)
-class Result:
-    """gpus: how many columns. wrong: sentences. waived: why there is nothing, empty where there is."""
+class CaseResult:
+    """gpus: number of columns. wrong: a sentence for each mismatch. waived: why it has none."""
 
     case: Case
     gpus: int
@@ -64,13 +65,15 @@ class Result:
         return matrix
 
 
-def measure(case: Case, mover: Mover, settings: Settings, progress: Callable[[str], None]) -> Result:
-    """All cells of a case; collective over the host's ranks, with the same result on all."""
-    gpus, cells, wrong = len(mover.seats), list[Cell](), list[str]()
-    for row, column, flows in case.cells(gpus):
+def measure(
+    case: Case, transfer_runner: TransferRunner, settings: CopySettings, progress: Callable[[str], None]
+) -> CaseResult:
+    """All cells of a case; collective over the host's ranks, the same result on all."""
+    gpus, cells, wrong = len(transfer_runner.gpus), list[Cell](), list[str]()
+    for row, column, transfers in case.cells(gpus):
         progress(f"row {row}, column {column}")
         measured = _latency if case.engine == "chase" else _rates
-        cell, found = measured(case, mover, settings, row, column, flows)
+        cell, found = measured(case, transfer_runner, settings, row, column, transfers)
         cells.append(cell)
         wrong += [f"{case.name}, cell ({row}, {column}), {sentence}" for sentence in found]
     waived = ""
@@ -78,49 +81,59 @@ def measure(case: Case, mover: Mover, settings: Settings, progress: Callable[[st
         waived = f"it takes two GPUs, and there is {gpus}"
     elif all(cell.values is None for cell in cells):
         waived = cells[0].why
-    return Result(case, gpus, tuple(cells), tuple(wrong), waived)
+    return CaseResult(case, gpus, tuple(cells), tuple(wrong), waived)
 
 
 def _rates(
-    case: Case, mover: Mover, settings: Settings, row: int, column: int, flows: Flows
+    case: Case,
+    transfer_runner: TransferRunner,
+    settings: CopySettings,
+    row: int,
+    column: int,
+    transfers: Transfers,
 ) -> tuple[Cell, list[str]]:
-    with mover.lender.lent(flows, settings.size) as lent:
-        why = "; ".join(dict.fromkeys(lent.barred.values()))
-        if not lent.lanes or (lent.barred and case.reports != "total"):
+    with transfer_runner.buffers.bound(transfers, settings.size) as binding:
+        why = "; ".join(dict.fromkeys(binding.unavailable.values()))
+        if not binding.transfers or (binding.unavailable and case.reports != "total"):
             return Cell(row, column, (), None, why=why), []
         taken = [
-            mover.run(lent.lanes, case.engine, settings.copies, settings.check)
+            transfer_runner.run(binding.transfers, case.engine, settings.copies, settings.check)
             for _ in range(settings.samples)
         ]
-    wrong = [f"sample {number}: {one}" for number, moved in enumerate(taken) for one in moved.wrong]
-    ran: tuple[Flow, ...] = tuple(lane.flow for lane in lent.lanes)
-    if any(not moved.total or not all(moved.seconds) for moved in taken):
-        return Cell(row, column, ran, None, why="the GPU's clock saw no time pass; -s asks for more"), wrong
-    samples = tuple(reported(case, moved, settings.copies) for moved in taken)
+    wrong = [f"sample {number}: {one}" for number, sample in enumerate(taken) for one in sample.mismatches]
+    ran: tuple[Transfer, ...] = tuple(one.transfer for one in binding.transfers)
+    if any(not sample.total or not all(sample.seconds) for sample in taken):
+        return Cell(row, column, ran, None, why="below event resolution; increase -s"), wrong
+    samples = tuple(reported(case, sample, settings.copies) for sample in taken)
     middles = tuple(settings.middle(column) for column in zip(*samples, strict=True))
     values = (*middles, sum(middles)) if case.reports == "each" else middles
     return Cell(row, column, ran, values, samples, why), wrong
 
 
-def reported(case: Case, moved: Moved, copies: int) -> Values:
-    """GB/s of what a case reports of one sample; of the "each" kind without their sum."""
+def reported(case: Case, sample: TransferSample, copies: int) -> Values:
+    """GB/s of what a case reports of one sample; of "each" without the sum."""
     if case.reports == "total":
-        return (sum(moved.nbytes) * copies / moved.total / 1e9,)
+        return (sum(sample.nbytes) * copies / sample.total / 1e9,)
     ways = 2 if ENGINES[case.engine].both_ways else 1  # reported in each direction
     rates = [
         nbytes * copies / seconds / 1e9 / ways
-        for nbytes, seconds in zip(moved.nbytes, moved.seconds, strict=True)
+        for nbytes, seconds in zip(sample.nbytes, sample.seconds, strict=True)
     ]
     return tuple(rates) if case.reports == "each" else (rates[0],)
 
 
 def _latency(
-    case: Case, mover: Mover, settings: Settings, row: int, column: int, flows: Flows
+    case: Case,
+    transfer_runner: TransferRunner,
+    settings: CopySettings,
+    row: int,
+    column: int,
+    transfers: Transfers,
 ) -> tuple[Cell, list[str]]:
-    """One sample, which is a million loads already."""
-    with mover.lender.lent(flows, CHAIN, ends=("source",)) as lent:
-        if lent.barred:
-            return Cell(row, column, (), None, why="; ".join(lent.barred.values())), []
-        chased = chase(mover, lent.lanes[0], settings.accesses)
+    """One sample: it has a million loads."""
+    with transfer_runner.buffers.bound(transfers, CHAIN, ends=("source",)) as binding:
+        if binding.unavailable:
+            return Cell(row, column, (), None, why="; ".join(binding.unavailable.values())), []
+        chased = chase(transfer_runner, binding.transfers[0], settings.accesses)
     values = (chased.seconds * 1e9,)
-    return Cell(row, column, flows, values, (values,)), [chased.wrong] if chased.wrong else []
+    return Cell(row, column, transfers, values, (values,)), [chased.mismatch] if chased.mismatch else []

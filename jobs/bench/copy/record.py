@@ -1,4 +1,4 @@
-"""The JSON of -J, version 1."""
+"""The record of -J: JSON, version 1."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from jobs.bench.copy import judge
+from jobs.bench.copy.buffers import MatrixGpu
 from jobs.bench.copy.cases import CASES
-from jobs.bench.copy.flows import Flow
-from jobs.bench.copy.judge import Limits
-from jobs.bench.copy.lending import Seat
-from jobs.bench.copy.measure import Result, Settings
+from jobs.bench.copy.measure import CaseResult, CopySettings
+from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, messages
+from jobs.bench.copy.patterns import Transfer
 
 VERSION = 1
 Json = dict[str, Any]
 
 
 @dataclass
-class Host:
-    """What was measured on one host. limits: of each of its GPUs."""
+class HostResults:
+    """What was measured on one host. peaks: of each of its GPUs."""
 
     name: str
     ranks: int
-    seats: tuple[Seat, ...]
-    limits: tuple[Limits, ...]
-    results: list[Result] = field(default_factory=list)
+    gpus: tuple[MatrixGpu, ...]
+    peaks: tuple[Peaks, ...]
+    results: list[CaseResult] = field(default_factory=list)
 
 
 def record(
-    hosts: Sequence[Host], settings: Settings, words: Sequence[str], environment: Sequence[str]
+    hosts: Sequence[HostResults], settings: CopySettings, words: Sequence[str], environment: Sequence[str]
 ) -> str:
-    """The file's text. words: the command's. environment: NAME=value."""
+    """The file's text. words: of the command line. environment: NAME=value."""
     return (
         json.dumps(
             {
@@ -55,25 +54,25 @@ def record(
     )
 
 
-def _host(host: Host) -> Json:
+def _host(host: HostResults) -> Json:
     return {
         "name": host.name,
         "ranks": host.ranks,
         "gpus": [
             {
                 "number": number,
-                "rank_of_host": seat.rank,
-                "name": seat.gpu.name,
-                "uuid": seat.gpu.uuid,
-                "bus_id": seat.gpu.bus_id,
+                "rank_of_host": one.rank,
+                "name": one.gpu.name,
+                "uuid": one.gpu.uuid,
+                "bus_id": one.gpu.bus_id,
             }
-            for number, seat in enumerate(host.seats)
+            for number, one in enumerate(host.gpus)
         ],
-        "testcases": [_case(result, host.limits) for result in host.results],
+        "testcases": [_case(result, host.peaks) for result in host.results],
     }
 
 
-def _case(result: Result, limits: Sequence[Limits]) -> Json:
+def _case(result: CaseResult, peaks: Sequence[Peaks]) -> Json:
     case = result.case
     return {
         "name": case.name,
@@ -83,37 +82,45 @@ def _case(result: Result, limits: Sequence[Limits]) -> Json:
         "unit": case.unit,
         "path": case.path,
         "engine": case.engine,
-        "matrices": [_matrix(result, number, limits) for number in range(len(case.matrices))],
+        "matrices": [_matrix(result, number, peaks) for number in range(len(case.matrices))],
         "cells": [
             {
                 "row": cell.row,
                 "column": cell.column,
-                "flows": [_flow(flow) for flow in cell.flows],
+                "transfers": [_transfer(one) for one in cell.transfers],
+                "flows": [_transfer(one) for one in cell.transfers],  # the former name, for one release
                 "samples": [list(values) for values in cell.samples],
                 "not_measured": cell.why or None,
             }
             for cell in result.cells
         ],
-        "wrong": list(result.wrong),
+        "mismatches": list(result.wrong),
+        "wrong": list(result.wrong),  # the former name, for one release
     }
 
 
-def _matrix(result: Result, number: int, limits: Sequence[Limits]) -> Json:
+def _matrix(result: CaseResult, number: int, peaks: Sequence[Peaks]) -> Json:
     key, title = result.case.matrices[number]
+    found = [[one.cell.row, one.cell.column] for one in find_outliers(result, number)]
+    described = messages(result, number)
     return {
         "key": key,
         "title": title,
         "values": result.matrix(number),
-        "odd": [[one.cell.row, one.cell.column] for one in judge.odd(result, number)],
-        "said": judge.sentences(result, number),
-        "peak": (judge.nearest(result, number, limits) or None) if limits else None,
+        "outliers": found,
+        "messages": described,
+        "odd": found,  # this and the next: the former names, for one release
+        "said": described,
+        "peak": (best_of_peak(result, number, peaks) or None) if peaks else None,
     }
 
 
-def _flow(flow: Flow) -> Json:
+def _transfer(transfer: Transfer) -> Json:
     return {
-        "source": str(flow.source),
-        "target": str(flow.target),
-        "moved_by": None if flow.source == flow.target and flow.source.kind == "host" else flow.gpu,
-        "factor": flow.factor,
+        "source": str(transfer.source),
+        "target": str(transfer.target),
+        "moved_by": None
+        if transfer.source == transfer.target and transfer.source.kind == "host"
+        else transfer.gpu,
+        "factor": transfer.factor,
     }

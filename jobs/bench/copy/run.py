@@ -1,4 +1,4 @@
-"""The cases asked for, measured by every host's ranks at the same time, shown and recorded by rank 0."""
+"""The chosen cases, measured by every host's ranks at the same time; shown and recorded by rank 0."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.copy import fitting, host, judge, show
+from jobs.bench.copy import host, nvbandwidth_text
+from jobs.bench.copy.buffers import (
+    LARGEST_SHARE,
+    Buffers,
+    MatrixGpu,
+    buffers_needed,
+    fitting_size,
+    gpus_of,
+)
 from jobs.bench.copy.cases import CASES, HOST, Case, chosen
-from jobs.bench.copy.lending import Lender, Seat, seats_of
-from jobs.bench.copy.measure import Settings, measure
-from jobs.bench.copy.moving import Mover
-from jobs.bench.copy.record import Host, record
-from jobs.bench.keep import outputs
-from jobs.bench.memory.lesson import NeedsGpu
-from jobs.bench.record import kept
-from jobs.bench.run import WrongResults
-from jobs.bench.screen import CLEAR
+from jobs.bench.copy.measure import CopySettings, measure
+from jobs.bench.copy.outliers import Peaks, peaks_of
+from jobs.bench.copy.record import HostResults, record
+from jobs.bench.copy.transfers import TransferRunner
+from jobs.measure.exit_codes import NeedsGpu, WrongResults
+from jobs.measure.record_file import create_outputs, recorded_environment
+from jobs.measure.status_line import StatusLine
 from runner import Box, Control, World
 
-TOLD = 4  # sentences about wrong data in the last word; all are in the text above it
+MOST_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The command's words."""
+class CopyOptions:
+    """The command's options. names, prefixes: of cases. size: bytes of a buffer."""
 
     names: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
@@ -41,15 +47,17 @@ class Asked:
     plot: str | None = None
 
     @property
-    def settings(self) -> Settings:
-        return Settings(self.size, self.copies, self.samples, self.mean, self.check)
+    def settings(self) -> CopySettings:
+        return CopySettings(self.size, self.copies, self.samples, self.mean, self.check)
 
 
-def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -> dict[str, Any]:
-    """Measure; the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
-    asked = world.control.broadcast(asked)
-    cases = _cases(asked, on_gpu=world.here.device.kind == "cuda")
-    path = world.on_root(lambda: outputs(asked.output_file, asked.plot))
+def run(
+    world: World, handler: runner.FailureHandler, options: CopyOptions, cli_context: Any
+) -> dict[str, Any]:
+    """Measure; returns the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
+    options = world.control.broadcast(options)
+    cases = _cases(options, on_gpu=world.here.device.kind == "cuda")
+    path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
     identities = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     group = world.control.split(identities.index(world.here.host_id))
     with ExitStack() as stack:
@@ -57,84 +65,89 @@ def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -
         if any(case.needs_gpu for case in cases):
             box = runner.open_box()
             stack.callback(box.close)
-        hosts, settings = measure_all(world, group, box, cases, asked.settings, door)
+        hosts, settings = measure_all(world, group, box, cases, options.settings, cli_context)
     if world.rank == 0:
         if path is not None:
-            text = record(hosts, settings, door.words, kept(runner.environment()))
+            text = record(hosts, settings, cli_context.words, recorded_environment(runner.environment()))
             runner.write_file(Path(path), text)
-        if asked.plot:
-            from jobs.bench.copy.draw import draw
+        if options.plot:
+            from jobs.bench.copy.heatmap import draw
 
-            draw([(one.name, result) for one in hosts for result in one.results], asked.plot)
+            draw([(one.name, result) for one in hosts for result in one.results], options.plot)
     _raise_if_wrong(hosts)
     return {"command": "bench copy", "cases": [case.name for case in cases], "ranks": world.size}
 
 
 def measure_all(
-    world: World, group: Control, box: Box | None, cases: Sequence[Case], settings: Settings, door: Any
-) -> tuple[list[Host], Settings]:
-    """Every case on every host; the same on all ranks. The settings have the size that memory allowed.
+    world: World,
+    group: Control,
+    box: Box | None,
+    cases: Sequence[Case],
+    settings: CopySettings,
+    cli_context: Any,
+) -> tuple[list[HostResults], CopySettings]:
+    """Every case on every host; the same on all ranks. The settings returned have the size that memory holds.
 
-    group: this host's ranks. box: None where no case needs a GPU.
+    group: this host's ranks. box: None if no case needs a GPU.
     """
-    seats = seats_of(group, box, world.here.device.index) if box is not None else ()
-    limits = _limits(group, seats)
+    gpus = gpus_of(group, box, world.here.device.index) if box is not None else ()
+    peaks = _peaks(group, gpus)
     name = f"{world.here.host}" if group.rank == 0 else None
-    told = world.control.allgather((name, group.size, seats, limits))
-    hosts = [Host(*one) for one in told if one[0] is not None]
-    size = _fitting(world, group, box, seats, cases, settings)
-    speaks = _Speaker(world, door)
-    speaks.begin(hosts, settings, replace(settings, size=size))
+    gathered = world.control.allgather((name, group.size, gpus, peaks))
+    hosts = [HostResults(*one) for one in gathered if one[0] is not None]
+    size = _size_that_fits(world, group, box, gpus, cases, settings)
+    printer = _Printer(world, cli_context)
+    printer.begin(hosts, settings, replace(settings, size=size))
     settings = replace(settings, size=size)
-    lender = Lender(group, box, seats) if box is not None else None
-    mover = Mover(lender, world.backend.synchronize) if lender is not None else None
+    buffers = Buffers(group, box, gpus) if box is not None else None
+    transfer_runner = TransferRunner(buffers, world.backend.synchronize) if buffers is not None else None
     for number, case in enumerate(cases):
-        speaks.doing = f"{case.name} ({number + 1} of {len(cases)})"
-        if mover is not None and case.needs_gpu:
-            mine = measure(case, mover, settings, speaks.progress)
+        printer.case = f"{case.name} ({number + 1} of {len(cases)})"
+        if transfer_runner is not None and case.needs_gpu:
+            mine = measure(case, transfer_runner, settings, printer.progress)
         else:
-            mine = host.measure(group, settings, speaks.progress)
+            mine = host.measure(group, settings, printer.progress)
         results = world.control.allgather(mine if group.rank == 0 else None)
         for one, result in zip(hosts, [result for result in results if result is not None], strict=True):
             one.results.append(result)
-        speaks.show(hosts)
-    if lender is not None:
-        lender.close()
-    speaks.end(hosts)
+        printer.show(hosts)
+    if buffers is not None:
+        buffers.close()
+    printer.end(hosts)
     return hosts, settings
 
 
-class _Speaker:
-    """What rank 0 prints; nothing on the others."""
+class _Printer:
+    """What rank 0 prints; nothing on the others. case: the one that is being measured."""
 
-    def __init__(self, world: World, door: Any) -> None:
-        self.speaks, self.colour, self.columns = world.rank == 0, door.colour, door.columns
-        self.doing = ""
+    def __init__(self, world: World, cli_context: Any) -> None:
+        self.shows, self.colour = world.rank == 0, cli_context.colour
+        self._status = StatusLine(cli_context.columns if self.shows else None)
+        self.case = ""
 
-    def begin(self, hosts: Sequence[Host], asked: Settings, settings: Settings) -> None:
+    def begin(self, hosts: Sequence[HostResults], wanted: CopySettings, settings: CopySettings) -> None:
         statistic = "mean" if settings.mean else "median"
         lines = [
             f"# {settings.size:,} bytes a buffer, {settings.copies} copies a sample, {statistic} of "
             f"{settings.samples} samples, data {'checked' if settings.check else 'not checked'}"
         ]
-        if settings.size < asked.size:
-            lines.append(f"# Reduced from {asked.size:,} bytes, which memory does not hold")
+        if settings.size < wanted.size:
+            lines.append(f"# Reduced from {wanted.size:,} bytes, which memory does not hold")
         for one in hosts:
             how = "one process" if one.ranks == 1 else f"{one.ranks} processes"
-            lines.append(f"# {one.name}: {how}\n{show.devices(one.name, one.seats) if one.seats else ''}")
+            devices = nvbandwidth_text.devices(one.name, one.gpus) if one.gpus else ""
+            lines.append(f"# {one.name}: {how}\n{devices}")
         self._write("\n".join(lines) + "\n")
 
     def progress(self, where: str) -> None:
-        if self.speaks and self.columns:
-            sys.stderr.write(f"{CLEAR}{f'{self.doing}: {where}'[: self.columns - 1]}")
-            sys.stderr.flush()
+        self._status.show(f"{self.case}: {where}")
 
-    def show(self, hosts: Sequence[Host]) -> None:
+    def show(self, hosts: Sequence[HostResults]) -> None:
         for one in hosts:
-            text = show.text(one.results[-1], one.limits, self.colour)
+            text = nvbandwidth_text.text(one.results[-1], one.peaks, self.colour)
             self._write(f"# {one.name}\n{text}" if text and len(hosts) > 1 else text)
 
-    def end(self, hosts: Sequence[Host]) -> None:
+    def end(self, hosts: Sequence[HostResults]) -> None:
         for one in hosts:
             for result in one.results:
                 if result.waived:
@@ -142,16 +155,14 @@ class _Speaker:
                     self._write(f"# {result.case.name}: waived{on}, {result.waived}\n")
 
     def _write(self, text: str) -> None:
-        if self.speaks and text:
-            if self.columns:
-                sys.stderr.write(CLEAR)
-                sys.stderr.flush()
+        if self.shows and text:
+            self._status.clear()
             sys.stdout.write(text)
             sys.stdout.flush()
 
 
-def _cases(asked: Asked, on_gpu: bool) -> tuple[Case, ...]:
-    cases = chosen(asked.names, asked.prefixes) if asked.names or asked.prefixes else ()
+def _cases(options: CopyOptions, on_gpu: bool) -> tuple[Case, ...]:
+    cases = chosen(options.names, options.prefixes) if options.names or options.prefixes else ()
     if on_gpu:
         return cases or CASES
     refused = [case.name for case in cases if case.needs_gpu]
@@ -159,49 +170,49 @@ def _cases(asked: Asked, on_gpu: bool) -> tuple[Case, ...]:
         raise NeedsGpu(
             f"{refused[0]}{f' (and {len(refused) - 1} more)' if refused[1:] else ''} needs a GPU, "
             "and this is a CPU",
-            hint=f"-t {HOST.name}, or meshrun doctor for which GPUs there are",
+            hint=f"-t {HOST.name}; meshrun doctor lists the GPUs",
             everywhere=True,
         )
     return cases or (HOST,)
 
 
-def _limits(group: Control, seats: Sequence[Seat]) -> tuple[judge.Limits, ...]:
-    mine = {number: judge.limits_of(seat.gpu) for number, seat in enumerate(seats) if seat.rank == group.rank}
-    whole = {number: limit for some in group.allgather(mine) for number, limit in some.items()}
-    return tuple(whole[number] for number in range(len(seats)))
+def _peaks(group: Control, gpus: Sequence[MatrixGpu]) -> tuple[Peaks, ...]:
+    mine = {number: peaks_of(one.gpu) for number, one in enumerate(gpus) if one.rank == group.rank}
+    whole = {number: peaks for some in group.allgather(mine) for number, peaks in some.items()}
+    return tuple(whole[number] for number in range(len(gpus)))
 
 
-def _fitting(
+def _size_that_fits(
     world: World,
     group: Control,
     box: Box | None,
-    seats: Sequence[Seat],
+    gpus: Sequence[MatrixGpu],
     cases: Sequence[Case],
-    asked: Settings,
+    settings: CopySettings,
 ) -> int:
-    """The size that all GPUs and hosts of the run have memory for."""
+    """The buffer size that all GPUs and hosts of the run have memory for."""
     on_gpus = [case for case in cases if case.needs_gpu]
-    needed = fitting.needs(on_gpus, len(seats))
-    limits = []
+    needed = buffers_needed(on_gpus, len(gpus))
+    memories = []
     if box is not None:
-        for number, seat in enumerate(seats):
-            if seat.rank == group.rank:
+        for number, one in enumerate(gpus):
+            if one.rank == group.rank:
                 count = sum(
                     many for place, many in needed.items() if (place.kind, place.gpu) == ("gpu", number)
                 )
-                limits.append((count, fitting.SHARE["gpu"] * box.free_memory(seat.gpu.index)))
+                memories.append((count, LARGEST_SHARE["gpu"] * box.free_memory(one.gpu.index)))
     pinned = sum(many for place, many in needed.items() if place.kind == "host")
     own = 2 * group.size if any(not case.needs_gpu for case in cases) else 0
-    limits.append((pinned + own, fitting.SHARE["host"] * runner.free_host_memory()))
-    return fitting.within(asked.size, [one for some in world.control.allgather(limits) for one in some])
+    memories.append((pinned + own, LARGEST_SHARE["host"] * runner.free_host_memory()))
+    return fitting_size(settings.size, [one for some in world.control.allgather(memories) for one in some])
 
 
-def _raise_if_wrong(hosts: Sequence[Host]) -> None:
+def _raise_if_wrong(hosts: Sequence[HostResults]) -> None:
     results = [result for one in hosts for result in one.results]
     wrong = [sentence for result in results for sentence in result.wrong]
     if wrong:
-        more = f"; and {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
-        raise WrongResults("wrong data: " + "; ".join(wrong[:TOLD]) + more, everywhere=True)
+        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        raise WrongResults("wrong data: " + "; ".join(wrong[:MOST_NAMED]) + more, everywhere=True)
     if all(result.waived for result in results):
         first = results[0]
         raise NeedsGpu(f"nothing could be measured: {first.case.name}: {first.waived}", everywhere=True)

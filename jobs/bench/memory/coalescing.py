@@ -10,7 +10,7 @@ from jobs.bench.memory.coalescing_reads import CpuReads, GpuReads, Reads
 from jobs.bench.memory.coalescing_said import paragraphs
 from jobs.bench.memory.lesson import Cell, Chart, Lesson, Line, Ranks, Stage, Table, rate
 from jobs.bench.memory.timed import device, name
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 
 SUMMARY = "A kernel's bandwidth by stride and by misalignment."
 RANKS: Ranks = "one"

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobs import kernels
-from jobs.bench import check
 from jobs.bench.memory.access import Access, turned
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import by_clock, by_marks, refuse_beyond
+from jobs.measure import check
 
 THREADS, EACH = 256, 8  # EACH: elements that a thread reads at once
 ODD = 0x9E3779B1  # times this, modulo 2^32, numbers stay different and differ in all bits

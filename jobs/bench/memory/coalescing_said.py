@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs.bench.memory.access import Access, ceiling, moved
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 
 CLOSE = 0.8  # of what was expected, and still as expected
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from jobs.bench.options import LAST, PLOT, OwnCommand, OwnGroup, Size, with_options
-from jobs.bench.start import as_ranks
+from jobs.bench.command_base import LAST, PLOT, OwnCommand, OwnGroup, Size, run_on_ranks, with_options
 
 Option = Callable[[Any], Any]
 DTYPES = ("float16", "float32", "float64")
@@ -107,7 +106,7 @@ def _add(name: str) -> None:
             raise click.UsageError(f"-b {sizes[0]} -e {sizes[1]}: no size to measure")
         common = {key: words.pop(key) for key in ("samples", "output_file", "plot")}
         asked = Asked(name=name, check=bool(words.pop("check")), sizes=sizes, options=words, **common)
-        return as_ranks(run, asked, device, debug)
+        return run_on_ranks(run, asked, device, debug)
 
 
 for _name in LESSONS:

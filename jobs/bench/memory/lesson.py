@@ -15,17 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import runner
+from jobs.measure.exit_codes import NeedsGpu
 from runner import Box, World
 
 Cell = str | float | int | None  # None: not measured, shown as "-"
 Ranks = Literal["one", "several"]
-
-
-class NeedsGpu(runner.RunError):
-    """There is nothing here that could be measured."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True)

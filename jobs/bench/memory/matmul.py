@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.bench import data
 from jobs.bench.memory import freivalds
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Ranks, Stage, Table
 from jobs.bench.memory.matmul_said import Timed, paragraphs
 from jobs.bench.memory.matmul_ways import PRECISIONS, Action, OnCpu, OnGpu, Open, Precision, Shape
 from jobs.bench.memory.scrambled import BLOCK
 from jobs.bench.memory.timed import device, name
+from jobs.measure import patterns
 
 SUMMARY = "Matrix products, from naive to cuBLAS."
 RANKS: Ranks = "one"
@@ -47,7 +47,7 @@ def _timed(
     bound = freivalds.bound(shape, precision)
 
     def afresh(action: Action) -> None:
-        matrices.c.view("u1")[...] = data.POISON
+        matrices.c.view("u1")[...] = patterns.POISON
         place.settle()
         action()
         place.settle()

@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 
 import runner
-from jobs.bench import check
-from jobs.bench.data import Copied, Segment, Untouched
 from jobs.bench.memory import p2p_ways
 from jobs.bench.memory.lesson import Lesson, Stage
 from jobs.bench.memory.p2p_said import Measured, Nominal, Pair, lesson
 from jobs.bench.memory.p2p_ways import GUARD, Direct, Ends, Way
-from jobs.bench.plot import size_name
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment, Untouched
+from jobs.measure.sizes import size_name
 
 SUMMARY = "The ways between GPUs: direct, through the host, NCCL, kernel loads."
 RANKS = "several"

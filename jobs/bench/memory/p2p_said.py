@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Table, crossings, rate
 from jobs.bench.memory.p2p_ways import HOST
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 
 Pair = tuple[int, int]  # the rank that bytes come from, the rank that they go to
 PAIRS_NAMED = 3  # in a sentence

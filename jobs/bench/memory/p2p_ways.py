@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.gate import Gate
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.p2p_links import Links, Peer, attached
 from jobs.bench.memory.timed import refuse_beyond
+from jobs.measure.gate import Gate
 from runner import Box, Gpu, Memory, World
 
 HOST = "through host"  # the label of that way

@@ -14,7 +14,7 @@ from jobs.bench.memory.lesson import Lesson, Stage
 from jobs.bench.memory.pool_host import FreeLists, Malloc
 from jobs.bench.memory.pool_said import Measured, Passes, Times, lesson
 from jobs.bench.memory.pool_workload import LEAST, Step, account, play, workload
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 from runner import Pool
 
 SUMMARY = "Allocation from the driver and from pools: time, peak, fragmentation."

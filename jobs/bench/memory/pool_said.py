@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Table
 from jobs.bench.memory.pool_workload import Account, Moment
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 
 MIB = 1 << 20
 STRETCHES = 50  # of a run, in a drawing of digits

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from jobs.bench.keep import outputs
 from jobs.bench.memory import show
-from jobs.bench.memory.lesson import Lesson, NeedsGpu, Stage
-from jobs.bench.record import kept
-from jobs.bench.run import WrongResults
-from jobs.bench.screen import CLEAR
+from jobs.bench.memory.lesson import Lesson, Stage
+from jobs.measure.exit_codes import NeedsGpu, WrongResults
+from jobs.measure.record_file import create_outputs, recorded_environment
+from jobs.measure.status_line import CLEAR
 from runner import Box, World
 
 
@@ -41,7 +40,7 @@ def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -
     asked = world.control.broadcast(asked)
     module = lesson_of(asked.name)
     _refuse(world, module, asked)
-    path = world.on_root(lambda: outputs(asked.output_file, asked.plot))
+    path = world.on_root(lambda: create_outputs(asked.output_file, asked.plot))
     box = _box(world)
     try:
         stage = Stage(
@@ -63,7 +62,7 @@ def run(world: World, handler: runner.FailureHandler, asked: Asked, door: Any) -
             sys.stderr.write(CLEAR)
         sys.stdout.write(show.text(lesson))
         if path is not None:
-            runner.write_file(Path(path), show.record(lesson, kept(runner.environment())))
+            runner.write_file(Path(path), show.record(lesson, recorded_environment(runner.environment())))
         if asked.plot:
             show.draw(lesson, asked.plot)
     nothing = world.control.broadcast(not any(table.rows for table in lesson.tables))

@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench import plot
 from jobs.bench.memory.lesson import Bars, Cell, Chart, Lesson, Table
+from jobs.measure import plots
+from jobs.measure.sizes import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def _finite(value: Any) -> Any:
 
 
 def draw(lesson: Lesson, target: str | Path) -> None:
-    """The charts side by side; UserError as `jobs.bench.plot.plot`."""
+    """The charts side by side; UserError as `jobs.measure.plots.save`."""
 
     def figure(canvas: Figure) -> None:
         panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0] if lesson.charts else ()
@@ -85,9 +86,9 @@ def draw(lesson: Lesson, target: str | Path) -> None:
                 _chart(axes, chart)
 
     sheets = [
-        plot.Sheet(one.titles, [map(cell, row) for row in one.rows], one.title) for one in lesson.tables
+        plots.Sheet(one.titles, [map(cell, row) for row in one.rows], one.title) for one in lesson.tables
     ]
-    plot.save(figure, Path(target), lesson.title, sheets)
+    plots.save(figure, Path(target), lesson.title, sheets)
 
 
 def _groups(axes: Axes, chart: Chart) -> None:
@@ -96,8 +97,8 @@ def _groups(axes: Axes, chart: Chart) -> None:
     for number, line in enumerate(chart.lines):
         known = [(x + (number + 0.5) * wide - 0.4, y) for x, y in line.points if y is not None]
         axes.bar([x for x, _ in known], [y for _, y in known], wide, label=line.label)
-    plot.names(axes, range(len(chart.names)), chart.names)
-    plot.from_zero(axes)
+    plots.names(axes, range(len(chart.names)), chart.names)
+    plots.from_zero(axes)
     axes.set_xlabel(chart.x)
     axes.grid(True, axis="y", color="0.9")
     axes.set_axisbelow(True)
@@ -120,9 +121,9 @@ def _lines(axes: Axes, chart: Chart) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
-        plot.from_zero(axes)
+        plots.from_zero(axes)
     if chart.log_x:
-        plot.against(axes, places, lambda x: plot.size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
+        plots.against(axes, places, lambda x: size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
     else:
         axes.set_xlabel(chart.x)
         axes.grid(True, color="0.9")

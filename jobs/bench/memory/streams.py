@@ -11,7 +11,7 @@ from jobs.bench.memory.streams_map import MOST_STREAMS, Map
 from jobs.bench.memory.streams_plan import IDLE, LETTERS, STAGES, Span, cut, floor, lanes, rounds_for, working
 from jobs.bench.memory.streams_said import paragraphs
 from jobs.bench.memory.timed import device, name
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 
 SUMMARY = "A map in chunks on one to four streams."
 RANKS: Ranks = "one"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from jobs import kernels
-from jobs.bench import check
-from jobs.bench.data import Copied, Segment
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.streams_plan import STAGES, Chunk, Span, composed
 from jobs.bench.memory.timed import by_marks
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment
 from runner import DATATYPES
 
 WORD = DATATYPES["uint32"]

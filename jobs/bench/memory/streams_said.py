@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jobs.bench.memory.streams_plan import STAGES
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 
 
 def paragraphs(

@@ -8,9 +8,9 @@ from time import perf_counter
 from typing import Any
 
 import runner
-from jobs.bench.gate import MOST, Gate
 from jobs.bench.memory.lesson import Stage
-from jobs.bench.plot import size_name
+from jobs.measure.gate import MOST, Gate
+from jobs.measure.sizes import size_name
 
 ENOUGH = 200e-6  # seconds that a sample takes at least
 TURNS = 16  # of work on a GPU in a sample, at least

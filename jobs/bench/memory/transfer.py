@@ -21,7 +21,7 @@ from jobs.bench.memory.lesson import Cell, Chart, Lesson, Line, Ranks, Stage, Ta
 from jobs.bench.memory.timed import by_clock, device, name
 from jobs.bench.memory.transfer_said import paragraphs
 from jobs.bench.memory.transfer_ways import DIRECTIONS, WAYS, Direction, Ways
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 from runner import Memory
 
 SUMMARY = "Copies between host and GPU, by the kind of host memory and by size."

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from jobs.bench import check
-from jobs.bench.data import Copied, Segment
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Stage, Table, rate
 from jobs.bench.memory.timed import by_clock, device, name, refuse_beyond
-from jobs.bench.plot import size_name
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment
+from jobs.measure.sizes import size_name
 from runner import DATATYPES
 
 COLUMNS = ("copy", "first touch", "second touch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 
 WHY_STAGING = (
     "Copy engines need pages that stay where they are: the driver copies pageable data through pinned "

@@ -13,10 +13,10 @@ import numpy as np
 
 import runner
 from jobs import kernels
-from jobs.bench import check
-from jobs.bench.data import Copied, Segment
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import nothing
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment
 from runner import Memory
 
 Direction = Literal["to GPU", "to host"]

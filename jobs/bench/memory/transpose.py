@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench import data
 from jobs.bench.memory import scrambled
 from jobs.bench.memory.lesson import Chart, Lesson, Line, Ranks, Stage, Table
 from jobs.bench.memory.timed import device, name
 from jobs.bench.memory.transpose_said import Timed, paragraphs
 from jobs.bench.memory.transpose_ways import OnCpu, OnGpu, Open, Shape
+from jobs.measure import patterns
 
 SUMMARY = "Transposes of a matrix, from naive to cuBLAS."
 RANKS: Ranks = "one"
@@ -73,7 +73,7 @@ def _timed(
             seconds[way] = None
             continue
         if stage.check:
-            matrix.target.view(np.uint8)[...] = data.POISON
+            matrix.target.view(np.uint8)[...] = patterns.POISON
             place.settle()
             action()
             place.settle()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from jobs.bench import check
-from jobs.bench.data import Contributed, Copied, Reduced, Segment
+from jobs.measure import check
+from jobs.measure.patterns import Contributed, Copied, Reduced, Segment
 from jobs.validate.probe.api import Wrong
 from jobs.validate.probe.buffers import Buffers
-from jobs.validate.probe.peer_memory import PeerMemory
+from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 from runner import Call, Collectives, Control, Place, World
 
@@ -38,7 +38,7 @@ def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Wor
 
 
 def copy(
-    buffers: Buffers, peer_memory: PeerMemory, group: Collectives, flows: Flows, nbytes: int
+    buffers: Buffers, peer_memory: PeerBuffers, group: Collectives, flows: Flows, nbytes: int
 ) -> Workload:
     """This rank's workload in copies: it writes into its target's memory by its own copy engine.
 

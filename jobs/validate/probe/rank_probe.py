@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench.plot import size_name
+from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
 from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
 from jobs.validate.probe.buffers import Buffers
 from jobs.validate.probe.host_names import host_names
 from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, senders_receivers
-from jobs.validate.probe.peer_memory import PeerMemory
+from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
 
@@ -42,7 +42,7 @@ class RankProbe:
         cuda = world.here.device.kind == "cuda"
         self._box = runner.open_box() if cuda else None
         self._buffers = Buffers(world, group, self._box)
-        self._peer_memory = PeerMemory(world, self._box) if self._box else None
+        self._peer_memory = PeerBuffers(world, self._box) if self._box else None
         self._rings = RingCommunicators(world)
         self._latest = group  # the communicator used last
         self._wrong: list[Wrong] = []

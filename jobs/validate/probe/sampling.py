@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench import check, data
-from jobs.bench.data import Segment
+from jobs.measure import check, patterns
+from jobs.measure.patterns import Segment
 from jobs.validate.probe.api import Seconds, Wrong
 
 BYTES, FLOAT = runner.DATATYPES["uint8"], runner.DATATYPES["float"]
@@ -137,7 +137,7 @@ def compare(
         return None
     whole = memory[: segment.count * datatype.itemsize]
     got = whole if isinstance(whole, np.ndarray) else whole.get()
-    expected = data.values(datatype, segment.data, 0, segment.count).view(np.uint8)
+    expected = patterns.values(datatype, segment.data, 0, segment.count).view(np.uint8)
     differing = np.flatnonzero(got != expected)
     # Memory that is wrong only now and then may be right when it is read again.
     offset, count = found.offset * datatype.itemsize, found.count * datatype.itemsize

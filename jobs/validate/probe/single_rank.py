@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench import check
-from jobs.bench.data import Copied, Segment
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment
 from jobs.validate.probe import api
 from jobs.validate.probe.api import SingleRankOp, Wrong
 from jobs.validate.probe.buffers import Buffers

@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench import session
-from jobs.bench.asked import Asked
-from jobs.bench.settings import Settings
-from jobs.bench.state import Bench
+from jobs.bench.collectives import session
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.session import Bench
 from runner import Call, Control, Place, World
 from runner.comm.simulated import SimulatedComm, run_ranks
 
@@ -196,12 +195,12 @@ def _bench_on(
     cudagraph: int = 0,
     **settings: Any,
 ) -> list[Any]:
-    """settings: as `Settings`; by default one size of 64 bytes, one iteration, no warm-up.
+    """settings: as `SweepSettings`; by default one size of 64 bytes, one iteration, no warm-up.
 
     cudagraph: which a session on CPUs would refuse.
     """
     chosen = {"minbytes": 64, "maxbytes": 64, "stepfactor": 2, "iters": 1, "warmup_iters": 0} | settings
-    asked = Asked((operation,), Settings(**chosen), split=split, spread=spread, matrix=matrix)
+    asked = BenchOptions((operation,), SweepSettings(**chosen), split=split, spread=spread, matrix=matrix)
 
     def on_rank(world: World) -> Any:
         colors = session.colors_of(world, asked)

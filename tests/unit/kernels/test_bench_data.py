@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench import check, data
-from jobs.bench.data import Contributed, Copied, Reduced, Segment, Untouched
-from jobs.bench.recipe import tolerance
+from jobs.measure import check, patterns
+from jobs.measure.exact_reductions import tolerance
+from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
 from runner import DATATYPES, REDUCTIONS, Datatype
 
 ALL = [pytest.param(datatype, id=name) for name, datatype in DATATYPES.items()]
@@ -21,7 +21,7 @@ def _as_on_a_gpu(kernels_on_host: None, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(check, "BLOCKS", 3)  # so that a thread has several elements
 
 
-def pieces(datatype: Datatype, *contents: data.Data) -> list[Segment]:
+def pieces(datatype: Datatype, *contents: patterns.Data) -> list[Segment]:
     """One after the other, with gaps, of many sizes, not at the start."""
     segments, start = [], 3
     for number, content in enumerate(contents):
@@ -38,11 +38,16 @@ def memory_for(datatype: Datatype, segments: list[Segment]) -> np.ndarray[Any, A
     return memory
 
 
-def contents_of(datatype: Datatype) -> list[data.Data]:
-    contents: list[data.Data] = [Copied(1, 0), Untouched(), Copied(-7, data.PERIOD - 100), Copied(2, 5)]
+def contents_of(datatype: Datatype) -> list[patterns.Data]:
+    contents: list[patterns.Data] = [
+        Copied(1, 0),
+        Untouched(),
+        Copied(-7, patterns.PERIOD - 100),
+        Copied(2, 5),
+    ]
     for reduction in REDUCTIONS:
         for ranks in (1, 2, 3, 8, 64, 100, 300):
-            index = data.PERIOD * ranks - 77
+            index = patterns.PERIOD * ranks - 77
             contents.append(Contributed(ranks, index, reduction, ranks, ranks // 2))
             contents.append(Contributed(ranks, index, reduction, ranks, ranks - 1))
             contents.append(Reduced(ranks, index, reduction, ranks))
@@ -56,7 +61,7 @@ def test_kernels_make_and_check_the_bits_of_the_reference(datatype: Datatype) ->
     check.fill(memory, datatype, segments)
     expected = memory_for(datatype, segments).view(f"u{datatype.itemsize}")
     for segment in segments:
-        values = data.values(datatype, segment.data, 0, segment.count)
+        values = patterns.values(datatype, segment.data, 0, segment.count)
         expected[segment.start : segment.start + segment.count] = values
     np.testing.assert_array_equal(memory.view(expected.dtype), expected)
     assert check.verify(memory, datatype, segments) is None
@@ -92,7 +97,7 @@ def test_the_kernel_allows_what_tolerance_says_and_no_nan() -> None:
 
 def test_the_kernel_takes_no_nan_for_the_largest_number() -> None:
     datatype, segment = DATATYPES["f8e4m3"], Segment(0, 2000, Copied(1, 0))
-    right = data.values(datatype, segment.data, 0, segment.count)
+    right = patterns.values(datatype, segment.data, 0, segment.count)
     for numbers, wrong in (((0x7D, 0x7E), 0), ((0x7E, 0x7F), np.count_nonzero(right == 0x7E))):
         memory, found = right.copy(), np.zeros(2, np.uint64)
         memory[right == numbers[0]] = numbers[1]

@@ -29,10 +29,10 @@ from measured_kernels import INSTANCES
 
 import jobs.kernels
 from jobs import convolve, elementwise, grayscale, laplacian
-from jobs.bench.recipe import Kind
 from jobs.dtypes import SUPPORTED, floating
 from jobs.expression import FUNCTIONS, cpp, parse
 from jobs.kernels import instance
+from jobs.measure.exact_reductions import Kind
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
 

@@ -14,7 +14,7 @@ from made_box import MadeBox, MadeHost, load
 import jobs.kernels
 import runner
 from jobs.bench.copy import engines
-from jobs.bench.copy.run import Asked, run
+from jobs.bench.copy.run import CopyOptions, run
 from runner.comm.simulated import SimulatedComm, run_ranks
 
 SIZE = 1 << 16
@@ -83,9 +83,9 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
                 for rank in world.ranks
             )
             door = SimpleNamespace(colour=False, columns=None, words=("copy",))
-            asked = Asked(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
-            handler: Any = SimpleNamespace()
-            run(world, handler, asked, door)
+            asked = CopyOptions(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
+            ending: Any = SimpleNamespace()
+            run(world, ending, asked, door)
 
         try:
             run_ranks(ranks, on_rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.bench.copy.cases import BY_NAME, CASES, HOST, Unknown, chosen, listing
+from jobs.bench.copy.cases import BY_NAME, CASES, HOST, UnknownCase, chosen, listing
 
 TITLES = {
     "host_to_device_memcpy_ce": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)",
@@ -79,7 +79,7 @@ def test_by_prefix_in_nvbandwidths_order() -> None:
     ],
 )
 def test_unknown_cases_are_refused(names: list[str], prefixes: list[str], said: str) -> None:
-    with pytest.raises(Unknown, match=said):
+    with pytest.raises(UnknownCase, match=said):
         chosen(names, prefixes)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typed import typed
 
-from jobs.bench import check
 from jobs.bench.memory.command import LESSONS
 from jobs.bench.memory.run import Asked
 from jobs.bench.memory.run import run as run_lesson
-from jobs.bench.run import WrongResults
+from jobs.measure import check
+from jobs.measure.exit_codes import WrongResults
 from runner import FailureHandler, UserError, World
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
@@ -120,7 +120,7 @@ def test_one_rank_lessons_refuse_several(on_ranks: Callable[..., list[Any]], nam
 def test_wrong_data_fail_after_all_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(check, "verify", lambda *arguments: check.Found(3, 1, 0, 1, 0, 1))
+    monkeypatch.setattr(check, "verify", lambda *arguments: check.Mismatch(3, 1, 0, 1, 0, 1))
     asked = Asked("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
     door = SimpleNamespace(columns=0)
     with pytest.raises(WrongResults, match="3 of 64 copied bytes are wrong") as raised:

@@ -10,9 +10,9 @@ from lesson_box import TICK, Kernel, LessonBox
 
 import runner
 from jobs import kernels
-from jobs.bench.gate import MOST, Gate
 from jobs.bench.memory.lesson import Stage
 from jobs.bench.memory.timed import ENOUGH, TURNS, by_marks
+from jobs.measure.gate import MOST, Gate
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
 
@@ -86,7 +86,7 @@ class Impatient(LessonBox):
 
 def test_a_gate_that_gave_way_is_no_measurement(made: Any) -> None:
     box, stream, issue = made(1e-6, Impatient)
-    with pytest.raises(runner.RunError, match="the gate in front of it gave way"):
+    with pytest.raises(runner.RunError, match="the gate opened by itself"):
         by_marks(stage(box), stream, issue)
 
 

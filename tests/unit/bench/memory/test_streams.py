@@ -15,8 +15,9 @@ from lesson_box import START, Kernel, LessonBox
 
 from jobs import kernels
 from jobs.bench.memory import show, streams, streams_map, streams_said
-from jobs.bench.memory.lesson import Bars, Lesson, NeedsGpu, Stage
+from jobs.bench.memory.lesson import Bars, Lesson, Stage
 from jobs.bench.memory.streams_plan import Span, composed, cut, floor, lanes, rounds_for, working
+from jobs.measure.exit_codes import NeedsGpu
 from runner import UserError
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world

@@ -1,0 +1,144 @@
+"""`meshrun bench`: the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import runner
+from jobs.bench.collectives.options import (
+    LETTERS,
+    LINK_RATE,
+    OURS,
+    SPLITS,
+    TRAFFIC,
+    BenchCommand,
+    BenchGroup,
+    bench_options,
+    option,
+)
+from jobs.bench.command_base import LAST, PLOT, Size, run_on_ranks, with_options
+from jobs.bench.copy.cli import copy
+from jobs.bench.memory.command import memory
+from jobs.measure.exit_codes import Finite
+
+
+@click.group(cls=BenchGroup, no_args_is_help=False)
+def bench() -> None:
+    """Measure collectives: the NCCL tests, on these ranks.
+
+    \b
+    meshrun -n 8 bench all_reduce -b 8 -e 8G -f 2     the GPUs of this machine
+    mpirun -np 64 meshrun bench alltoall -b 1M -e 1G  a cluster; likewise srun
+    meshrun -n 4 bench all_reduce --device cpu        the host's memory, over MPI
+
+    Options, defaults and output are those of nccl-tests 2.19.6.
+    """
+
+
+bench.add_command(memory)
+bench.add_command(copy)
+
+
+def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
+    varied = "alltoallv" in operations
+
+    @bench.command(name, cls=BenchCommand, help=summary, short_help=summary)
+    @with_options([*LETTERS.values(), *OURS, *(TRAFFIC if varied else ()), *LAST])
+    def command(device: str, debug: bool, **words: Any) -> int:
+        from jobs.bench.collectives.run import run
+
+        return run_on_ranks(run, bench_options(operations, words), device, debug)
+
+
+for _name in runner.OPERATIONS:
+    _add(_name, (_name,), f"Measure {_name}.")
+_add("all", runner.OPERATIONS, "Measure every operation, one after another.")
+
+
+@bench.command(cls=BenchCommand)
+@with_options(
+    [
+        option("-b", "minbytes", "First size.", type=Size(), default=8),
+        option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1), default=2),
+        option("-n", "iters", "Timed messages.", type=click.IntRange(min=1), default=100),
+        *(LETTERS[letter] for letter in ("-e", "-i", "-w", "-c", "-d", "-T", "-J")),
+        click.option(
+            "--pairs",
+            default="ends",
+            show_default=True,
+            help="Pairs such as 0-1,0-7; ends: first and last rank; all.",
+        ),
+        *LAST,
+    ]
+)
+def pingpong(device: str, debug: bool, **words: Any) -> int:
+    """Latency, one-way and two-way bandwidth between two ranks."""
+    from jobs.bench.collectives.pingpong import run
+
+    return run_on_ranks(run, bench_options(("pingpong",), words), device, debug)
+
+
+@bench.command(cls=BenchCommand)
+@click.argument("operation", type=click.Choice(runner.OPERATIONS), metavar="OPERATION")
+@with_options([*LETTERS.values(), PLOT, LINK_RATE, *SPLITS, *LAST])
+def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
+    """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""
+    from jobs.bench.collectives.scaling import run
+
+    options = bench_options((operation,), words)
+    if options.split or options.split_mask:
+        raise click.UsageError("scale splits the ranks itself: remove --split and unset NCCL_TESTS_SPLIT")
+    return run_on_ranks(run, options, device, debug)
+
+
+@bench.command(cls=BenchCommand)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--tolerance",
+    type=Finite(min=0),
+    default=0.05,
+    show_default=True,
+    help="Largest deviation of the ratio from 1.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(("time", "algbw", "busbw")),
+    default="time",
+    show_default=True,
+    help="Figure to compare.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
+    """Compare two records size by size; exit with 1 if B differs from A beyond --tolerance.
+
+    A, B: text or JSON of meshrun bench or of nccl-tests; records of bench all operation by operation.
+    """
+    from jobs.bench.collectives.compare import compare_each, render
+    from jobs.bench.collectives.reader import read_each
+
+    comparisons = compare_each(read_each(a), read_each(b), tolerance, metric)
+    click.echo("\n".join(map(render, comparisons)), nl=False)
+    return 0 if all(one.ok for one in comparisons) else 1
+
+
+@bench.command(cls=BenchCommand)
+@click.argument("records", nargs=-1, required=True, metavar="RECORD...")
+@click.option("--to", "target", required=True, metavar="FILE", help="File of the plot: .html, .svg or .png.")
+@click.option("--title", default="", help="Title of the plot.  [default: the records' names]")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None:
+    """Plot records over each other: time and bandwidth against size.
+
+    RECORD: text or JSON of meshrun bench or of nccl-tests.
+    """
+    from jobs.bench.collectives.plots import plot as draw
+    from jobs.bench.collectives.plots import series
+    from jobs.bench.collectives.reader import read_each
+
+    read = [one for record in records for one in read_each(record).values()]
+    title = title or f"Time and bandwidth by size: {', '.join(Path(record).name for record in records)}"
+    draw([line for one in read for line in series(one)], target, title)

@@ -1,0 +1,198 @@
+"""The options of `meshrun bench`: nccl-tests' under their letters and long names, and our own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+import runner
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.command_base import PLOT, BadUsage, Command, Size
+from jobs.measure.exit_codes import Finite, StrictCommand
+from jobs.measure.sizes import size_text
+
+ONE_PROCESS_PER_GPU = (
+    "one process drives one GPU here: start more ranks instead, with meshrun -n 8 bench, "
+    "mpirun -np 8 meshrun bench or srun --ntasks-per-node=8 meshrun bench"
+)
+NO_DEVICE_API = (
+    "-D and -V measure kernels compiled against NCCL's device headers; without a compiler there are none"
+)
+
+
+class BenchCommand(StrictCommand):
+    """A command of nccl-tests: their options first, then ours."""
+
+    bad_usage = BadUsage
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        for title, lettered in (("Options of nccl-tests", True), ("Further options", False)):
+            chosen = [one for one in options if (one.name in NCCL_TESTS) is lettered]
+            rows = [row for one in chosen if (row := one.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+
+
+class BenchGroup(BenchCommand, click.Group):
+    """A group of such commands; a missing or unknown command is a usage error with the same status."""
+
+
+class Choices(click.ParamType[tuple[str, ...]]):
+    """One of some words, or `all`; converts to a tuple."""
+
+    name = "word"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self.listed = f"{', '.join(self.words)}, all."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        if value == "all":
+            return self.words
+        if value not in self.words:
+            self.fail(f"{value!r} is none of {self.listed}", param, ctx)
+        return (value,)
+
+
+def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Command], Command]:
+    """nccl-tests' -x and --long_name."""
+    default = next((field.default for field in fields(SweepSettings) if field.name == name), None)
+    keywords = {"default": default, "help": help, "metavar": "N", **keywords}
+    if isinstance(keywords["type"], Size):
+        keywords |= {"metavar": "BYTES", "default": size_text(keywords["default"])}
+    keywords["show_default"] = keywords["default"] is not None
+    return click.option(letter, f"--{name}", name, **keywords)
+
+
+def only_one(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    """Accept only 1 for -t and -g, which scripts pass."""
+    if value != 1:
+        raise click.BadParameter(ONE_PROCESS_PER_GPU, ctx, param)
+    return value
+
+
+def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    """Accept only 0 for -D, which scripts pass, and for -V, which has no meaning without -D."""
+    if value:
+        raise click.BadParameter(NO_DEVICE_API, ctx, param)
+
+
+REDUCTIONS, DATATYPES = Choices(runner.REDUCTIONS), Choices([*runner.DATATYPES])
+NATURAL = click.IntRange(min=0)
+ZERO_OR_ONE = click.IntRange(0, 1)
+
+LETTERS = {
+    "-b": option("-b", "minbytes", "First size.", type=Size()),
+    "-e": option("-e", "maxbytes", "Last size.", type=Size()),
+    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=Size()),
+    "-f": option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1)),
+    "-n": option("-n", "iters", "Timed iterations.", type=click.IntRange(min=1)),
+    "-w": option("-w", "warmup_iters", "Warm-up iterations of each size.", type=NATURAL),
+    "-m": option("-m", "agg_iters", "Operations in one NCCL group.", type=click.IntRange(min=1)),
+    "-N": option("-N", "run_cycles", "Cycles through all sizes; 0 for ever.", type=NATURAL),
+    "-a": option("-a", "average", "Of ranks: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
+    "-p": option("-p", "parallel_init", "No effect: each process has one GPU.", type=ZERO_OR_ONE, default=0),
+    "-c": option("-c", "check", "Number of checks of each result.", type=NATURAL),
+    "-o": option("-o", "op", REDUCTIONS.listed, type=REDUCTIONS, default="sum", metavar="WORD"),
+    "-d": option("-d", "datatype", DATATYPES.listed, type=DATATYPES, default="float", metavar="WORD"),
+    "-r": option("-r", "root", "Root rank; -1: all in turn.", type=click.IntRange(min=-1)),
+    "-z": option(
+        "-z", "blocking", "Wait for each call: 1 with a barrier, 2 without, 3 with an untimed barrier.",
+        type=click.IntRange(0, 3),
+    ),
+    "-y": option("-y", "stream_null", "Use CUDA's default stream.", type=ZERO_OR_ONE, default=0),
+    "-T": option("-T", "timeout", "Abort after N seconds without progress.", type=NATURAL),
+    "-G": option("-G", "cudagraph", "Launch all calls as a CUDA graph, N times.", type=NATURAL),
+    "-C": option("-C", "report_cputime", "Report the time to queue instead.", type=ZERO_OR_ONE, default=0),
+    "-S": option("-S", "report_timestamps", "Show when each row was done.", type=ZERO_OR_ONE, default=0),
+    "-J": option("-J", "output_file", "Write nccl-tests' JSON.", type=str, metavar="FILE.json"),
+    "-R": option("-R", "local_register", "Registration: 1 local, 2 symmetric.", type=click.IntRange(0, 2)),
+    "-x": option("-x", "cta_policy", "Policy: 0 default, 1 efficiency, 2 zero.", type=click.IntRange(0, 2)),
+    "-M": option("-M", "memory", "Report GPU memory.", type=ZERO_OR_ONE, default=0),
+    "-u": option("-u", "unalign", "Shift the buffers by N elements.", type=NATURAL),
+    "-I": option("-I", "per_iter_timing", "Time single iterations.", type=ZERO_OR_ONE, default=0),
+    "-K": option("-K", "per_iter_skip", "Leave the first N out of the summary of -I.", type=NATURAL),
+    "-t": option("-t", "nthreads", "1.", type=int, default=1, callback=only_one, hidden=True),
+    "-g": option("-g", "ngpus", "1.", type=int, default=1, callback=only_one, hidden=True),
+    "-D": option("-D", "device_implementation", "No.", type=int, callback=no_device_api, hidden=True),
+    "-V": option("-V", "device_cta_count", "No.", type=int, callback=no_device_api, hidden=True),
+}  # fmt: skip
+
+NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {
+    field.name for field in fields(SweepSettings)
+}
+LINK_RATE = click.option(
+    "--link-rate", type=Finite(min=0, min_open=True), metavar="GB/s",
+    help="Nominal rate of the tightest link, if the machine does not report it.",
+)  # fmt: skip
+SPLITS = (
+    click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8",
+                 help="Split the ranks by AND, OR, MOD or DIV."),
+    click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX",
+                 help="Split the ranks by AND with a mask."),
+)  # fmt: skip
+OURS = (
+    click.option("--names", is_flag=True, help="Name ranks and groups below each row."),
+    click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
+    click.option("--json-lines", metavar="FILE", help="Append each row as soon as it is measured."),
+    PLOT,
+    LINK_RATE,
+    *SPLITS,
+    click.option(
+        "--min-busbw", envvar="NCCL_TESTS_MIN_BW", type=float, metavar="GB/s",
+        help="Exit with 7 if the average is below 0.9 of it.",
+    ),
+)  # fmt: skip
+
+TRAFFIC = (
+    click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=Finite(0, 1), default=1.0,
+                 show_default=True, help="0: the same to all; 1: by distance."),
+    click.option("--matrix", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_FILE", type=click.Path(path_type=Path),
+                 metavar="FILE", help="File with bytes from each rank to each."),
+    click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
+                 type=Finite(min=0, min_open=True), default=1.0, show_default=True,
+                 help="Multiply the matrix by it."),
+)  # fmt: skip
+
+
+def bench_options(operations: tuple[str, ...], words: dict[str, Any]) -> BenchOptions:
+    """The options of a command. Raises UsageError if they contradict each other."""
+    names = {field.name for field in fields(SweepSettings)}
+    values = {name: words[name] for name in names if name in words}
+    flags = {field.name for field in fields(SweepSettings) if field.type == "bool"}
+    values |= {name: bool(values[name]) for name in flags if name in values}
+    if "op" in words:
+        values["reductions"] = words["op"]
+    settings = SweepSettings(**values, datatypes=words["datatype"])
+    if settings.minbytes > settings.maxbytes:
+        raise click.UsageError(f"-b is greater than -e: {settings.minbytes} > {settings.maxbytes} bytes")
+    if settings.minbytes == 0:
+        raise click.UsageError("-b 0: the smallest size is 1 byte")
+    if settings.stepfactor == 1 and settings.stepbytes == 0:
+        raise click.UsageError("-i 0 without -f: the size would never grow")
+    if settings.cudagraph and settings.per_iter_timing:
+        raise click.UsageError("-I times single iterations, which a graph (-G) has none of")
+    if settings.cudagraph and settings.blocking:
+        raise click.UsageError("-z waits for single calls, which a graph (-G) has none of")
+    if settings.per_iter_skip and not settings.per_iter_timing:
+        raise click.UsageError("-K leaves iterations out of the summary of -I: give -I 1 too")
+    if settings.per_iter_skip >= settings.iters:
+        raise click.UsageError(f"-K {settings.per_iter_skip} leaves none of -n {settings.iters} iterations")
+    least = words.get("min_busbw")
+    if least is not None and not 0 <= least < math.inf:
+        raise click.UsageError(f"--min-busbw {least:g} (NCCL_TESTS_MIN_BW): a bandwidth is 0 GB/s or more")
+    extras = {field.name for field in fields(BenchOptions)} - {"operations", "settings"}
+    return BenchOptions(operations, settings, **{name: words[name] for name in extras if name in words})

@@ -1,0 +1,223 @@
+"""Latency, one-way and two-way bandwidth between two ranks.
+
+Latency is half of a round trip with one message in flight. One-way: the iterations' messages back to back,
+then a short answer to the last. Two-way: both send at the same time. nccl-tests has none of these; OSU's
+latency, bw and bibw measure the same over MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import runner
+from jobs.bench.collectives import nccl_tests_text, session
+from jobs.bench.collectives.config import BenchOptions
+from jobs.bench.collectives.nccl_tests_text import figure
+from jobs.bench.collectives.results import Header
+from jobs.bench.collectives.screen import Screen
+from jobs.bench.collectives.session import Bench
+from jobs.measure.check import fill, poison, text, verify
+from jobs.measure.exit_codes import WrongResults
+from jobs.measure.patterns import Copied, Segment
+from jobs.measure.record_file import open_record
+from jobs.measure.timers import host_seconds
+from jobs.measure.watchdog import watching
+from runner import DATATYPES, Call, Datatype, Place, World
+
+TITLES = (
+    ("size", "count", "type", "from", "to", "latency", "one-way", "two-way", "#wrong"),
+    ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
+)
+WIDTHS = (12, 12, 8, 6, 6, 8, 8, 8, 6)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One pair and size. latency: seconds, one way. one_way, two_way: GB/s; two_way counts both directions.
+
+    wrong: elements, of both directions; None if not checked. finding: a sentence that says where.
+    """
+
+    size: int
+    count: int
+    datatype: str
+    source: int
+    target: int
+    latency: float
+    one_way: float
+    two_way: float
+    wrong: int | None
+    finding: str = ""
+
+
+def run(
+    world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any
+) -> dict[str, Any]:
+    """Measure every pair and size; returns the completion record."""
+    options = world.control.broadcast(options)
+    screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
+    pairs = parse_pairs(options.pairs, world.size)
+    found: list[Exchange] = []
+    with (
+        watching(world, handler, options.settings.timeout) as progress,
+        session.opened(world, world.control, options, "sendrecv", progress, [0] * world.size) as opened,
+    ):
+        bench = opened.bench
+        record_file = open_record(world, options.output_file, screen.line)
+        screen.line(_header(options, opened.header))
+        for source, target in pairs:
+            for name in bench.settings.datatypes:
+                for size in bench.settings.sizes():
+                    exchange = _measure(bench, DATATYPES[name], size, source, target)
+                    found.append(exchange)
+                    screen.line(_row(exchange))
+        document = {
+            "program": "pingpong",
+            "backend": opened.header.backend,
+            "ranks": [asdict(seat) for seat in opened.header.seats],
+            "seats": [asdict(seat) for seat in opened.header.seats],  # the former name, for one release
+            "results": [asdict(one) for one in found],
+        }
+        record_file.write(lambda: json.dumps(document) + "\n", last=True)
+    wrong = [one for one in found if one.wrong]
+    screen.line(f"# Out of bounds values : {len(wrong)} {'FAILED' if wrong else 'OK'}\n#\n")
+    if wrong:
+        raise WrongResults("pingpong: " + "; ".join(one.finding for one in wrong[:4]), everywhere=True)
+    return {"command": "bench", "operations": ["pingpong"], "ranks": world.size}
+
+
+def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
+    """Pairs of "0-3,1-2", "all", or "ends" (the first and the last rank). Raises UserError."""
+    if ranks < 2:
+        raise runner.UserError(
+            "pingpong needs two ranks", got="1", hint="meshrun -n 2 bench pingpong", everywhere=True
+        )
+    if text == "all":
+        return [(one, other) for one in range(ranks) for other in range(one + 1, ranks)]
+    if text == "ends":
+        return [(0, ranks - 1)]
+    try:
+        pairs = [tuple(int(end) for end in pair.split("-")) for pair in text.split(",")]
+        good = all(len(pair) == 2 and len({*pair}) == 2 and max(pair) < ranks for pair in pairs)
+    except ValueError:
+        good = False
+    if not good:
+        raise runner.UserError(
+            "--pairs does not parse",
+            got=text,
+            expected=f"such as 0-1,0-{ranks - 1}: ranks below {ranks}",
+            everywhere=True,
+        )
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: int) -> Exchange:
+    rank, settings = bench.group.rank, bench.settings
+    count = size // datatype.itemsize
+    nbytes = count * datatype.itemsize
+    label = f"pingpong {datatype.name}, {nbytes} B, ranks {source} and {target}"
+    bench.checks += 1
+    timings, wrong, finding = (0.0, 0.0, 0.0), 0, ""
+    bench.progress.begin(label, "waiting for other pairs")
+    if rank in (source, target):
+        peer = target if rank == source else source
+        start = Place(bench.send), Place(bench.recv)
+        whole = Call("sendrecv", *start, count, datatype)
+        fill(
+            whole.send.bytes(nbytes),
+            datatype,
+            [Segment(0, count, Copied(2 * bench.checks + (rank == target), 0), rank)],
+        )
+        poison(whole.recv.bytes(nbytes))
+        bench.world.backend.synchronize()
+        timings = _timings(bench, whole, peer, leads=rank == source)
+        if settings.check:
+            wrong, finding = _check(bench, whole, nbytes, peer, rank == target)
+    bench.progress.done("waiting for other pairs")
+    everyone = bench.everyone.allgather((timings, wrong, finding))
+    round_trip, one_way, two_way = everyone[source][0]
+    rate = nbytes / 1e9
+    return Exchange(
+        nbytes, count, datatype.name, source, target, round_trip / 2,
+        rate / one_way if one_way else 0.0, 2 * rate / two_way if two_way else 0.0,
+        sum(one[1] for one in everyone) if settings.check else None,
+        "; ".join(one[2] for one in everyone if one[2]),
+    )  # fmt: skip
+
+
+def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, float, float]:
+    """Seconds of a round trip, of one message of a sequence, and of an exchange."""
+    group, iterations = bench.group, bench.settings.iters
+    answer = Call(
+        "sendrecv", call.send, call.recv, session.SHORTEST_MESSAGE // call.datatype.itemsize, call.datatype
+    )
+    send, receive = group.message(call, send_to=peer), group.message(call, receive_from=peer)
+    both = group.message(call, send_to=peer, receive_from=peer)
+    answering, awaiting = group.message(answer, send_to=peer), group.message(answer, receive_from=peer)
+    there_and_back = [send, receive] if leads else [receive, send]
+    stream = [send] * iterations + [awaiting] if leads else [receive] * iterations + [answering]
+
+    def timed(calls: Sequence[Callable[[], object]]) -> float:
+        group.issue([both] if bench.settings.warmup_iters else [])  # both in step
+        group.wait()
+        bench.progress.enter(1)
+        return host_seconds(lambda: group.issue(calls), wait=group.wait) / iterations
+
+    group.issue(there_and_back * bench.settings.warmup_iters)
+    group.wait()
+    return (
+        statistics.median(timed(there_and_back * iterations) for _ in range(3)),
+        statistics.median(timed(stream) for _ in range(3)),
+        statistics.median(timed([both] * iterations) for _ in range(3)),
+    )
+
+
+def _check(bench: Bench, call: Call, nbytes: int, peer: int, second: bool) -> tuple[int, str]:
+    """Number of wrong elements from the peer after one exchange into a poisoned buffer, and a sentence."""
+    poison(call.recv.bytes(nbytes))
+    bench.world.backend.synchronize()
+    bench.group.issue([bench.group.message(call, send_to=peer, receive_from=peer)])
+    bench.group.wait()
+    seed = 2 * bench.checks + (not second)
+    found = verify(call.recv.bytes(nbytes), call.datatype, [Segment(0, call.count, Copied(seed, 0), peer)])
+    if found is None:
+        return 0, ""
+    got, expected = (text(bits, call.datatype) for bits in (found.got_bits, found.expected_bits))
+    return found.count, (
+        f"[{bench.world.here}] {found.count} elements of rank {peer}'s wrong, first at {found.offset}: "
+        f"got {got}, expected {expected}"
+    )
+
+
+def _header(options: BenchOptions, header: Header) -> str:
+    lines = [line for line in nccl_tests_text.header(options.settings, header).splitlines() if "Rank" in line]
+    titles = ["#" + _cells(row)[1:] for row in TITLES]
+    return (
+        "\n".join(
+            ["# pingpong: latency is half a round trip", *lines, f"# backend: {header.backend}", *titles]
+        )
+        + "\n"
+    )
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>{width}s}" for cell, width in zip(row, WIDTHS, strict=True))
+
+
+def _row(one: Exchange) -> str:
+    figures = [
+        figure(one.latency * 1e6, 8),
+        figure(one.one_way, 8),
+        figure(one.two_way, 8),
+    ]
+    wrong = "N/A" if one.wrong is None else str(one.wrong)
+    return (
+        _cells(
+            [str(one.size), str(one.count), one.datatype, str(one.source), str(one.target), *figures, wrong]
+        )
+        + "\n"
+    )

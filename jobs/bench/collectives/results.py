@@ -1,0 +1,155 @@
+"""Results: a row for each size, with two placements. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jobs.measure.time_statistics import TimeStatistics, time_statistics
+
+
+@dataclass(frozen=True)
+class RankMismatch:
+    """Wrong data in one rank's result.
+
+    rank: in the world. host: of that rank. device: its display name, such as "GPU 3". count: wrong elements.
+    offset: of the first wrong element, in elements from the start of the rank's result. got, expected: that
+    element. source: the world rank whose data belongs there; None if all ranks' data is combined.
+    flipped_bits: of that element.
+    """
+
+    rank: int
+    host: str
+    device: str
+    count: int
+    offset: int
+    got: str
+    expected: str
+    source: int | None
+    flipped_bits: int
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """Times of single iterations, seconds.
+
+    slowest: of each iteration, the longest over ranks. by_rank: [rank][iteration]. skipped: leading
+    iterations that the summary leaves out.
+    """
+
+    slowest: tuple[float, ...]
+    by_rank: tuple[tuple[float, ...], ...]
+    skipped: int = 0
+
+    def summary(self) -> TimeStatistics:
+        """Statistics of the slowest rank's times, without the leading ones to skip."""
+        return time_statistics(self.slowest[self.skipped :])
+
+
+@dataclass(frozen=True)
+class Group:
+    """One group's figures, if the ranks were split. color: nccl-tests' group number.
+
+    ranks: world ranks in it. seconds: averaged, as -a says, over its own ranks only. busbw: GB/s.
+    wrong: as in Measurement.
+    """
+
+    color: int
+    ranks: tuple[int, ...]
+    seconds: float
+    algbw: float
+    busbw: float
+    wrong: int | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One size and placement.
+
+    seconds: of one operation, over the ranks as -a says. cpu_seconds: until it was queued. algbw, busbw: GB/s
+    (1e9 bytes). wrong: elements, over all ranks; None if the result was not checked. by_rank: each rank's
+    seconds. arrival_skew: of each rank, seconds by which it began its iterations after the median rank, on a
+    common clock, median over iterations; empty if not measured. groups: empty if the ranks were not split.
+    wire, wire_percent: GB/s on the tightest link and its share of the nominal rate; None if unknown.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    algbw: float
+    busbw: float
+    wrong: int | None
+    by_rank: tuple[float, ...] = ()
+    findings: tuple[RankMismatch, ...] = ()
+    iterations: Iterations | None = None
+    arrival_skew: tuple[float, ...] = ()
+    groups: tuple[Group, ...] = ()
+    wire: float | None = None
+    wire_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size: the first five columns, and both placements. count: elements, as NCCL's function takes them.
+
+    finished: seconds since the epoch when both placements were done.
+    """
+
+    size: int
+    count: int
+    datatype: str
+    reduction: str
+    root: int
+    out_of_place: Measurement
+    in_place: Measurement
+    finished: float = 0.0
+
+
+@dataclass(frozen=True)
+class RankDevice:
+    """One rank's line in the header. group: its color. bus_id: "0000:00:00" if it has none."""
+
+    rank: int
+    group: int
+    pid: int
+    host: str
+    device: int
+    bus_id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of GPU memory used, the most over ranks (-M)."""
+
+    initialization: int
+    buffers: int
+    collective: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known before the first row.
+
+    program: such as "all_reduce_perf". library: NCCL's version as a number, such as 22809; 0 without NCCL.
+    backend: the transport, as text. assumptions: sentences about how wire rates are computed.
+    """
+
+    program: str
+    library: int
+    backend: str
+    seats: tuple[RankDevice, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What is known after the last row.
+
+    failures: checks that found wrong values, summed over ranks as nccl-tests does. average_busbw: GB/s, over
+    all rows and placements. minimum_busbw: of --min-busbw, GB/s.
+    """
+
+    failures: int
+    average_busbw: float
+    minimum_busbw: float | None = None
+    memory: Memory | None = None
+    errors: tuple[str, ...] = field(default=())

@@ -1,0 +1,173 @@
+"""The chosen operations, measured by all ranks; shown and recorded by rank 0."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import runner
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.nccl_tests_json import combined, json_line, record
+from jobs.bench.collectives.results import Footer, Header, Row
+from jobs.bench.collectives.screen import Screen
+from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
+from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.sweep import sweep
+from jobs.measure import plots as measure_plots
+from jobs.measure.exit_codes import WrongResults
+from jobs.measure.record_file import RecordFile, open_record, refuse_unwritable
+from jobs.measure.watchdog import watching
+from runner import World
+
+Json = dict[str, Any]
+
+
+def run(world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any) -> Json:
+    """Measure; returns the completion record. Raises WrongResults, on every rank, after all is measured."""
+    # Options come from environment variables too, which launchers may not pass to other hosts.
+    options = world.control.broadcast(options)
+    screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
+    colors = colors_of(world, options)
+    operations = [name for name in options.operations if name != "hypercube" or fits_hypercube(colors)]
+    for name in operations or options.operations:
+        check_ranks(OPERATIONS[name], options.settings, colors)
+    world.on_root(lambda: check_files(options))
+    if options.json_lines and world.rank == 0:
+        Path(options.json_lines).write_text("", encoding="utf-8")
+    curves: list[Curve] = []
+    wrong: list[str] = []
+    record_file: RecordFile | None = None
+    documents: dict[str, str] = {}
+    if len(operations) < len(options.operations):
+        screen.line("# hypercube: skipped, the number of ranks in a group is no power of two\n")
+    for name in operations:
+        with (
+            watching(world, handler, options.settings.timeout) as progress,
+            opened(world, world.control, options, name, progress, colors) as session,
+        ):
+            record_file = record_file or open_record(world, options.output_file, screen.line)
+            lines, footer = _one(
+                world, handler, options, session, screen, cli_context.words, record_file, documents
+            )
+        wrong += _complaints(name, footer)
+        curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
+    if options.plot and world.rank == 0:
+        what = options.operations[0] if len(options.operations) == 1 else "All operations"
+        draw(options.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", curves)
+    if wrong:
+        raise WrongResults("; ".join(wrong), everywhere=True)
+    return {"command": "bench", "operations": list(options.operations), "ranks": world.size}
+
+
+def _one(
+    world: World,
+    handler: runner.FailureHandler,
+    options: BenchOptions,
+    session: Session,
+    screen: Screen,
+    words: tuple[str, ...],
+    record_file: RecordFile,
+    documents: dict[str, str],
+) -> tuple[list[Row], Footer]:
+    """Measure one operation, from header to footer. documents: JSON by operation; gains this one's."""
+    settings, header, bench = session.bench.settings, session.header, session.bench
+    started, rows = time.time(), list[Row]()
+    if session.reduced:
+        screen.line(f"#\n# Reducing maxBytes to {session.reduced} due to memory limitation\n")
+    screen.header(settings, header)
+    total = _total(settings, bench.operation.reduces, bench.operation.rooted, bench.group.size)
+    rounds = sweep(bench)
+    footer = Footer(0, 0.0, options.min_busbw, errors=("ended before all was measured",))
+
+    def written() -> str:
+        text = record(settings, header, rows, footer, words, runner.environment(), started, time.time())
+        documents[bench.operation.name] = text
+        return text if len(options.operations) == 1 else combined(documents)
+
+    handler.before_exit = lambda: record_file.write(written, last=True)
+    while True:
+        record_file.write(written)
+        screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)
+        row = next(rounds, None)
+        if row is None:
+            break
+        rows.append(row)
+        screen.row(settings, header, row)
+        if options.json_lines and world.rank == 0:
+            with open(options.json_lines, "a", encoding="utf-8") as lines:
+                lines.write(json_line(settings, header, row))
+    failures = sum(world.control.allgather(bench.failures))
+    busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
+    footer = Footer(failures, statistics.fmean(busbw), options.min_busbw, session.memory())
+    record_file.write(written, last=True)
+    handler.before_exit = None
+    screen.footer(settings, footer, header.program)
+    return rows, footer
+
+
+def check_files(options: BenchOptions) -> None:
+    """Raise UserError for files that cannot be written or drawn; changes nothing."""
+    if options.plot:
+        measure_plots.check(options.plot)
+    for name in filter(None, (options.plot, options.json_lines)):
+        refuse_unwritable(Path(name))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a plot shows of one operation, whose buffers are gone by then. full: of `full_link`."""
+
+    operation: str
+    settings: SweepSettings
+    header: Header
+    rows: Sequence[Row]
+    full: tuple[float, float] | None
+
+
+def draw(target: str, title: str, curves: Sequence[Curve]) -> None:
+    """Plot the rows of all operations, and the bandwidth at which each one's tight link is full."""
+    from jobs.bench.collectives import plots, reader
+
+    lines: list[plots.Series] = []
+    limits: list[plots.Limit] = []
+    for curve in curves:
+        label = curve.operation if len(curves) > 1 else curve.header.backend.partition(" (")[0]
+        lines += plots.series(reader.of_rows(label, curve.settings, curve.header, curve.rows), label)
+        if curve.full is not None:
+            nominal, busbw = curve.full
+            limits.append(plots.Limit(f"{curve.operation}: link at its nominal {nominal:g} GB/s", busbw))
+    plots.plot(lines, target, title, limits)
+
+
+def full_link(bench: Bench) -> tuple[float, float] | None:
+    """The tight link's nominal rate and the bus bandwidth that fills it, GB/s; None if unknown."""
+    factor = bench.operation.factor(bench.colors.count(bench.colors[0]))
+    carried, _ = bench.wire(1.0, factor)
+    return (bench.nominal, bench.nominal * factor / carried) if carried and bench.nominal else None
+
+
+def _complaints(name: str, footer: Footer) -> list[str]:
+    """A sentence for each thing that is wrong with one operation's results."""
+    found = []
+    if footer.failures:
+        found.append(f"{name}: wrong data, in {footer.failures} checks on single ranks")
+    least = footer.minimum_busbw
+    if least is not None and not footer.average_busbw >= 0.9 * least:
+        found.append(f"{name}: average bus bandwidth {footer.average_busbw:.4g} GB/s, below 0.9 of {least:g}")
+    return found
+
+
+def _total(settings: SweepSettings, reduces: bool, rooted: bool, ranks: int) -> int:
+    """Number of rows to come; 0 if they go on for ever."""
+    roots = ranks if rooted and settings.root == -1 else 1
+    return (
+        len(settings.sizes())
+        * len(settings.datatypes)
+        * (len(settings.reductions) if reduces else 1)
+        * roots
+        * settings.run_cycles
+    )

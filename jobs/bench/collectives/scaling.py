@@ -1,0 +1,239 @@
+"""One operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
+
+With one rank nothing crosses a link; the copies inside the GPU's memory and from and to the host are shown
+instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs.bench.collectives import session
+from jobs.bench.collectives.config import BenchOptions
+from jobs.bench.collectives.nccl_tests_text import figure
+from jobs.bench.collectives.results import Row
+from jobs.bench.collectives.run import check_files
+from jobs.bench.collectives.screen import Screen
+from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.sweep import sweep
+from jobs.measure.exit_codes import WrongResults
+from jobs.measure.record_file import RecordFile, open_record
+from jobs.measure.sizes import size_name
+from jobs.measure.timers import Work, host_seconds
+from jobs.measure.watchdog import watching
+from runner import Control, World
+
+REPEATS = 7
+COLUMNS = (  # title, unit, width
+    ("ranks", "", 7),
+    ("hosts", "", 5),
+    ("size", "(B)", 12),
+    ("type", "", 8),
+    ("redop", "", 6),
+    ("time", "(us)", 9),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 6),
+    ("wire", "(GB/s)", 7),
+    ("%link", "(%)", 6),
+    ("efficiency", "", 10),
+)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One number of ranks and one size, out of place. requested: the size in bytes before rounding.
+    efficiency: busbw over that of the fewest ranks, 2 or more; None if that is 0."""
+
+    ranks: int
+    hosts: int
+    requested: int
+    row: Row
+    efficiency: float | None
+
+
+@dataclass(frozen=True)
+class SingleRank:
+    """One rank, GB/s. local: read plus written inside device memory. to_device, to_host: from and to pinned
+    memory; None on a CPU."""
+
+    local: float
+    to_device: float | None
+    to_host: float | None
+
+
+def run(
+    world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any
+) -> dict[str, Any]:
+    """Measure every number of ranks; returns the completion record."""
+    options = world.control.broadcast(options)
+    screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
+    counts = rank_counts(world.size)
+    for ranks in counts:
+        session.check_ranks(OPERATIONS[options.operations[0]], options.settings, [0] * ranks)
+    world.on_root(lambda: check_files(options))
+    record_file = open_record(world, options.output_file, screen.line)
+    order = near_first(world)
+    rungs: list[Rung] = []
+    wrong: list[str] = []
+    for ranks in counts:
+        members = order[:ranks]
+        everyone = world.control.split(int(world.rank not in members))
+        failure: runner.MeshrunError | None = None
+        try:
+            if world.rank in members:
+                opened, rows, right = _measured(world, handler, options, everyone)
+                if ranks == 1:
+                    single = measure_single_rank(world, opened.bench.settings.maxbytes)
+                    screen.line(_header(options, opened.header.backend, single))
+                hosts = len({world.ranks[rank].host_id for rank in members})
+                sizes = itertools.cycle(opened.bench.settings.sizes())
+                for row, size in zip(rows, sizes, strict=False):
+                    rungs.append(Rung(ranks, hosts, size, row, efficiency(rungs, ranks, size, row)))
+                    screen.line(_row(rungs[-1]))
+                wrong = wrong if right else [*wrong, f"wrong data with {ranks} ranks"]
+        except runner.MeshrunError as met:
+            if not met.everywhere:
+                raise
+            failure = met  # raised on all members; the other ranks have to learn of it
+        wrong, failure = world.control.allgather((wrong, failure))[order[0]]
+        if failure is not None:
+            raise failure
+        everyone.close()
+    _write_outputs(world, options, rungs, record_file)
+    if wrong:
+        raise WrongResults("; ".join(wrong), everywhere=True)
+    return {"command": "bench scale", "operations": list(options.operations), "ranks": world.size}
+
+
+def _measured(
+    world: World, handler: runner.FailureHandler, options: BenchOptions, everyone: Control
+) -> tuple[session.Session, list[Row], bool]:
+    """All rows of the ranks of `everyone`, and whether every result is right; collective over them."""
+    with (
+        watching(world, handler, options.settings.timeout, everyone) as progress,
+        session.opened(
+            world, everyone, options, options.operations[0], progress, [0] * everyone.size
+        ) as opened,
+    ):
+        rows = list(sweep(opened.bench))
+    return opened, rows, not sum(everyone.allgather(opened.bench.failures))
+
+
+def efficiency(rungs: Sequence[Rung], ranks: int, requested: int, row: Row) -> float | None:
+    """A row's busbw over that of the fewest ranks, 2 or more, with the same size, type and reduction."""
+    alike = (
+        rung.row
+        for rung in rungs
+        if rung.ranks > 1
+        and (rung.requested, rung.row.datatype, rung.row.reduction)
+        == (requested, row.datatype, row.reduction)
+    )
+    base = next(alike, row).out_of_place.busbw
+    return row.out_of_place.busbw / base if ranks > 1 and base else None
+
+
+def rank_counts(size: int) -> list[int]:
+    """1, 2, 4, ... and `size` itself."""
+    counts = [1 << power for power in range(size.bit_length()) if 1 << power <= size]
+    return counts if counts[-1] == size else [*counts, size]
+
+
+def near_first(world: World) -> list[int]:
+    """World ranks host by host, starting with rank 0's host."""
+    hosts = list(dict.fromkeys(rank.host_id for rank in world.ranks))
+    return sorted(range(world.size), key=lambda rank: (hosts.index(world.ranks[rank].host_id), rank))
+
+
+def measure_single_rank(world: World, nbytes: int) -> SingleRank:
+    """The copy rates of this rank's device."""
+    backend = world.backend
+    if not backend.asynchronous:
+        return SingleRank(backend.copy_rate() / 1e9, None, None)
+    host, device = (
+        backend.host_empty((nbytes,), np.dtype(np.uint8)),
+        backend.empty((nbytes,), np.dtype(np.uint8)),
+    )
+
+    def rate(copy: Work) -> float:
+        times = []
+        for _ in range(REPEATS):
+            backend.synchronize()
+            times.append(host_seconds(copy, wait=backend.synchronize))
+        return nbytes / 1e9 / statistics.median(times)
+
+    return SingleRank(
+        backend.copy_rate() / 1e9,
+        rate(lambda: backend.upload(host, device)),
+        rate(lambda: backend.download(device, host)),
+    )
+
+
+def _write_outputs(world: World, options: BenchOptions, rungs: list[Rung], record_file: RecordFile) -> None:
+    if world.rank:
+        return
+    document = {
+        "program": "scale",
+        "operation": options.operations[0],
+        "rungs": [_recorded(rung) for rung in rungs],
+    }
+    record_file.write(lambda: json.dumps(document) + "\n", last=True)
+    if options.plot:
+        from jobs.bench.collectives import plots
+
+        largest = max(rung.requested for rung in rungs)
+        # One line in the plot: of the first type, reduction and root.
+        firsts: dict[int, Rung] = {}
+        for rung in rungs:
+            if rung.requested == largest and rung.ranks > 1:
+                firsts.setdefault(rung.ranks, rung)
+        points = [
+            plots.Scaled(ranks, r.row.out_of_place.busbw, r.efficiency, r.row.out_of_place.wire)
+            for ranks, r in firsts.items()
+        ]
+        what = f"{options.operations[0]} of {size_name(largest)}, {rungs[0].row.datatype}"
+        title = f"{what}: bandwidth by number of ranks"
+        plots.plot_scaling(points, options.plot, title)
+
+
+def _recorded(rung: Rung) -> dict[str, Any]:
+    """A rung as JSON; `asked` and `lateness` are the former names of keys, for one release."""
+    found = asdict(rung)
+    found["asked"] = found["requested"]
+    for placement in ("out_of_place", "in_place"):
+        found["row"][placement]["lateness"] = found["row"][placement]["arrival_skew"]
+    return found
+
+
+def _header(options: BenchOptions, backend: str, single: SingleRank) -> str:
+    copies = f"local copy {single.local:.4g} GB/s (read plus written)"
+    if single.to_device is not None and single.to_host is not None:
+        copies += f", host to device {single.to_device:.4g} GB/s, device to host {single.to_host:.4g} GB/s"
+    lines = [f"# scale {options.operations[0]}: out of place", f"# backend: {backend}", f"# 1 rank: {copies}"]
+    rows = ([title for title, _, _ in COLUMNS], [unit for _, unit, _ in COLUMNS])
+    titles = ("#" + _cells(row)[1:] for row in rows)
+    return "\n".join([*lines, *titles]) + "\n"
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>{width}s}" for cell, (_, _, width) in zip(row, COLUMNS, strict=True))
+
+
+def _row(rung: Rung) -> str:
+    row, values = rung.row, rung.row.out_of_place
+    cells = [str(rung.ranks), str(rung.hosts), str(row.size), row.datatype, row.reduction]
+    figures = ((values.seconds * 1e6, 9), (values.algbw, 7), (values.busbw, 7))
+    cells += [figure(value, width) for value, width in figures]
+    cells.append("N/A" if values.wrong is None else str(values.wrong))
+    for value, width in ((values.wire, 7), (values.wire_percent, 6)):
+        cells.append("-" if value is None else figure(value, width))
+    cells.append("-" if rung.efficiency is None else f"{100 * rung.efficiency:.1f} %")
+    return _cells(cells) + "\n"

@@ -1,0 +1,59 @@
+"""What rank 0 shows while it measures: nccl-tests' text, with colour and a progress line on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import runner
+from jobs.bench.collectives import names, nccl_tests_text
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.results import Footer, Header, Row
+from jobs.measure.status_line import CLEAR, StatusLine
+
+MOST_NAMED = 8  # ranks with wrong data that are named on standard error, for each row
+
+
+@dataclass
+class Screen:
+    """Output of rank 0; nothing on other ranks.
+
+    shows: this is rank 0. colour: standard output is a terminal. columns: the width of the terminal that
+    standard error is; None if it is none.
+    """
+
+    shows: bool
+    options: BenchOptions
+    colour: bool = False
+    columns: int | None = None
+
+    def line(self, text: str) -> None:
+        """One or several lines, with their line ends."""
+        if self.shows:
+            sys.stdout.write((CLEAR if self.colour else "") + text)
+            sys.stdout.flush()
+
+    def header(self, settings: SweepSettings, header: Header) -> None:
+        self.line(nccl_tests_text.header(settings, header, wide=self.options.wide))
+
+    def row(self, settings: SweepSettings, header: Header, row: Row) -> None:
+        if not self.shows:
+            return
+        text = nccl_tests_text.row(settings, row, wide=self.options.wide)
+        shown = nccl_tests_text.colour(text, row) if self.colour else text
+        self._status.clear()
+        self.line(shown + (names.names(row, header) if self.options.names else ""))
+        for sentence in names.mismatches(row)[:MOST_NAMED]:
+            runner.tell(sentence)
+
+    def footer(self, settings: SweepSettings, footer: Footer, program: str) -> None:
+        self._status.clear()
+        self.line(nccl_tests_text.footer(settings, footer, program))
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Show how far the run is; total: rows, 0 if they go on for ever."""
+        self._status.show(f"[{done}{f'/{total}' if total else ''}] {what}")
+
+    @property
+    def _status(self) -> StatusLine:
+        return StatusLine(self.columns if self.shows else None, on_stdout=self.colour)

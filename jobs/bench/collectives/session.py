@@ -1,0 +1,345 @@
+"""The session of one operation: communicator, buffers, header and wire rate, opened and closed in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import runner
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.groups import color_of
+from jobs.bench.collectives.results import Header, Memory, RankDevice
+from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
+from jobs.bench.collectives.traffic import Traffic, read_matrix
+from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
+from runner import Buffer, Collectives, Control, Datatype, MeasurementProgress, World, clock_offsets
+
+GIB = 1 << 30
+FLOAT8_CAPABILITY = 90  # Hopper
+FLOAT8_LIBRARY = 22400
+NVLS_CAPABILITY = 90  # Hopper
+CONNECTING = 60.0  # seconds beyond -T that connecting may take; many ranks connect slowly
+SENDRECV_PEERS = 2  # the rank before and the one after
+SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
+
+
+Wire = Callable[[float, float], tuple[float | None, float | None]]
+
+
+def unknown(algbw: float, busbw: float) -> tuple[float | None, float | None]:
+    return None, None
+
+
+@dataclass
+class Bench:
+    """What all sizes of one run share.
+
+    everyone: the ranks that are averaged over and wait for each other, nccl-tests' MPI_COMM_WORLD. numbers:
+    their ranks in the world. colors: their group numbers. group: this rank's collectives, with the buffers
+    send and recv. progress: of this rank, for the watchdog. watched: there is one. detail: take the time
+    before each call. offset: seconds that this rank's clock is ahead of rank 0's. wire: from algbw and busbw,
+    GB/s on the tight link and its percentage of nominal. nominal: GB/s of that link. checks: how many were
+    done so far. failures: how many of them found wrong data.
+    """
+
+    world: World
+    everyone: Control
+    numbers: Sequence[int]
+    colors: Sequence[int]
+    group: Collectives
+    settings: SweepSettings
+    operation: Operation
+    traffic: Traffic
+    send: Buffer
+    recv: Buffer
+    progress: MeasurementProgress
+    watched: bool = False
+    detail: bool = False
+    offset: float = 0.0
+    wire: Wire = unknown
+    nominal: float | None = None
+    checks: int = 0
+    failures: int = 0
+
+    def shape(self, size: int, datatype: Datatype) -> Shape:
+        return self.operation.shape(size // datatype.itemsize, datatype, self.group.size, self.traffic)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one measurement measures. elements: of the requested size, before rounding."""
+
+    shape: Shape
+    datatype: Datatype
+    reduction: str
+    root: int
+    in_place: bool
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        """The size column: bytes of the larger of input and result."""
+        return max(self.shape.send, self.shape.recv) * self.datatype.itemsize
+
+
+@dataclass
+class Session:
+    """A Bench, and what is printed around it. reduced: maxbytes if memory holds less than was requested, else
+    None.
+
+    memory: GPU memory used so far (-M); collective.
+    """
+
+    bench: Bench
+    header: Header
+    reduced: int | None = None
+    memory: Callable[[], Memory | None] = lambda: None
+
+
+@contextmanager
+def opened(
+    world: World,
+    everyone: Control,
+    options: BenchOptions,
+    name: str,
+    progress: runner.MeasurementProgress,
+    colors: Sequence[int],
+) -> Iterator[Session]:
+    """Open a session for operation `name` and close it at the end; collective over `everyone`.
+
+    colors: each rank's group number. Raises UserError, on every rank, for what cannot be measured here.
+    """
+    operation = OPERATIONS[name]
+    check_device(world, options.settings)
+    check_ranks(operation, options.settings, colors)
+    settings, reduced = within_memory(world, everyone, options.settings)
+    ranks = colors.count(colors[everyone.rank])
+    progress.begin(f"opening {name}", "connecting the ranks")
+    progress.grace = CONNECTING
+    before = world.backend.free_memory() if settings.memory else 0
+    group = world.collectives(
+        everyone.split(colors[everyone.rank]),
+        cta_policy=settings.cta_policy,
+        peers=SENDRECV_PEERS if name == "sendrecv" else None,
+        null_stream=settings.stream_null,
+    )
+    progress.abort = group.abort
+    settings = supported(everyone, world, settings, group.library)
+    connected = world.backend.free_memory() if settings.memory else 0
+    try:
+        traffic = traffic_of(options, ranks, name, settings)
+        # 8: the largest element, for -d all
+        nbytes = max(settings.maxbytes, SHORTEST_MESSAGE) + 8 * settings.unalign
+        send, recv = group.allocate(nbytes), group.allocate(nbytes)
+        if settings.local_register:
+            for buffer in (send, recv):
+                group.register(buffer, settings.local_register)
+        allocated = world.backend.free_memory() if settings.memory else 0
+        offset = clock_offsets(everyone)[everyone.rank].offset if options.detail else 0.0
+        bench = Bench(
+            world, everyone, everyone.allgather(world.rank), colors, group, settings, operation, traffic,
+            send, recv, progress, watched=settings.timeout > 0, detail=options.detail, offset=offset,
+        )  # fmt: skip
+        assumptions: tuple[str, ...] = ()
+        if options.wire:
+            bench.wire, bench.nominal, assumptions = tight_link(world, everyone, bench, options.link_rate)
+
+        def used() -> Memory | None:
+            if not settings.memory:
+                return None
+            spent = (before - connected, connected - allocated, allocated - world.backend.free_memory())
+            return Memory(*(max(column) for column in zip(*everyone.allgather(spent), strict=True)))
+
+        progress.grace = 0.0
+        yield Session(bench, header(everyone, world, bench, assumptions), reduced, used)
+    finally:
+        progress.begin(f"closing {name}")
+    group.close()
+    group.control.close()
+
+
+def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str, ...]) -> Header:
+    device = world.here.device
+    seat = RankDevice(
+        everyone.rank,
+        bench.colors[everyone.rank],
+        world.here.pid,
+        world.here.host.partition(".")[0],
+        device.index if device.kind == "cuda" else world.here.local,
+        device.bus_id.lower().removesuffix(".0") or "0000:00:00",
+        device.name,
+    )
+    return Header(
+        bench.operation.program, bench.group.library, bench.group.label, tuple(everyone.allgather(seat)),
+        assumptions,
+    )  # fmt: skip
+
+
+def within_memory(
+    world: World, everyone: Control, settings: SweepSettings
+) -> tuple[SweepSettings, int | None]:
+    """The settings with maxbytes as large as memory holds, and that size if it is less than was requested.
+
+    On GPUs nccl-tests' rule: 1 GiB for each 16 GiB installed (at most 4) and one more stay free; the rest
+    holds three buffers, or two without checks. On CPUs the available memory, shared by the host's ranks,
+    holds five: two buffers, two for scratch, and one stays free. Raises UserError if not even the smallest
+    size fits.
+    """
+    device = world.here.device
+    if device.kind == "cuda":
+        reserve = min(-(-device.memory // (16 * GIB)) * GIB, 4 * GIB) + GIB
+        fits = (device.memory - reserve) // (3 if settings.check else 2)
+    else:
+        local = sum(rank.host_id == world.here.host_id for rank in world.ranks)
+        fits = world.backend.free_memory() // 5 // local
+    fits = max(min(everyone.allgather(fits)), 0)
+    if settings.maxbytes <= fits:
+        return settings, None
+    if settings.minbytes > fits:
+        raise runner.UserError(
+            "the smallest size does not fit into memory",
+            got=f"-b {settings.minbytes} bytes",
+            expected=f"at most {fits} ({fits / GIB:.4g} GiB) for each buffer",
+            hint=f"-b {max(fits // 2, 1)} -e {fits}" if fits else None,
+            everywhere=True,
+        )
+    return replace(settings, maxbytes=fits), fits
+
+
+def supported(everyone: Control, world: World, settings: SweepSettings, library: int) -> SweepSettings:
+    """The settings without the types that these GPUs or this NCCL lack (-d all), as nccl-tests filters them.
+
+    library: NCCL's version, such as 22809; 0 without NCCL. Raises UserError if nothing is left.
+    """
+    device = world.here.device
+    if device.kind != "cuda" or not any(name.startswith("f8") for name in settings.datatypes):
+        return settings
+    capability = min(everyone.allgather(device.compute_capability))
+    if capability >= FLOAT8_CAPABILITY and library >= FLOAT8_LIBRARY:
+        return settings
+    rest = tuple(name for name in settings.datatypes if not name.startswith("f8"))
+    if not rest:
+        raise runner.UserError(
+            "there are no 8-bit floats here",
+            got=f"compute capability {capability / 10:g}, NCCL {library // 10000}.{library // 100 % 100}",
+            expected="9.0 or later, NCCL 2.24 or later",
+            everywhere=True,
+        )
+    return replace(settings, datatypes=rest)
+
+
+def check_device(world: World, settings: SweepSettings) -> None:
+    """Raise UserError for options that need NCCL, if a rank measures host memory."""
+    given = {
+        "-G": settings.cudagraph,
+        "-M": settings.memory,
+        "-R": settings.local_register,
+        "-x": settings.cta_policy is not None,
+        "-y": settings.stream_null,
+    }
+    words = [letter for letter, value in given.items() if value]
+    if words and any(rank.device.kind != "cuda" for rank in world.ranks):
+        raise runner.UserError(
+            f"{', '.join(words)}: needs NCCL and GPUs",
+            got="ranks that measure host memory",
+            hint=f"without {', '.join(words)}, or with --device cuda",
+            everywhere=True,
+        )
+
+
+def check_ranks(operation: Operation, settings: SweepSettings, colors: Sequence[int]) -> None:
+    """Raise UserError for what does not work with this number of ranks. colors: each rank's group number."""
+    sizes = {colors.count(color) for color in colors}
+    ranks = min(sizes)
+    if operation.name == "hypercube" and not fits_hypercube(colors):
+        size = next(one for one in sizes if one & (one - 1))
+        raise runner.UserError(
+            "hypercube pairs ranks whose numbers differ in one bit",
+            got=f"{size} ranks",
+            expected="a power of two",
+            hint=f"-n {1 << (size.bit_length() - 1)}",
+            everywhere=True,
+        )
+    if operation.rooted and settings.root >= ranks:
+        raise runner.UserError(
+            "there is no such root",
+            got=f"-r {settings.root}",
+            expected=f"at most {ranks - 1}",
+            everywhere=True,
+        )
+    if operation.rooted and settings.root == -1 and len(sizes) > 1:
+        raise runner.UserError(
+            "-r -1 uses the ranks of all groups in turn and needs groups of one size",
+            got=f"groups of {' and '.join(map(str, sorted(sizes)))} ranks",
+            everywhere=True,
+        )
+
+
+def fits_hypercube(colors: Sequence[int]) -> bool:
+    return not any(size & (size - 1) for size in map(colors.count, colors))
+
+
+def colors_of(world: World, options: BenchOptions) -> list[int]:
+    return [color_of(rank, options.split, options.split_mask) for rank in range(world.size)]
+
+
+def traffic_of(options: BenchOptions, ranks: int, name: str, settings: SweepSettings) -> Traffic:
+    """alltoallv's traffic. Raises UserError, the same on every rank that can read the matrix."""
+    spread = min(max(options.spread, 0.0), 1.0)
+    if name != "alltoallv" or options.matrix is None:
+        return Traffic(spread)
+    matrix = read_matrix(options.matrix, max(options.matrix_scale, 0.0), ranks)
+    rows = [row[:ranks] for row in matrix[:ranks]]
+    most = max(*(sum(row) for row in rows), *(sum(column) for column in zip(*rows, strict=True)))
+    if settings.minbytes != settings.maxbytes or settings.maxbytes < most:
+        raise runner.UserError(
+            "a traffic matrix determines the size",
+            got=f"-b {settings.minbytes} -e {settings.maxbytes}",
+            expected=f"-b and -e equal, and at least the busiest rank's {most} bytes",
+        )
+    return Traffic(spread, matrix)
+
+
+def tight_link(
+    world: World, everyone: Control, bench: Bench, stated: float | None
+) -> tuple[Wire, float | None, tuple[str, ...]]:
+    """The function of `Bench.wire`, the link's nominal GB/s, and what both rest on; collective over
+    `everyone`.
+
+    Known for GPUs only: the path of MPI through host memory is its own. stated: the nominal rate of
+    --link-rate, GB/s; None to use what NVML and sysfs report.
+    """
+    device = world.here.device
+    if device.kind != "cuda":
+        return unknown, None, ()
+    mine = runner.gpu_links(device.uuid)
+    nics = runner.network_rate(
+        runner.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id])
+    )
+    gathered = everyone.allgather((world.here.host_id, mine, nics, device.compute_capability))
+    color = bench.colors[0]  # the rows are those of rank 0's group
+    members = [one for one, other in zip(gathered, bench.colors, strict=True) if other == color]
+    hosts = len({host for host, *_ in members})
+    joined = all(links.nvlinks_active for _, links, *_ in members)
+    layout = Layout(len(members), hosts, "NVLink" if joined else "PCIe")
+    possible = joined and min(capability for *_, capability in members) >= NVLS_CAPABILITY
+    assumed = assumed_algorithm(bench.operation.name, layout, runner.environment(), possible)
+    readings = [
+        network if hosts > 1 else links.nvlink if joined else links.pcie for _, links, network, _ in members
+    ]
+    rates = [reading.rate for reading in readings if reading.rate is not None]
+    nominal, source = stated, "--link-rate"
+    if stated is None:
+        # A link of unknown rate may be the tight one.
+        nominal = min(rates) if len(rates) == len(readings) else None
+        source = next((reading.source for reading in readings if reading.rate is None), readings[0].source)
+    text = "unknown" if nominal is None else f"{nominal:g} GB/s"
+    sample = wire_rate(bench.operation.name, layout, assumed, 1.0, 1.0)
+    sentences = (f"wire rate of {sample.assumption}", f"nominal rate of that link: {text} ({source})")
+
+    def wire(algbw: float, busbw: float) -> tuple[float | None, float | None]:
+        rate = wire_rate(bench.operation.name, layout, assumed, algbw, busbw).rate
+        return rate, percent(rate, nominal)
+
+    return wire, nominal, sentences

@@ -1,0 +1,218 @@
+"""The operations: element counts, placement, bandwidth, and which data belongs where.
+
+Counts, rounding to 16 bytes and bandwidths are those of nccl-tests 2.19.6 (src/<op>.cu: getCollByteCount and
+getBw).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from jobs.bench.collectives.traffic import Traffic
+from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
+from runner import Datatype
+
+ALIGNMENT = 16  # bytes
+SEEDS_PER_CHECK = 1 << 20  # more than ranks, so that no rank's data recurs in a later check
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One size of one operation.
+
+    count: argument of NCCL's function. send, recv: elements of the input and the result on a rank. send_step,
+    recv_step: in place, rank r's input and result begin r times this many elements into the receive buffer.
+    moved: elements that the bandwidth counts. traffic: of alltoallv, elements [from][to].
+    """
+
+    count: int
+    send: int
+    recv: int
+    send_step: int
+    recv_step: int
+    moved: int
+    traffic: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    name: as in nccl-tests, whose program is called NAME_perf. shape: (elements of the size, datatype, ranks,
+    traffic) -> Shape. factor: busbw over algbw for n ranks. reduces: takes a reduction. rooted: has a root.
+    in_place: its result can be checked in place; nccl-tests shows N/A otherwise. shows: the reduction to
+    print if it takes none.
+    """
+
+    name: str
+    shape: Callable[[int, Datatype, int, Traffic], Shape]
+    factor: Callable[[int], float]
+    reduces: bool = False
+    rooted: bool = False
+    in_place: bool = True
+    shows: str = "none"
+
+    @property
+    def program(self) -> str:
+        return f"{self.name}_perf"
+
+
+def _whole(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+    """Every rank holds all of it: all_reduce, broadcast, reduce, sendrecv."""
+    return Shape(elements, elements, elements, 0, 0, elements)
+
+
+def _share(elements: int, datatype: Datatype, ranks: int) -> int:
+    """A rank's part, rounded down to a multiple of 16 bytes."""
+    return (elements // ranks) & ~(ALIGNMENT // datatype.itemsize - 1)
+
+
+def _gathered(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+    """A part goes in, all parts come out: all_gather, gather."""
+    part = _share(elements, datatype, ranks)
+    return Shape(part, part, part * ranks, part, 0, part * ranks)
+
+
+def _hypercube(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+    part = _share(elements, datatype, ranks)
+    return Shape(part, part, part * ranks, part, 0, part * (ranks - 1))
+
+
+def _scattered(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+    """All parts go in, one comes out: reduce_scatter, scatter."""
+    part = _share(elements, datatype, ranks)
+    return Shape(part, part * ranks, part, 0, part, part * ranks)
+
+
+def _exchanged(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+    part = _share(elements, datatype, ranks)
+    return Shape(part, part * ranks, part * ranks, 0, 0, part * ranks)
+
+
+def _exchanged_unevenly(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+    """Buffers have the size that the busiest rank needs; the bandwidth is that rank's."""
+    part = 0 if traffic.matrix else _share(elements, datatype, ranks)
+    table = traffic.elements(part * ranks * datatype.itemsize, datatype.itemsize, ranks)
+    sent = max(sum(row) for row in table)
+    received = max(sum(column) for column in zip(*table, strict=True))
+    return Shape(part, sent, received, 0, 0, max(sent, received), table)
+
+
+def _one(ranks: int) -> float:
+    return 1.0
+
+
+def _others(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+OPERATIONS = {
+    known.name: known
+    for known in (
+        Operation("all_reduce", _whole, lambda ranks: 2 * (ranks - 1) / ranks, reduces=True),
+        Operation("all_gather", _gathered, _others),
+        Operation("reduce_scatter", _scattered, _others, reduces=True),
+        Operation("alltoall", _exchanged, _others, in_place=False),
+        Operation("alltoallv", _exchanged_unevenly, _others, in_place=False),
+        Operation("broadcast", _whole, _one, rooted=True),
+        Operation("reduce", _whole, _one, reduces=True, rooted=True),
+        Operation("gather", _gathered, _others, rooted=True),
+        Operation("scatter", _scattered, _others, rooted=True),
+        # nccl-tests prints -o's reduction for sendrecv, which has none, and loops over all of them.
+        Operation("sendrecv", _whole, _one, in_place=False, reduces=True),
+        Operation("hypercube", _hypercube, _one, shows=""),
+    )
+}
+
+
+def bandwidths(
+    operation: Operation, shape: Shape, datatype: Datatype, ranks: int, seconds: float
+) -> tuple[float, float]:
+    """algbw and busbw, GB/s (1e9 bytes)."""
+    algbw = shape.moved * datatype.itemsize / 1e9 / seconds if seconds else 0.0
+    return algbw, algbw * operation.factor(ranks)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The contents of one rank's memory: `sent` before the operation, `expected` after it.
+
+    Positions are elements from the start of the rank's input and of its result.
+    """
+
+    sent: tuple[Segment, ...]
+    expected: tuple[Segment, ...]
+
+
+def layout(
+    operation: Operation,
+    shape: Shape,
+    ranks: int,
+    rank: int,
+    root: int,
+    reduction: str,
+    check: int,
+    in_place: bool,
+) -> Layout:
+    """The data of check number `check` on one rank of `ranks`.
+
+    A rank that receives nothing (gather and reduce, except on the root) must find its receive buffer
+    unchanged: poisoned and, in place, with its own input in it.
+    """
+    own = SEEDS_PER_CHECK * check + rank
+    count = shape.count
+
+    def copied(start: int, length: int, seed: int, index: int, source: int) -> Segment:
+        return Segment(start, length, Copied(seed, index), source)
+
+    if operation.name in ("all_reduce", "reduce", "reduce_scatter"):
+        given = Segment(0, shape.send, Contributed(check, 0, reduction, ranks, rank), rank)
+        index = rank * count if operation.name == "reduce_scatter" else 0
+        result = Segment(0, shape.recv, Reduced(check, index, reduction, ranks), None)
+        if operation.name == "reduce" and rank != root:
+            result = given if in_place else Segment(0, shape.recv, Untouched(), None)
+        return Layout((given,), (result,))
+    if operation.name in ("all_gather", "hypercube", "gather"):
+        parts = tuple(
+            copied(peer * count, count, SEEDS_PER_CHECK * check + peer, 0, peer) for peer in range(ranks)
+        )
+        if operation.name == "gather" and rank != root:
+            parts = tuple(
+                part if in_place and peer == rank else Segment(part.start, count, Untouched(), None)
+                for peer, part in enumerate(parts)
+            )
+        return Layout((copied(0, count, own, 0, rank),), parts)
+    if operation.name == "scatter":
+        given = copied(0, shape.send, check, 0, root)
+        return Layout((given,) if rank == root else (), (copied(0, count, check, rank * count, root),))
+    if operation.name == "broadcast":
+        whole = copied(0, count, check, 0, root)
+        return Layout((whole,) if rank == root else (), (whole,))
+    if operation.name == "sendrecv":
+        before = (rank - 1) % ranks
+        return Layout(
+            (copied(0, count, own, 0, rank),),
+            (copied(0, count, SEEDS_PER_CHECK * check + before, 0, before),),
+        )
+    if operation.name == "alltoall":
+        parts = tuple(
+            copied(peer * count, count, SEEDS_PER_CHECK * check + peer, rank * count, peer)
+            for peer in range(ranks)
+        )
+        return Layout((copied(0, shape.send, own, 0, rank),), parts)
+    traffic = shape.traffic or ()
+    received = list(accumulate((traffic[peer][rank] for peer in range(ranks)), initial=0))
+    parts = tuple(
+        copied(
+            received[peer],
+            traffic[peer][rank],
+            SEEDS_PER_CHECK * check + peer,
+            sum(traffic[peer][:rank]),
+            peer,
+        )
+        for peer in range(ranks)
+    )
+    rest = Segment(received[-1], shape.recv - received[-1], Untouched(), None)
+    return Layout((copied(0, sum(traffic[rank]), own, 0, rank),), (*parts, rest) if rest.count else parts)

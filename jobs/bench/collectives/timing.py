@@ -1,0 +1,189 @@
+"""nccl-tests' timing loop: all timed calls of one size and placement, issued and waited for as it does.
+
+nccl-tests 2.19.6, src/common.cu, BenchTime: one untimed call, a barrier, then all calls between two readings
+of the host's clock. Buffers rotate: call i starts i times the message size further into the buffers, so that
+small messages do not stay in a cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jobs.bench.collectives.session import Bench, Point
+from runner import Call, Place
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """Times on one rank, in seconds.
+
+    seconds, cpu_seconds: of one operation, until it was done and until it was queued. iterations: of single
+    iterations (-I). begun: when each iteration began, on the common clock.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    iterations: tuple[float, ...] = ()
+    begun: tuple[float, ...] = ()
+
+
+def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
+    """Call number `iteration`, with its place in the rotating buffers."""
+    size, rank = point.datatype.itemsize, bench.group.rank
+    turns = bench.settings.maxbytes // point.bytes if point.bytes else 1
+    start = bench.settings.unalign * size + point.bytes * (iteration % turns)
+    send = Place(bench.send, start)
+    recv = Place(bench.recv, start)
+    if point.in_place:
+        send = Place(bench.recv, start + point.shape.send_step * rank * size)
+        recv = Place(bench.recv, start + point.shape.recv_step * rank * size)
+    return Call(
+        bench.operation.name, send, recv, point.shape.count, point.datatype, point.reduction, point.root,
+        point.in_place, point.shape.traffic,
+    )  # fmt: skip
+
+
+def clock(bench: Bench, point: Point) -> CallTimes:
+    """Time all calls of one size and placement on this rank."""
+    settings, group = bench.settings, bench.group
+    inner = settings.agg_iters
+    calls = [group.bind(bound_call(bench, point, i)) for i in range(settings.iters * inner)]
+    steps = [calls[i : i + inner] for i in range(0, len(calls), inner)]
+    if inner > 1:
+        steps = [[group.grouped(step)] for step in steps]
+    collecting = gc.isenabled()
+    gc.disable()  # a garbage collection would be timed
+    try:
+        if settings.cudagraph:
+            return _clock_graph(bench, calls[:1], steps)
+        if settings.blocking:
+            return _clock_blocking(bench, calls[:1], steps)
+        return _clock_queued(bench, calls[:1], steps)
+    finally:
+        if collecting:
+            gc.enable()
+        bench.progress.done()
+
+
+def _line_up(bench: Bench, first: Sequence[Any]) -> None:
+    """Make the untimed call and bring all ranks to a barrier, with nothing left to do but the timed calls.
+
+    The others would wait in their first call for whatever a rank still had to prepare; and work between the
+    two calls would let caches and the device go cold.
+    """
+    bench.progress.before("in the call before the timed ones")
+    bench.group.issue(first)
+    bench.group.wait()
+    bench.progress.before("at the barrier before the timed calls")
+    bench.everyone.barrier()
+    bench.progress.enter(1)
+
+
+def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+    """Issue all calls, then wait for them (-z 0)."""
+    settings, group = bench.settings, bench.group
+    count = len(steps) * settings.agg_iters
+    marks = group.marks(len(steps) + 1) if settings.per_iter_timing or bench.watched else []
+    begun: list[float] = []
+
+    def stamp() -> None:
+        begun.append(time.perf_counter())
+
+    plan: list[Any] = []
+    for number, step in enumerate(steps):
+        if bench.watched and not group.asynchronous:
+            plan.append(partial(bench.progress.enter, number + 1))
+        if bench.detail:
+            plan.append(stamp)
+        if marks:
+            plan.append(marks[number].record)
+        plan += step
+    if marks:
+        plan.append(marks[-1].record)
+    issued, follower = group.packed(plan), _follower(bench, marks) if bench.watched else None
+    _line_up(bench, first)
+    start = time.perf_counter()
+    group.issue(issued)
+    queued = time.perf_counter() - start
+    group.wait(follower)
+    seconds = time.perf_counter() - start
+    singles: tuple[float, ...] = ()
+    if settings.per_iter_timing:
+        pairs = itertools.pairwise(marks)
+        singles = tuple(group.elapsed(before, after) / settings.agg_iters for before, after in pairs)
+    return CallTimes(seconds / count, queued / count, singles, tuple(at - bench.offset for at in begun))
+
+
+def _follower(bench: Bench, marks: Sequence[Any]) -> Any:
+    """A function that reports the device's current iteration to the watchdog, while the host waits."""
+    reached = 0
+
+    def follow() -> None:
+        nonlocal reached
+        done = sum(1 for _ in itertools.takewhile(bench.group.passed, marks))
+        if done > reached:
+            reached = done
+            bench.progress.enter(done)
+
+    return follow
+
+
+def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+    """Wait for every call: with a barrier after it (-z 1), without (-z 2), with an untimed one (-z 3)."""
+    settings, group, everyone = bench.settings, bench.group, bench.everyone
+    count = len(steps) * settings.agg_iters
+    # An iteration lasts until the next one begins; with -z 3 it has its own end.
+    apart = 2 if settings.blocking == 3 else 1
+    marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
+    begun: list[float] = []
+    spent = 0.0
+    _line_up(bench, first)
+    start = time.perf_counter()
+    for number, step in enumerate(steps):
+        bench.progress.enter(number + 1)
+        entered = time.perf_counter()
+        begun.append(entered)
+        if marks:
+            marks[apart * number].record()
+        group.issue(step)
+        group.wait()
+        if settings.blocking == 3 and marks:
+            marks[apart * number + 1].record()
+        spent += time.perf_counter() - entered
+        if settings.blocking in (1, 3):
+            everyone.barrier()
+    if marks and settings.blocking != 3:
+        marks[-1].record()
+    seconds = spent if settings.blocking == 3 else time.perf_counter() - start
+    singles: tuple[float, ...] = ()
+    if marks:
+        group.wait()
+        pairs = [(marks[apart * number], marks[apart * number + 1]) for number in range(len(steps))]
+        singles = tuple(group.elapsed(before, after) / settings.agg_iters for before, after in pairs)
+    stamps = tuple(at - bench.offset for at in begun) if bench.detail else ()
+    return CallTimes(seconds / count, seconds / count, singles, stamps)
+
+
+def _clock_graph(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+    """Capture all calls into one graph and launch it -G times."""
+    settings, group = bench.settings, bench.group
+    launches = settings.cudagraph
+    count = len(steps) * settings.agg_iters * launches
+    _line_up(bench, first)
+    plan = [group.captured([call for step in steps for call in step])] * launches
+    bench.progress.before("at the barrier before the graph")
+    group.rehearse()  # capturing has made caches cold
+    bench.everyone.barrier()
+    bench.progress.enter(1)
+    start = time.perf_counter()
+    group.issue(plan)
+    queued = time.perf_counter() - start
+    group.wait()
+    seconds = time.perf_counter() - start
+    return CallTimes(seconds / count, queued / count)

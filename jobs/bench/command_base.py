@@ -1,0 +1,76 @@
+"""What all bench commands share: their class, exit status and common options, and the start of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+import runner
+from jobs.measure.exit_codes import StrictCommand
+from jobs.measure.sizes import parse_size
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+BAD_USAGE = 6  # nccl-tests' exit status (testInvalidUsage)
+
+
+class BadUsage(click.UsageError):
+    exit_code = BAD_USAGE
+
+
+class OwnCommand(StrictCommand):
+    """A command that nccl-tests has no equivalent of: one list of options."""
+
+    bad_usage = BadUsage
+
+
+class OwnGroup(OwnCommand, click.Group):
+    """A group of such commands."""
+
+
+class Size(click.ParamType[int]):
+    """A size in bytes, such as 32M."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except runner.UserError as reason:
+            self.fail(str(reason), param, ctx)
+
+
+PLOT = click.option("--plot", metavar="FILE", help="Draw a plot: .html, .svg or .png.")
+LAST = (
+    click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True,
+                 help="Measure GPU or host memory."),
+    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+)  # fmt: skip
+
+
+def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """Decorate a command with options, in this order."""
+
+    def add(command: Command) -> Command:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return add
+
+
+def run_on_ranks(body: Callable[..., dict[str, Any]], options: Any, device: Any, debug: bool) -> int:
+    """Run `body(world, handler, options, cli_context)` on every rank; returns the exit status."""
+    cli_context = click.get_current_context().obj
+    return runner.run_as_rank(
+        lambda world, handler: body(world, handler, options, cli_context),
+        device=device,
+        started=cli_context.started,
+        debug=debug,
+        usage_exit_status=BAD_USAGE,
+        interrupt_message="interrupted",
+    )

@@ -1,0 +1,64 @@
+"""`meshrun bench copy`: the command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from jobs.bench.command_base import LAST, PLOT, OwnCommand, Size, run_on_ranks, with_options
+from jobs.bench.copy.cases import UnknownCase, chosen, listing
+
+UNIT = 16  # bytes
+MOST = 200  # operations that a stream takes while the gate before them is closed (jobs.measure.gate)
+
+
+@click.command(cls=OwnCommand, short_help="Copies inside a host: nvbandwidth's test cases.")
+@with_options(
+    [
+        click.option("-t", "--testcase", "names", multiple=True, metavar="NAME",
+                     help="A case by name or index; may be repeated.  [default: all]"),
+        click.option("-p", "--prefix", "prefixes", multiple=True, metavar="PREFIX",
+                     help="All cases whose names begin with it; may be repeated."),
+        click.option("--list", "lists", is_flag=True, help="List the cases."),
+        click.option("-s", "--buffer-size", "size", type=Size(), default="512M", show_default=True,
+                     metavar="BYTES", help="Size of a buffer."),
+        click.option("--copies", type=click.IntRange(1, MOST), default=16, show_default=True,
+                     help="Copies in a sample."),
+        click.option("-n", "--samples", type=click.IntRange(min=1), default=3, show_default=True,
+                     help="Samples of each cell; the median is reported."),
+        click.option("--mean", is_flag=True, help="Report the mean of the samples instead of the median."),
+        click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True,
+                     help="Check the copied data."),
+        click.option("-J", "output_file", metavar="FILE.json", help="Write a JSON record."),
+        PLOT,
+        *LAST,
+    ]
+)  # fmt: skip
+def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
+    """Measure every copy path of a host: host to GPU, GPU to GPU, inside a GPU; nvbandwidth's test cases.
+
+    \b
+    meshrun bench copy                            one process, all GPUs that it sees
+    meshrun -n 4 bench copy -t 4 -t 5             one process per GPU
+    meshrun bench copy -p device_to_device --plot pairs.html
+
+    Names, order, sizes, timing and layout are nvbandwidth's (0.8); outliers are marked and described.
+    """
+    if lists:
+        click.echo(listing(), nl=False)
+        return 0
+    from jobs.bench.copy.run import CopyOptions, run
+
+    if words["names"] and words["prefixes"]:
+        raise click.UsageError("-t and -p exclude each other")
+    if words["size"] < UNIT or words["size"] % UNIT:
+        raise click.UsageError(
+            f"-s {words['size']}: a buffer takes a multiple of {UNIT} bytes, at least {UNIT}"
+        )
+    try:
+        chosen(words["names"], words["prefixes"])
+    except UnknownCase as reason:
+        raise click.UsageError(str(reason)) from reason
+    words["check"] = bool(words["check"])
+    return run_on_ranks(run, CopyOptions(**words), device, debug)

@@ -1,0 +1,213 @@
+"""Transfers run at the same time: filled, timed as nvbandwidth times them, and their targets verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import runner
+from jobs.bench.copy.buffers import BoundTransfer, Buffers, End
+from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Engine
+from jobs.measure import check, patterns
+from jobs.measure.gate import Gate
+from jobs.measure.patterns import Copied, Segment, Untouched
+from jobs.measure.timers import ConcurrentEvents, queue_concurrently
+from runner import Gpu, Memory
+
+WARM_UP = 4  # copies behind the gate that are not timed
+ELEMENT = "uint64"
+WIDTH = 8  # bytes of an element
+
+
+@dataclass(frozen=True)
+class TransferMismatch:
+    """Wrong data in a transfer's target. offset: of the first, in bytes. count: elements of 8 bytes."""
+
+    transfer: str
+    where: str
+    offset: int
+    got: str
+    expected: str
+    count: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.transfer}: byte {self.offset} of {self.where}: got {self.got}, expected {self.expected}; "
+            f"{self.count} wrong elements of {WIDTH} bytes"
+        )
+
+
+@dataclass(frozen=True)
+class TransferSample:
+    """One sample, the same on all ranks of the host.
+
+    nbytes: of one copy of each transfer. seconds: of all copies of each transfer. total: seconds from the
+    beginning until the last transfer ended; of several processes the longest.
+    """
+
+    nbytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    total: float
+    mismatches: tuple[TransferMismatch, ...]
+
+
+class TransferRunner:
+    """Runs transfers between `buffers`. synchronize: waits for fills on the current GPU.
+
+    Methods are collective over the host's ranks.
+    """
+
+    def __init__(self, buffers: Buffers, synchronize: Callable[[], None]) -> None:
+        self.buffers, self.box, self.group, self.gpus = buffers, buffers.box, buffers.group, buffers.gpus
+        self._synchronize = synchronize
+        first = next(one.gpu.index for one in self.gpus if one.rank == self.group.rank)
+        self._gate = Gate(self.box, first)
+        self._streams: dict[int, list[Any]] = {}
+        self._loaded: set[tuple[str, int, bool]] = set()
+        self._seed = 0
+
+    def run(
+        self, transfers: Sequence[BoundTransfer], kind: str, copies: int, checked: bool
+    ) -> TransferSample:
+        """One sample. kind: of ENGINES. Every sample moves other data."""
+        engine, seed = ENGINES[kind], self._seed
+        self._seed += 1
+        mine = [one for one in transfers if one.ends]
+        for number, one in enumerate(mine):
+            self._load(one, kind)
+            self.stream(self.gpu_of(one).index, number)  # created while no gate is closed
+        self.group.barrier()  # all warm-up copies are done
+        if checked:
+            for one in transfers:
+                self._fill(one, engine, seed)
+        with self._gate.closed():
+            self.group.barrier()
+            streams, events = self._queue(mine, engine, copies)
+            self.group.barrier()
+        for stream in streams:
+            self.box.synchronize(stream)
+        self._gate.check()
+        seconds = (
+            {one.number: spent for one, spent in zip(mine, events.seconds(), strict=True)} if events else {}
+        )
+        total = events.total() if events else 0.0
+        gathered = self.group.allgather((seconds, total))
+        known = {number: value for part, _ in gathered for number, value in part.items()}
+        return TransferSample(
+            tuple(self._moved(one, engine) for one in transfers),
+            tuple(known[one.number] for one in transfers),
+            max(whole for _, whole in gathered),
+            self._verify(transfers, engine, seed) if checked else (),
+        )
+
+    def gpu_of(self, one: BoundTransfer) -> Gpu:
+        """The GPU that moves the bytes."""
+        return self.gpus[one.transfer.gpu].gpu
+
+    def stream(self, gpu: int, number: int) -> Any:
+        """One of the streams of the GPU with this CUDA index."""
+        streams = self._streams.setdefault(gpu, [])
+        while len(streams) <= number:
+            streams.append(self.box.stream(gpu))
+        return streams[number]
+
+    def _load(self, one: BoundTransfer, kind: str) -> None:
+        """Load the kernels: one that is first launched behind a closed gate waits for the gate."""
+        gpu = self.gpu_of(one)
+        small = one.nbytes < SMALL
+        if (kind, gpu.index, small) in self._loaded:
+            return
+        self._loaded.add((kind, gpu.index, small))
+        stream = self.stream(gpu.index, 0)
+        self._gate.hold(gpu.index, stream)
+        self._copy(one, ENGINES[kind], 1, stream)
+        self.box.synchronize(stream)
+
+    def _queue(
+        self, transfers: Sequence[BoundTransfer], engine: Engine, copies: int
+    ) -> tuple[list[Any], ConcurrentEvents | None]:
+        """Queue all transfers behind the gate, each on a stream; the streams and the events on them."""
+        streams = []
+        for number, one in enumerate(transfers):
+            gpu = self.gpu_of(one)
+            stream = self.stream(gpu.index, number)
+            self._gate.hold(gpu.index, stream)
+            self._copy(one, engine, WARM_UP, stream)
+            streams.append(stream)
+        if not transfers:
+            return [], None
+        work = [
+            partial(self._copy, one, engine, copies, stream)
+            for one, stream in zip(transfers, streams, strict=True)
+        ]
+        return streams, queue_concurrently(self.box, streams, work)
+
+    def _copy(self, one: BoundTransfer, engine: Engine, copies: int, stream: Any) -> None:
+        target, source = one.ends["target"], one.ends["source"]
+        engine.queue(self.box, self.gpu_of(one), target, source, one.nbytes, copies, stream)
+
+    def _moved(self, one: BoundTransfer, engine: Engine) -> int:
+        return engine.moved(one.nbytes, self.gpu_of(one))
+
+    def _fill(self, one: BoundTransfer, engine: Engine, seed: int) -> None:
+        """Fill the source with data and the target with poison."""
+        for end, memory in one.own.items():
+            with self.box.on(memory.gpu):
+                array = self.box.array(memory)
+                if engine.both_ways:
+                    check.fill(array, runner.DATATYPES[ELEMENT], self._expected(one, engine, seed))
+                    _poison_pieces(array, 0 if end == "source" else 1)
+                elif end == "source":
+                    whole = Segment(0, one.nbytes // WIDTH, Copied(seed, one.number))
+                    check.fill(array, runner.DATATYPES[ELEMENT], [whole])
+                else:
+                    check.poison(array)
+                self._synchronize()
+
+    def _expected(self, one: BoundTransfer, engine: Engine, seed: int) -> list[Segment]:
+        """What the target holds in the end: the bytes that were moved, then poison."""
+        moved = self._moved(one, engine)
+        rest = one.nbytes - moved
+        return [
+            Segment(0, moved // WIDTH, Copied(seed, one.number)),
+            Segment(moved // WIDTH, rest // WIDTH, Untouched()),
+        ]
+
+    def _verify(
+        self, transfers: Sequence[BoundTransfer], engine: Engine, seed: int
+    ) -> tuple[TransferMismatch, ...]:
+        found = []
+        for one in transfers:
+            for end, memory in one.own.items():
+                if end == "target" or engine.both_ways:
+                    with self.box.on(memory.gpu):
+                        mismatch = self._verify_end(one, engine, seed, end, memory)
+                    found += [] if mismatch is None else [mismatch]
+        return tuple(one for some in self.group.allgather(found) for one in some)
+
+    def _verify_end(
+        self, one: BoundTransfer, engine: Engine, seed: int, end: End, memory: Memory
+    ) -> TransferMismatch | None:
+        kind = runner.DATATYPES[ELEMENT]
+        mismatch = check.verify(self.box.array(memory), kind, self._expected(one, engine, seed))
+        if mismatch is None:
+            return None
+        digits = 2 * WIDTH
+        return TransferMismatch(
+            str(one.transfer),
+            f"the {end} ({getattr(one.transfer, end)})",
+            mismatch.offset * WIDTH,
+            f"0x{mismatch.got_bits:0{digits}x}",
+            f"0x{mismatch.expected_bits:0{digits}x}",
+            mismatch.count,
+        )
+
+
+def _poison_pieces(array: Any, parity: int) -> None:
+    """Poison the even (0) or odd (1) pieces of PIECE bytes: those that come from the other end."""
+    pairs = len(array) // (2 * PIECE)
+    array[: 2 * PIECE * pairs].reshape(pairs, 2, PIECE)[:, parity] = patterns.POISON
+    rest = array[2 * PIECE * pairs :]
+    rest[parity * PIECE : (parity + 1) * PIECE] = patterns.POISON

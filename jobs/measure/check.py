@@ -1,0 +1,177 @@
+"""Fill memory with test data, and find what is wrong in a result.
+
+On a GPU both are kernels on the current stream that compute the expected data instead of reading it, so that
+they need only a few words of memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs import kernels
+from jobs.measure import patterns
+from jobs.measure.exact_reductions import largest, tolerance
+from jobs.measure.patterns import Reduced, Segment, Words
+
+THREADS, BLOCKS = 256, 1 << 14
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Wrong data in a result.
+
+    count: wrong elements. offset: of the first in the order of the segments, in elements from the beginning
+    of the memory. got_bits, expected_bits: that element. source: of its segment. flipped_bits: number of bits
+    that differ.
+    """
+
+    count: int
+    offset: int
+    got_bits: int
+    expected_bits: int
+    source: int | None
+    flipped_bits: int
+
+
+def poison(memory: Any) -> None:
+    """Fill with a byte that shows where nothing was written. memory: as for `fill`."""
+    memory[...] = patterns.POISON
+
+
+def fill(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) -> None:
+    """Write each segment's elements; memory between segments stays as it is.
+
+    memory: contiguous flat uint8 array of NumPy or CuPy, of whole elements.
+    """
+    for segment in segments:
+        if _on_host(memory):
+            words = _words(memory, datatype, segment)
+            period = patterns.values(datatype, segment.data, 0, min(segment.count, patterns.PERIOD))
+            for begin in range(0, segment.count, patterns.PERIOD):
+                block = words[begin : begin + patterns.PERIOD]
+                block[...] = period[: block.size]
+        else:
+            _launch("fill", memory, datatype, segment)
+
+
+def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) -> Mismatch | None:
+    """What differs from the segments' elements; None if nothing does. Arguments as for `fill`.
+
+    Bits are compared: -0 for +0 is wrong, and NaN is right only where it was sent. Averages of a type in
+    which 1 / ranks is inexact may differ by `tolerance`, but must be finite.
+    """
+    survey = _survey_host if _on_host(memory) else _survey_device
+    surveyed = survey(memory, datatype, segments)
+    for segment, (wrong, first) in zip(segments, surveyed, strict=True):
+        if wrong:
+            here = (segment.start + first) * datatype.itemsize
+            got = int.from_bytes(bytes(memory[here : here + datatype.itemsize].tolist()), "little")
+            expected = int(patterns.values(datatype, segment.data, first, 1)[0])
+            return Mismatch(
+                count=sum(count for count, _ in surveyed),
+                offset=segment.start + first,
+                got_bits=got,
+                expected_bits=expected,
+                source=segment.source,
+                flipped_bits=(got ^ expected).bit_count(),
+            )
+    return None
+
+
+def text(bits: int, datatype: runner.Datatype) -> str:
+    """The text of an element, such as "1.5 (0x3fc00000)"."""
+    value = np.array([bits], f"u{datatype.itemsize}").view(datatype.dtype)[0]
+    return f"{value!s} (0x{bits:0{2 * datatype.itemsize}x})"
+
+
+def _on_host(memory: Any) -> bool:
+    return isinstance(memory, np.ndarray)
+
+
+def _bytes(memory: Any, datatype: runner.Datatype, segment: Segment) -> Any:
+    begin = segment.start * datatype.itemsize
+    return memory[begin : begin + segment.count * datatype.itemsize]
+
+
+def _words(memory: Words, datatype: runner.Datatype, segment: Segment) -> Words:
+    words: Words = _bytes(memory, datatype, segment).view(f"u{datatype.itemsize}")
+    return words
+
+
+def _tolerance(datatype: runner.Datatype, segment: Segment) -> int:
+    if not isinstance(segment.data, Reduced):
+        return 0
+    return tolerance(datatype, segment.data.reduction, segment.data.ranks)
+
+
+def _survey_host(
+    memory: Words, datatype: runner.Datatype, segments: Sequence[Segment]
+) -> list[tuple[int, int]]:
+    """Of each segment the number of wrong elements, and the first one, in elements from its start."""
+    surveyed = []
+    for segment in segments:
+        words, allowed = _words(memory, datatype, segment), _tolerance(datatype, segment)
+        expected = patterns.values(datatype, segment.data, 0, min(segment.count, patterns.PERIOD))
+        count = first = 0
+        for begin in range(0, segment.count, patterns.PERIOD):
+            got = words[begin : begin + patterns.PERIOD]
+            wrong = got != expected[: got.size]
+            if allowed:
+                wrong &= ~_close(got, expected[: got.size], datatype, allowed)
+            if wrong.any():
+                first = first if count else begin + int(wrong.argmax())
+                count += int(np.count_nonzero(wrong))
+        surveyed.append((count, first))
+    return surveyed
+
+
+def _close(got: Words, expected: Words, datatype: runner.Datatype, allowed: int) -> Words:
+    """Mask of elements where `got` is finite and at most `allowed` representable numbers away."""
+    width = 8 * datatype.itemsize
+    a, b = (patterns.ordered(bits.astype(np.uint64), width) for bits in (got, expected))
+    apart = np.maximum(a, b) - np.minimum(a, b)
+    finite = got & ((1 << (width - 1)) - 1) <= largest(datatype)
+    near: Words = (apart <= allowed) & finite
+    return near
+
+
+def _survey_device(
+    memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]
+) -> list[tuple[int, int]]:
+    # NumPy hands this to the array's own library, CuPy.
+    found = np.zeros_like(memory, np.uint64, shape=(len(segments), 2))
+    for row, segment in zip(found, segments, strict=True):
+        allowed = _tolerance(datatype, segment)
+        limits = np.array([allowed, largest(datatype) if allowed else 0], np.uint64)
+        _launch("verify", memory, datatype, segment, *limits, row)
+    return [
+        (wrong, segment.count - left) for segment, (wrong, left) in zip(segments, found.tolist(), strict=True)
+    ]
+
+
+def _launch(
+    kernel: str, memory: Any, datatype: runner.Datatype, segment: Segment, /, *arguments: Any
+) -> None:
+    if not segment.count:
+        return
+    how, only = patterns.plan(datatype, segment.data)
+    seed, index = getattr(segment.data, "seed", 0), getattr(segment.data, "index", 0)
+    place = (
+        segment.count,
+        patterns.key(seed),
+        index % patterns.PERIOD,
+        patterns.MASK if only is None else only,
+    )
+    kernels.launch(
+        "bench_data.cu",
+        kernels.instance(kernel, f"u{datatype.itemsize}", int(how.kind)),
+        min(math.ceil(segment.count / THREADS), BLOCKS),
+        THREADS,
+        (_bytes(memory, datatype, segment), *np.array(place, np.uint64), *how.arguments, *arguments),
+    )

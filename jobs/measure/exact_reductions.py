@@ -1,0 +1,220 @@
+"""Random numbers whose reduction is exact, whatever the order of its steps.
+
+An element has a window of contributors: `window` neighbouring ranks, the first chosen by the element's hash;
+every other rank contributes the identity. A result thus costs at most MOST draws, however many ranks there
+are. What a contributor adds:
+
+    integers          random bits, wrapping; odd ones to a product; to an average so few bits that the
+                      sum stays in the signed range.
+    floats, sum       n 2^e, n a random integer of either sign but never 0, e one random number for the
+                      whole element. The magnitudes of all n of an element add up to 2^p at most, p being
+                      the precision, so every partial sum is an integer that the type holds. Inputs are +0
+                      or normal, and x + -x is +0: no sum is -0 or subnormal.
+    floats, product   a random sign and power of two, and one contributor of the element a random mantissa.
+    min, max          any integer; any normal number.
+    floats, average   NCCL multiplies by the type's nearest 1 / ranks and then sums. A power of two as the
+                      number of ranks leaves sums as they are, but for their exponents. Otherwise two
+                      ranks contribute the same power of two: both products and their sum are exact
+                      multiples of the reciprocal by powers of two, and so is the quotient where a
+                      library sums first. Only where the reciprocal is subnormal do the two ways part
+                      (f8e4m3 on more than 64 ranks): NCCL's is expected, and `tolerance` allows
+                      the other. Where it is 0 (from 1024 ranks on), all data are 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import astuple, dataclass, replace
+from enum import IntEnum
+from fractions import Fraction
+
+import numpy as np
+
+import runner
+
+MOST = 64  # contributors to an element
+
+
+class Kind(IntEnum):
+    """What is done with random bits; the same numbers in kernels/bench_data.cu."""
+
+    UNTOUCHED = 0
+    COPIED = 1
+    SUM = 2
+    PRODUCT = 3
+    EXTREME = 4
+    FLOAT_SUM = 5
+    FLOAT_PRODUCT = 6
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The integers that NumPy and the kernels need.
+
+    width: bits of an element. window: contributors. bits: random bits that one contributes. odd: what
+    odd ranks' contributions are multiplied by. divisor: of the sum. alike: 1 where contributors share
+    a sign. identity: what a combination begins with; of EXTREME, as a key that orders like the values.
+    mantissa: bits of it. low, choices: the first exponent field of the integer 1, and how many are drawn
+    from; of EXTREME, fields are 1 to choices. shift, extra: what averaging adds to the exponent field
+    and to the mantissa. powers: how many contributors of a product bring a power of two. minimum, signed:
+    1 or 0.
+    """
+
+    kind: Kind
+    width: int
+    ranks: int = 1
+    window: int = 1
+    bits: int = 0
+    odd: int = 1
+    divisor: int = 1
+    alike: int = 0
+    identity: int = 0
+    mantissa: int = 0
+    low: int = 0
+    choices: int = 0
+    shift: int = 0
+    extra: int = 0
+    powers: int = 0
+    minimum: int = 0
+    signed: int = 0
+
+    @property
+    def inputs(self) -> Recipe:
+        """The recipe before weights and averaging: what a rank contributes."""
+        return replace(self, odd=1, divisor=1, shift=0, extra=0)
+
+    @property
+    def arguments(self) -> tuple[np.uint64, ...]:
+        """The fields from `ranks` on as the kernels' arguments: modulo 2^64."""
+        return tuple(np.uint64(value % 2**64) for value in astuple(self)[2:])
+
+
+@functools.lru_cache(maxsize=128)
+def recipe(datatype: runner.Datatype, reduction: str, ranks: int) -> Recipe:
+    """The recipe of a reduction over this number of ranks."""
+    if reduction in ("min", "max"):
+        return _extreme(datatype, ranks, reduction == "min")
+    if not datatype.floating:
+        return _integers(datatype, ranks, reduction)
+    return _product(datatype, ranks) if reduction == "prod" else _sum(datatype, ranks, reduction)
+
+
+def _integers(datatype: runner.Datatype, ranks: int, reduction: str) -> Recipe:
+    width, window = 8 * datatype.itemsize, min(ranks, MOST)
+    if reduction == "prod":
+        return Recipe(Kind.PRODUCT, width, ranks, window, identity=1)
+    if reduction != "avg":
+        odd = runner.premultiplier(1) if reduction == "mulsum" else 1
+        return Recipe(Kind.SUM, width, ranks, window, bits=width, odd=odd)
+    # Two large numbers rather than many small ones where 7 bits are all that a sum may have.
+    window = min(window, MOST if width > 8 else 2)
+    return Recipe(Kind.SUM, width, ranks, window, bits=width - 1 - _log2(window), divisor=ranks)
+
+
+def _sum(datatype: runner.Datatype, ranks: int, reduction: str) -> Recipe:
+    mantissa, precision = datatype.mantissa, datatype.mantissa + 1
+    top = largest(datatype) >> mantissa
+    window, total = min(ranks, 1 << mantissa, MOST), precision
+    odd = runner.premultiplier(1) if reduction == "mulsum" else 1
+    bits = total - _log2(window) - _log2(odd)
+    shift = extra = 0
+    alike = reduction == "avg" and ranks != 1 << _log2(ranks)
+    if reduction == "avg":
+        nearest = _reciprocal(datatype, ranks, lowest=1 - bias(datatype))
+        if nearest is None:
+            return Recipe(Kind.FLOAT_SUM, 8 * datatype.itemsize, ranks, window=0, mantissa=mantissa)
+        shift, extra = nearest
+        if alike:
+            window, bits, total = 2, 0, 1
+    # The least, 1 * 2^e and its share of an average, is normal; the most, 2^total * 2^e, finite.
+    low = 1 - shift
+    choices = top - total - low + 1
+    return Recipe(
+        Kind.FLOAT_SUM,
+        8 * datatype.itemsize,
+        ranks,
+        window if choices > 0 else 0,
+        bits,
+        odd,
+        alike=int(alike),
+        mantissa=mantissa,
+        low=low,
+        choices=max(choices, 1),
+        shift=shift,
+        extra=extra,
+    )
+
+
+def _product(datatype: runner.Datatype, ranks: int) -> Recipe:
+    one = bias(datatype) << datatype.mantissa
+    window = min(ranks, MOST)
+    powers = min(window, bias(datatype) - 3)  # all up or all down stays normal, with room for the mantissa
+    return Recipe(
+        Kind.FLOAT_PRODUCT,
+        8 * datatype.itemsize,
+        ranks,
+        window,
+        identity=one,
+        mantissa=datatype.mantissa,
+        powers=powers,
+    )
+
+
+def _extreme(datatype: runner.Datatype, ranks: int, minimum: bool) -> Recipe:
+    width = 8 * datatype.itemsize
+    highest = (1 << width) - 1
+    if datatype.floating:
+        highest = largest(datatype) | 1 << (width - 1)
+    return Recipe(
+        Kind.EXTREME,
+        width,
+        ranks,
+        min(ranks, MOST),
+        identity=highest if minimum else (1 << width) - 1 - highest,
+        mantissa=datatype.mantissa,
+        choices=(1 << datatype.exponent) - 2,
+        minimum=int(minimum),
+        signed=int(datatype.signed),
+    )
+
+
+def tolerance(datatype: runner.Datatype, reduction: str, ranks: int) -> int:
+    """Units in the last place by which a right result may differ from `reduced`: the difference between
+    multiplying by the type's 1 / ranks and dividing; 0 except for f8e4m3 averages."""
+    if not datatype.floating or reduction != "avg":
+        return 0
+    nearest = _reciprocal(datatype, ranks, lowest=1 - bias(datatype))
+    exact = _reciprocal(datatype, ranks, lowest=-ranks)
+    if nearest is None or exact is None:
+        return 0
+    return abs(((nearest[0] - exact[0]) << datatype.mantissa) + nearest[1] - exact[1])
+
+
+def _reciprocal(datatype: runner.Datatype, ranks: int, lowest: int) -> tuple[int, int] | None:
+    """1 / ranks rounded to the type's precision, as exponent and mantissa; None if it rounds to 0.
+
+    lowest: the exponent below which numbers are subnormal.
+    """
+    unit = max(-_log2(ranks), lowest) - datatype.mantissa  # the exponent of the last bit
+    multiple = round(Fraction(1, ranks) / Fraction(2) ** unit)  # half to even
+    if multiple == 0:
+        return None
+    lead = multiple.bit_length() - 1
+    return unit + lead, (multiple << datatype.mantissa >> lead) - (1 << datatype.mantissa)
+
+
+def bias(datatype: runner.Datatype) -> int:
+    """The exponent field of 1.0."""
+    return (1 << (datatype.exponent - 1)) - 1
+
+
+def largest(datatype: runner.Datatype) -> int:
+    """The bits of the largest finite number. Types named fn have no infinities, and NaN is all ones."""
+    if datatype.numpy.endswith("fn"):
+        return (1 << (8 * datatype.itemsize - 1)) - 2
+    return (((1 << datatype.exponent) - 1) << datatype.mantissa) - 1
+
+
+def _log2(number: int) -> int:
+    """Rounded up."""
+    return (number - 1).bit_length()

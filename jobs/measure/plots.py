@@ -1,0 +1,138 @@
+"""Drawings with matplotlib: files in .html, .svg and .png, and axes that all plots share.
+
+matplotlib is an extra (`meshrun[plot]`) and is imported when something is drawn. Figures are built without
+pyplot, so that no display is needed and no global state is left behind. The same values give the same bytes.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import io
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import runner
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Place = TypeVar("Place", int, float)
+
+SUFFIXES = (".html", ".png", ".svg")
+TICKS = 9  # labels on an axis, about
+WIDTH = 110  # characters of a title's line
+PAGE = Path(__file__).with_name("page.html")
+
+
+def check(target: str | Path) -> None:
+    """Raise UserError for an unknown suffix, or if matplotlib is missing: before anything is measured."""
+    suffix = Path(target).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise runner.UserError(
+            "the suffix of the plot's file is unknown", got=target, expected=" ".join(SUFFIXES)
+        )
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as reason:
+        raise runner.UserError(
+            "plots need matplotlib", got=str(reason), hint="pip install 'meshrun[plot]'"
+        ) from reason
+
+
+def from_zero(axes: Axes) -> None:
+    """Start the vertical axis at 0."""
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+
+
+def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], label: str) -> None:
+    """Make the horizontal axis logarithmic, with some of the measured places as its labels."""
+    axes.set_xscale("log", base=2)
+    ticks = apart(places)
+    names(axes, ticks, [name(place) for place in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(label)
+    axes.grid(True, color="0.9")
+
+
+def apart(places: Sequence[Place]) -> list[Place]:
+    """The places on a logarithmic axis whose labels do not touch; powers of two have priority."""
+    if len(places) < 2:
+        return list(places)
+    least = 0.99 * math.log2(places[-1] / places[0]) / (TICKS - 0.5)
+    found: list[Place] = []
+    for place in sorted(places, key=lambda one: (not math.log2(one).is_integer(), one)):
+        if all(abs(math.log2(place / other)) >= least for other in found):
+            found.append(place)
+    return sorted(found)
+
+
+def names(axes: Axes, places: Sequence[float], words: Sequence[str]) -> None:
+    """Label these places of the horizontal axis; long words are slanted."""
+    aslant: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, words), default=0) > 3 else {}
+    axes.set_xticks(places, words, **aslant)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table below a drawing. caption: empty if there is only one table."""
+
+    titles: Sequence[str]
+    rows: Iterable[Iterable[str]]
+    caption: str = ""
+
+
+def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Iterable[Sheet]) -> None:
+    """Write what `draw` draws; in .html with the sheets below it.
+
+    The title is part of the image, in .html above it. Raises UserError for other suffixes than
+    .html, .png and .svg, without matplotlib, or if the file cannot be written.
+    """
+    check(target)
+    suffix = target.suffix.lower()
+    image = _render(draw, "" if suffix == ".html" else title, "png" if suffix == ".png" else "svg")
+    if suffix == ".html":
+        drawing = image.decode()
+        parts = {
+            "title": html.escape(title),
+            "figure": drawing[drawing.index("<svg") :].strip(),  # without the XML prologue
+            "tables": "\n".join(map(_table, sheets)),
+        }
+        page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
+        image = page.encode()
+    try:
+        runner.write_file(target, image)
+    except OSError as reason:
+        raise runner.UserError(f"cannot write {target}", got=reason.strerror or reason) from reason
+
+
+def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    nothing = {"Software": None} if form == "png" else dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    # The defaults, whatever the user's matplotlibrc says; without IDs and dates that differ between runs.
+    settings = {"svg.hashsalt": "meshrun", "svg.fonttype": "none", "text.parse_math": False}
+    with style.context(["default", settings]):
+        figure = Figure(figsize=(11, 4.5), layout="constrained")
+        draw(figure)
+        if title:
+            figure.suptitle(textwrap.fill(title, WIDTH))
+        stream = io.BytesIO()
+        figure.savefig(stream, format=form, dpi=150, metadata=nothing)
+    return stream.getvalue()
+
+
+def _table(sheet: Sheet) -> str:
+    def row(tag: str, values: Iterable[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(value)}</{tag}>" for value in values) + "</tr>"
+
+    caption = f"<caption>{html.escape(sheet.caption)}</caption>" if sheet.caption else ""
+    rows = [row("th", sheet.titles), *(row("td", values) for values in sheet.rows)]
+    return "\n".join([f'<div tabindex="0"><table>{caption}', *rows, "</table></div>"])

@@ -1,0 +1,103 @@
+"""The JSON file of -J: created before anything is measured, replaced in one step, free of secrets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import runner
+from jobs.measure import plots
+from runner import World
+
+PREFIXES = ("NCCL_", "UCX_", "FI_")
+NAMES = {
+    "CUDA_VISIBLE_DEVICES",
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_LOCALID",
+    "SLURM_NNODES",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_STEP_ID",
+}
+SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "PSK")
+WRITING_SHARE = 0.05  # of the run's time, at most
+
+
+def recorded_environment(environment: Mapping[str, str]) -> list[str]:
+    """The variables that configure NCCL and the network or identify the Slurm job, as "NAME=value"."""
+    return [
+        f"{name}={value}"
+        for name, value in sorted(environment.items())
+        if (name.startswith(PREFIXES) or name in NAMES) and not any(word in name.upper() for word in SECRET)
+    ]
+
+
+class RecordFile:
+    """A file that each write replaces in one step. path: None on ranks that write nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._due = path, 0.0
+
+    def write(self, text: Callable[[], str], last: bool = False) -> None:
+        """Replace the file by `text()`; skip it if writing would take more than WRITING_SHARE of the time.
+
+        last: write in any case.
+        """
+        if self._path is None or (not last and time.monotonic() < self._due):
+            return
+        begin = time.monotonic()
+        runner.write_file(self._path, text())
+        end = time.monotonic()
+        self._due = end + (end - begin) / WRITING_SHARE
+
+
+def create_record(path: str | Path) -> str:
+    """Create an empty file and return its name: the path or, if it exists, path.0, path.1 (as nccl-tests).
+
+    Raises UserError if the path does not end in .json or cannot be written.
+    """
+    if Path(path).suffix.lower() != ".json":
+        raise runner.UserError(
+            "the output file is not JSON", got=str(path), expected="a name ending in .json"
+        )
+    name, number = str(path), 0
+    while True:
+        try:
+            with open(name, "x", encoding="utf-8"):
+                return name
+        except FileExistsError:
+            name, number = f"{path}.{number}", number + 1
+        except OSError as reason:
+            raise runner.UserError(f"cannot write {name}", got=reason.strerror or reason) from reason
+
+
+def open_record(world: World, path: str | None, announce: Callable[[str], None]) -> RecordFile:
+    """Create rank 0's file of -J and announce its name; collective. Raises UserError on every rank."""
+    if path is None:
+        return RecordFile(None)
+    name = world.on_root(lambda: create_record(path))
+    announce(f"# Writing JSON output to {name}\n")
+    return RecordFile(Path(name) if world.rank == 0 else None)
+
+
+def create_outputs(path: str | None, plot: str | None) -> str | None:
+    """Check that the plot can be drawn, create the record and return its name. Raises UserError.
+
+    path: of -J, plot: of --plot; None if not given.
+    """
+    if plot:
+        plots.check(plot)
+    return None if path is None else create_record(path)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise UserError if the file cannot be written; leaves nothing behind and changes nothing."""
+    try:
+        runner.check_writable(path)
+    except OSError as reason:
+        raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason

@@ -1,0 +1,41 @@
+"""The runner's watchdog around a measurement: a run without progress ends, and names the stuck rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import runner
+from jobs.measure.exit_codes import Stuck
+from runner import Control, World
+
+
+@contextmanager
+def watching(
+    world: World,
+    handler: runner.FailureHandler,
+    timeout: float,
+    control: Control | None = None,
+    failure: Callable[[str], runner.MeshrunError] = Stuck,
+) -> Iterator[runner.MeasurementProgress]:
+    """The progress of this rank, watched if `timeout` is not 0; collective over `control`.
+
+    timeout: seconds without progress. control: the ranks that measure; None for all. failure: the error that
+    ends the run.
+    """
+    if not timeout:
+        yield runner.MeasurementProgress()
+        return
+
+    def report(text: str) -> None:
+        handler.report_single(failure(text), "", world.rank)
+
+    control = control or world.control
+    names = control.allgather(str(world.here))
+    watchdog = runner.Watchdog(control, names, timeout, on_report=report, end=world.control.abort)
+    for warning in watchdog.warnings if control.rank == 0 else ():
+        runner.tell(f"warning: {warning}")
+    try:
+        yield watchdog
+    finally:
+        watchdog.stop()
