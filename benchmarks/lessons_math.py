@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench.memory import freivalds, transpose
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.matmul_ways import PRECISIONS
-from jobs.bench.memory.matmul_ways import OnGpu as Products
-from jobs.bench.memory.transpose_ways import OnGpu, launch, variants
+from jobs.bench.lessons.matmul import freivalds
+from jobs.bench.lessons.matmul.methods import PRECISIONS
+from jobs.bench.lessons.matmul.methods import OnGpu as Products
+from jobs.bench.lessons.protocol import Stage
+from jobs.bench.lessons.transpose import lesson as transpose
+from jobs.bench.lessons.transpose.methods import OnGpu, launch, variants
 from runner.backend.cuda import CudaBackend
 from runner.report.record import versions, write
 from runner.world import lone_world

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench.memory.lesson import Stage
+from jobs.bench.lessons.protocol import Stage
 from jobs.kernels import FOLDER
 from runner.world import lone_world
 

@@ -22,8 +22,8 @@ from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
 from jobs.bench.copy.run import CopyOptions, run
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.timed import by_marks
+from jobs.bench.lessons.protocol import Stage
+from jobs.bench.lessons.timers import by_marks
 from jobs.measure import gate
 from jobs.measure.exit_codes import WrongResults
 from launch.local import PROGRAM

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 import jobs.kernels
-from jobs.bench.memory import coalescing, show, streams, transfer
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.transfer_ways import DIRECTIONS, WAYS
+from jobs.bench.lessons import show
+from jobs.bench.lessons.coalescing import lesson as coalescing
+from jobs.bench.lessons.protocol import Stage
+from jobs.bench.lessons.streams import lesson as streams
+from jobs.bench.lessons.transfer import lesson as transfer
+from jobs.bench.lessons.transfer.methods import DIRECTIONS, WAYS
 from jobs.kernels import instance
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

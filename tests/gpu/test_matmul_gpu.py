@@ -11,9 +11,9 @@ import pytest
 
 import runner
 from jobs import kernels
-from jobs.bench.memory import matmul
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.matmul_ways import PRECISIONS, Precision, Shape, launch
+from jobs.bench.lessons.matmul import lesson as matmul
+from jobs.bench.lessons.matmul.methods import PRECISIONS, Precision, Shape, launch
+from jobs.bench.lessons.protocol import Stage
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

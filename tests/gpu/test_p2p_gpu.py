@@ -13,7 +13,7 @@ import pytest
 
 import runner
 from jobs import kernels
-from jobs.bench.memory.p2p_ways import peer_copies
+from jobs.bench.lessons.p2p.methods import peer_copies
 from launch import mpiexec
 from launch.local import PROGRAM
 from runner.errors import MeshrunError

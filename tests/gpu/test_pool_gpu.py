@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench.memory import pool as lesson
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.pool_workload import account, workload
+from jobs.bench.lessons.pool import lesson
+from jobs.bench.lessons.pool.workload import account, workload
+from jobs.bench.lessons.protocol import Stage
 from runner import Pool
 from runner.world import lone_world
 

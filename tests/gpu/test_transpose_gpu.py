@@ -11,9 +11,9 @@ import pytest
 
 import runner
 from jobs import kernels
-from jobs.bench.memory import transpose
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.transpose_ways import BEST, SINGLE, THREADS, launch, variants
+from jobs.bench.lessons.protocol import Stage
+from jobs.bench.lessons.transpose import lesson as transpose
+from jobs.bench.lessons.transpose.methods import BEST, SINGLE, THREADS, launch, variants
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import runner
-from jobs.bench.memory.run import Asked, run
+from jobs.bench.lessons.run import Asked, run
 from jobs.measure.exit_codes import WrongResults
 from launch.cli import Door
 from runner.world import World, open_world
