@@ -1,4 +1,4 @@
-"""`meshrun bench memory`: its commands, one a lesson."""
+"""`meshrun bench memory`: one command a lesson."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ COMMON = (
     click.option("-n", "samples", type=click.IntRange(min=1), default=5, show_default=True,
                  help="Measurements of each figure; the median counts."),
     click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check data."),
-    click.option("-J", "output_file", metavar="FILE.json", help="Write what was measured there."),
+    click.option("-J", "output_file", metavar="FILE.json", help="Write all measurements to this file."),
     PLOT,
     *LAST,
 )  # fmt: skip
 
-# name -> help and own options; the lessons' modules are imported when they are run.
+# name -> help and own options; a lesson is imported when it is run.
 LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "transfer": (
-        "Copies between host and GPU, by the kind of host memory and by size.",
+        "Copies between host and GPU, by kind of host memory and by size.",
         (first("1K"), last("1G")),
     ),
     "coalescing": (
         "A kernel's bandwidth by stride and by misalignment.",
-        (last("1G", "The buffer's size."),),
+        (last("1G", "Size of the buffer."),),
     ),
     "transpose": (
         "Transposes of a matrix, from naive to cuBLAS.",
         (
             click.option("--shape", "shapes", multiple=True, metavar="ROWSxCOLUMNS",
-                         help="A matrix, may be repeated.  [default: a square, two oblong, one odd]"),
+                         help="A matrix; may be repeated.  [default: square, oblong and odd ones]"),
             click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), default=DTYPES,
                          show_default=True, help="May be repeated."),
         ),
@@ -57,7 +57,7 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
         "Matrix products, from naive to cuBLAS.",
         (
             click.option("--side", type=click.IntRange(min=1), default=None, metavar="N",
-                         help="Of the square matrices.  [default: 8192; 1024 on a CPU]"),
+                         help="Rows of the square matrices.  [default: 8192; 1024 on a CPU]"),
         ),
     ),
     "streams": (
@@ -65,11 +65,11 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
         (
             last("1G", "Bytes in all chunks."),
             click.option("--chunks", type=click.IntRange(min=1), default=16, show_default=True,
-                         help="How many."),
+                         help="Number of chunks."),
         ),
     ),
     "p2p": (
-        "The ways between GPUs: direct, through the host, NCCL, kernel loads.",
+        "Methods between GPUs: direct, through the host, NCCL, kernel loads.",
         (first("4K"), last("256M")),
     ),
     "pool": (
@@ -84,11 +84,11 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
 
 @click.group(cls=OwnGroup, no_args_is_help=False)
 def memory() -> None:
-    """What memory is fast at: one lesson a command, each a table and what it shows.
+    """Memory performance lessons: each measures, and prints a table and what it shows.
 
     \b
-    meshrun bench memory transfer                 pinned, pageable, mapped, managed
-    meshrun bench memory transpose --plot t.html  a drawing too
+    meshrun bench memory transfer                 kinds of host memory
+    meshrun bench memory transpose --plot t.html  also draw a chart
     meshrun -n 2 bench memory p2p                 between ranks
     """
 
@@ -99,14 +99,15 @@ def _add(name: str) -> None:
     @memory.command(name, cls=OwnCommand, help=summary, short_help=summary)
     @with_options([*own, *COMMON])
     def command(device: str, debug: bool, **words: Any) -> int:
-        from jobs.bench.lessons.run import Asked, run
+        from jobs.bench.lessons.run import LessonOptions, run
 
         sizes = words.pop("minbytes", 1), words.pop("maxbytes", 1)
         if not 1 <= sizes[0] <= sizes[1]:
             raise click.UsageError(f"-b {sizes[0]} -e {sizes[1]}: no size to measure")
         common = {key: words.pop(key) for key in ("samples", "output_file", "plot")}
-        asked = Asked(name=name, check=bool(words.pop("check")), sizes=sizes, options=words, **common)
-        return run_on_ranks(run, asked, device, debug)
+        check = bool(words.pop("check"))
+        options = LessonOptions(name=name, check=check, sizes=sizes, own=words, **common)
+        return run_on_ranks(run, options, device, debug)
 
 
 for _name in LESSONS:

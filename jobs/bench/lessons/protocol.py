@@ -1,11 +1,10 @@
-"""What a lesson gets to measure with, and what it makes: tables, a chart, and a paragraph about its figures.
+"""What a lesson measures with, and what it returns.
 
-A lesson's module has
+A lesson is a package of this folder. Its module `lesson` has
 
-    SUMMARY             a line of help
-    RANKS               how many ranks it takes: "one", or "several" (two and more)
-    CPU                 whether it has a meaning without a GPU
-    measure(stage)      the Lesson
+    RANKS               ranks it runs on: "one", or "several" (two or more)
+    CPU                 whether it also runs without a GPU
+    measure(context)    measures and returns a Lesson
 """
 
 from __future__ import annotations
@@ -15,20 +14,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import runner
 from jobs.measure.exit_codes import NeedsGpu
+from jobs.measure.sizes import size_name
 from runner import Box, World
 
-Cell = str | float | int | None  # None: not measured, shown as "-"
+Cell = str | float | int | None  # None: not measured, printed as "-"
 Ranks = Literal["one", "several"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class Context:
     """What a lesson measures with.
 
-    box: this process's GPUs; None on a CPU. gpu: the index of the rank's own GPU in it. samples: how often
-    each figure is measured; the median counts. check: whether data is looked at. minbytes, maxbytes: of the
-    sizes to go through. options: of the one command, by name. progress: says what is measured now.
+    box: this process's GPUs, None on a CPU. gpu: index of the rank's own GPU in it. samples: measurements of
+    each figure; the median counts. check: whether results are compared with what they must be. minbytes,
+    maxbytes: first and last size. options: those of this lesson only, by name. progress: is called with what
+    is measured next.
     """
 
     world: World
@@ -39,32 +41,57 @@ class Stage:
     minbytes: int = 1 << 10
     maxbytes: int = 1 << 30
     options: Mapping[str, Any] = field(default_factory=dict)
-    progress: Callable[[str], None] = lambda doing: None
+    progress: Callable[[str], None] = lambda step: None
 
     @property
-    def gpus(self) -> Box:
-        """The box, for lessons that need one. Raises NeedsGpu."""
+    def required_box(self) -> Box:
+        """`box`, for code that runs on GPUs only. Raises NeedsGpu."""
         if self.box is None:
-            raise NeedsGpu("this needs a GPU", hint="meshrun doctor says which there are", everywhere=True)
+            raise NeedsGpu("this needs a GPU", hint="meshrun doctor lists the GPUs", everywhere=True)
         return self.box
+
+    @property
+    def device_name(self) -> str:
+        """For titles."""
+        device = self.world.here.device
+        return device.name if self.box is None else f"GPU {self.gpu}, {self.box.gpus[self.gpu].name}"
+
+    @property
+    def device(self) -> dict[str, Any]:
+        """For the JSON record."""
+        if self.box is None:
+            return {"kind": "cpu", "name": self.world.here.device.name}
+        gpu = self.box.gpus[self.gpu]
+        return {"kind": "cuda", "name": gpu.name, "uuid": gpu.uuid, "bus_id": gpu.bus_id, "cache": gpu.cache}
 
     def sizes(self, factor: int = 4) -> list[int]:
         """minbytes, times `factor`, ... up to maxbytes."""
-        found = [self.minbytes]
-        while found[-1] * factor <= self.maxbytes:
-            found.append(found[-1] * factor)
-        return found
+        sizes = [self.minbytes]
+        while sizes[-1] * factor <= self.maxbytes:
+            sizes.append(sizes[-1] * factor)
+        return sizes
 
     def median(self, seconds: Callable[[], float]) -> float:
-        """The median of as many calls as `samples`, after one that does not count."""
+        """Median of `samples` calls, after one warm-up call."""
         seconds()
         return statistics.median(seconds() for _ in range(self.samples))
+
+    def require_host_memory(self, nbytes: int) -> None:
+        """Raise UserError if the host has less free memory: the kernel would kill some process."""
+        free = self.world.backend.free_memory()
+        if nbytes > free:
+            raise runner.UserError(
+                "not enough memory",
+                got=f"-e {size_name(self.maxbytes)}, which needs {size_name(nbytes)}",
+                expected=f"at most {size_name(free)}, which is free",
+                hint="a smaller -e",
+            )
 
 
 @dataclass(frozen=True)
 class Table:
     """titles: of the columns, with units, such as "copy (GB/s)". rows: a cell for each title; floats are
-    shown with 4 digits. title: above it, where there are several."""
+    printed with 4 digits. title: printed above, if there are several tables."""
 
     titles: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -73,7 +100,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
-    """points: (x, y), by x; y None where nothing was measured."""
+    """points: (x, y) in the order of x; y is None where nothing was measured."""
 
     label: str
     points: tuple[tuple[float, float | None], ...]
@@ -81,9 +108,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over x, logarithmic unless said, sizes in bytes where `bytes`; y from 0 or logarithmic.
+    """Lines over x. bytes: x are sizes in bytes. y starts at 0 unless log_y.
 
-    names: of x = 0, 1, ... where it counts things, which are drawn as bars.
+    names: of x = 0, 1, ... if x counts things, which are drawn as groups of bars.
     """
 
     x: str
@@ -96,8 +123,8 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """What ran when: (lane, label, begin, end), seconds from a common zero."""
+class Timeline:
+    """spans: (lane, label, begin, end), in seconds from a common zero."""
 
     spans: tuple[tuple[str, str, float, float], ...]
     title: str = ""
@@ -105,28 +132,27 @@ class Bars:
 
 @dataclass(frozen=True)
 class Lesson:
-    """name: of the command. title: what was measured, on what. said: paragraphs about these figures.
-
-    wrong: what a check of data found, a sentence each; a lesson that has any fails, after it is shown.
-    facts: everything measured, plain values for JSON, seconds and bytes.
+    """name: of the command. title: what was measured, and on what. explanation: sentences about the figures
+    of this run. mismatches: a sentence for each wrong result; if there is any, the command fails after
+    printing. facts: all that was measured, as plain values for JSON, in seconds and bytes.
     """
 
     name: str
     title: str
     tables: tuple[Table, ...]
-    said: tuple[str, ...]
-    charts: tuple[Chart | Bars, ...] = ()
-    wrong: tuple[str, ...] = ()
+    explanation: tuple[str, ...]
+    charts: tuple[Chart | Timeline, ...] = ()
+    mismatches: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def rate(nbytes: float, seconds: float) -> float | None:
-    """GB/s; None where the clock saw no time pass."""
+    """GB/s; None if no time was measured."""
     return nbytes / seconds / 1e9 if seconds > 0 else None
 
 
 def crossings(lines: Sequence[Line]) -> list[tuple[float, str]]:
-    """Which line is the highest from which x on: (x, label), by x; the first holds from the smallest x.
+    """Which line is highest from which x on: (x, label), in the order of x; the first from the smallest x.
 
     Only x where every line has a value count, and a lead of less than 2 % changes nothing.
     """

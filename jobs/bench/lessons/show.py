@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.lessons.protocol import Bars, Cell, Chart, Lesson, Table
+from jobs.bench.lessons.protocol import Cell, Chart, Lesson, Table, Timeline
 from jobs.measure import plots
 from jobs.measure.sizes import size_name
 
@@ -23,23 +23,22 @@ WIDTH = 100
 
 
 def text(lesson: Lesson) -> str:
-    """Tables and paragraphs, whole lines."""
+    """Tables, then the explanation, as whole lines."""
     lines = [f"# {lesson.title}", ""]
     for table in lesson.tables:
         lines += [*([table.title] if table.title else ()), *columns(table), ""]
-    for paragraph in lesson.said:
-        lines += [*textwrap.wrap(paragraph, WIDTH, break_on_hyphens=False), ""]
-    return "\n".join(lines)
+    for sentence in lesson.explanation:
+        lines += textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def columns(table: Table) -> list[str]:
-    """The first column to the left, the others to the right; titles of several words on two lines."""
-    cells = [tuple(map(cell, row)) for row in table.rows]
-    titles = [tuple(title.partition(" (")) for title in table.titles]
-    above = tuple(head for head, _, _ in titles)
+    """First column aligned to the left, the others to the right; units on a line of their own."""
+    titles = [title.partition(" (") for title in table.titles]
+    heads = tuple(head for head, _, _ in titles)
     units = tuple(f"({unit}" if unit else "" for _, _, unit in titles)
-    rows = [above, *([units] if any(units) else []), *cells]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(titles))]
+    rows = [heads, *([units] if any(units) else []), *(tuple(map(cell, row)) for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
             text.rjust(width) if at else text.ljust(width)
@@ -58,15 +57,25 @@ def cell(value: Cell) -> str:
 
 
 def record(lesson: Lesson, environment: Sequence[str]) -> str:
-    """JSON: what was measured, and on what. environment: NAME=value."""
-    facts = {"version": version("meshrun"), "lesson": lesson.name, "title": lesson.title}
-    tables = [asdict(table) for table in lesson.tables]
-    whole = {**facts, "tables": tables, "said": lesson.said, "wrong": lesson.wrong, **lesson.facts}
-    return json.dumps(_finite({**whole, "environment": list(environment)}), indent=1, allow_nan=False) + "\n"
+    """JSON of all that was measured. environment: NAME=value."""
+    whole = {
+        "version": version("meshrun"),
+        "lesson": lesson.name,
+        "title": lesson.title,
+        "tables": [asdict(table) for table in lesson.tables],
+        "explanation": lesson.explanation,
+        "mismatches": lesson.mismatches,
+        # Earlier names of these two, kept for one release.
+        "said": lesson.explanation,
+        "wrong": lesson.mismatches,
+        **lesson.facts,
+        "environment": list(environment),
+    }
+    return json.dumps(_finite(whole), indent=1, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for numbers that JSON cannot write."""
+    """The same, with null for numbers that JSON has no word for."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -75,13 +84,13 @@ def _finite(value: Any) -> Any:
 
 
 def draw(lesson: Lesson, target: str | Path) -> None:
-    """The charts side by side; UserError as `jobs.measure.plots.save`."""
+    """The charts side by side, in .html with the tables below. Raises UserError as `plots.save` does."""
 
     def figure(canvas: Figure) -> None:
         panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0] if lesson.charts else ()
         for axes, chart in zip(panels, lesson.charts, strict=True):
-            if isinstance(chart, Bars):
-                _bars(axes, chart)
+            if isinstance(chart, Timeline):
+                _timeline(axes, chart)
             else:
                 _chart(axes, chart)
 
@@ -91,8 +100,15 @@ def draw(lesson: Lesson, target: str | Path) -> None:
     plots.save(figure, Path(target), lesson.title, sheets)
 
 
+def _chart(axes: Axes, chart: Chart) -> None:
+    axes.set_ylabel(chart.y)
+    (_groups if chart.names else _lines)(axes, chart)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize="small")
+
+
 def _groups(axes: Axes, chart: Chart) -> None:
-    """A group of bars for each name, one a line."""
+    """A group of bars for each name, one bar a line."""
     wide = 0.8 / max(len(chart.lines), 1)
     for number, line in enumerate(chart.lines):
         known = [(x + (number + 0.5) * wide - 0.4, y) for x, y in line.points if y is not None]
@@ -102,13 +118,6 @@ def _groups(axes: Axes, chart: Chart) -> None:
     axes.set_xlabel(chart.x)
     axes.grid(True, axis="y", color="0.9")
     axes.set_axisbelow(True)
-
-
-def _chart(axes: Axes, chart: Chart) -> None:
-    axes.set_ylabel(chart.y)
-    (_groups if chart.names else _lines)(axes, chart)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize="small")
 
 
 def _lines(axes: Axes, chart: Chart) -> None:
@@ -129,17 +138,17 @@ def _lines(axes: Axes, chart: Chart) -> None:
         axes.grid(True, color="0.9")
 
 
-def _bars(axes: Axes, bars: Bars) -> None:
-    lanes = list(dict.fromkeys(lane for lane, *_ in bars.spans))
-    labels = list(dict.fromkeys(label for _, label, *_ in bars.spans))
-    zero = min((begin for *_, begin, _ in bars.spans), default=0.0)
-    for lane, label, begin, end in bars.spans:
+def _timeline(axes: Axes, chart: Timeline) -> None:
+    lanes = list(dict.fromkeys(lane for lane, *_ in chart.spans))
+    labels = list(dict.fromkeys(label for _, label, *_ in chart.spans))
+    zero = min((begin for *_, begin, _ in chart.spans), default=0.0)
+    for lane, label, begin, end in chart.spans:
         colour = f"C{labels.index(label) % 10}"
         axes.barh(lanes.index(lane), (end - begin) * 1e3, left=(begin - zero) * 1e3, color=colour, height=0.6)
     axes.set_yticks(range(len(lanes)), lanes)
     axes.invert_yaxis()
     axes.set_xlabel("time (ms)")
-    axes.set_title(bars.title)
+    axes.set_title(chart.title)
     for number, label in enumerate(labels):
         axes.barh(0, 0, color=f"C{number % 10}", label=label)
     if labels:  # below the bars, which fill the panel

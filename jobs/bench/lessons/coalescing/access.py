@@ -1,6 +1,7 @@
-"""Which pieces of memory a strided access touches: hardware moves whole ones, however little is wanted.
+"""Which pieces of memory a strided access touches: hardware moves whole pieces, however little is used.
 
-Element i of an access is number first + i * stride in memory; a grain is so many neighbouring elements.
+Element i of an access is number first + i * stride in memory. A piece is `size` neighbouring elements: a
+sector of 32 bytes on a GPU, a cache line of 64 bytes on a CPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Access:
-    """count elements of 4 bytes, read `stride` apart from `first` on, written next to each other."""
+    """Read `count` elements of 4 bytes, `stride` apart from `first` on, and write them next to each other."""
 
     stride: int
     first: int
@@ -18,12 +19,12 @@ class Access:
 
     @property
     def useful(self) -> int:
-        """Bytes read and written that were asked for."""
+        """Bytes of the elements read and written."""
         return 2 * 4 * self.count
 
 
-def grains(access: Access, size: int) -> int:
-    """How many different grains of `size` elements the reads touch."""
+def pieces(access: Access, size: int) -> int:
+    """How many different pieces the reads touch."""
     if access.stride >= size:
         return access.count
     last = access.first + (access.count - 1) * access.stride
@@ -31,24 +32,24 @@ def grains(access: Access, size: int) -> int:
 
 
 def moved(access: Access, size: int) -> int:
-    """Bytes that must move: each touched grain once, and what is written."""
-    return 4 * size * grains(access, size) + 4 * access.count
+    """Bytes that memory must move: each touched piece once, and what is written."""
+    return 4 * size * pieces(access, size) + 4 * access.count
 
 
-def asked(access: Access, size: int, lanes: int = 32) -> int:
-    """How many grains one load of a warp asks for; its first lane reads element `first`."""
+def pieces_of_load(access: Access, size: int, lanes: int = 32) -> int:
+    """How many pieces one load of a warp touches; its first lane reads element `first`."""
     return len({(access.first + lane * access.stride) // size for lane in range(lanes)})
 
 
 def ceiling(access: Access, size: int) -> float:
-    """Useful bytes of what must move, as a fraction: the best that an access can do beside a plain copy."""
+    """Useful bytes divided by moved bytes: the access's best rate as a fraction of a plain copy's."""
     return access.useful / moved(access, size)
 
 
-def turned(access: Access, turn: int, size: int) -> Access:
-    """The same access elsewhere, so that one after another do not find grains in a cache.
+def shifted(access: Access, turn: int, size: int) -> Access:
+    """The same access elsewhere, so that repetitions do not find their pieces in a cache.
 
-    Elements less than a grain apart use every grain anyway, and stay where they are.
+    Strides below a piece touch every piece anyway, and stay where they are.
     """
     if access.stride <= size:
         return access

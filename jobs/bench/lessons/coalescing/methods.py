@@ -1,7 +1,8 @@
-"""Strided reads and a plain copy of the same buffer, by a kernel and by NumPy; and whether they are right."""
+"""Strided reads and a plain copy of a buffer, by a kernel and by NumPy, and the check of what was read."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -9,23 +10,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.lessons.coalescing.access import Access, turned
-from jobs.bench.lessons.protocol import Stage
-from jobs.bench.lessons.timers import by_clock, by_marks, refuse_beyond
+from jobs.bench.lessons.coalescing.access import Access, shifted
+from jobs.bench.lessons.protocol import Context
 from jobs.measure import check
+from jobs.measure.timers import gated_event_seconds, sampled_host_seconds
 
-THREADS, EACH = 256, 8  # EACH: elements that a thread reads at once
-ODD = 0x9E3779B1  # times this, modulo 2^32, numbers stay different and differ in all bits
+THREADS, ELEMENTS_PER_THREAD = 256, 8
+SPREAD = (
+    0x9E3779B1  # odd: multiplied by it modulo 2^32, different numbers stay different and differ in all bits
+)
 BLOCK = 1 << 22  # elements filled and compared at a time
 
 
 class Reads(Protocol):
-    """grain: elements that memory moves together. pieces: what they are called. lanes: of a warp, 0 without.
+    """piece: elements that memory moves together. pieces: what they are called. lanes: of a warp, else 0.
 
-    cache: bytes of the last cache before the memory, 0 where that is not known.
+    cache: bytes of the last cache before memory, 0 if unknown.
     """
 
-    grain: int
+    piece: int
     pieces: str
     lanes: int
     cache: int
@@ -36,52 +39,53 @@ class Reads(Protocol):
     def gather(self, access: Access) -> float:
         """Median seconds of one access."""
 
-    def wrong(self, access: Access) -> int:
-        """Do it once, into spoilt memory; how many elements are not what they must be."""
+    def mismatches(self, access: Access) -> int:
+        """Number of wrong elements after one access into poisoned memory."""
 
 
 class GpuReads:
-    grain, pieces, lanes = 8, "sectors", 32
+    piece, pieces, lanes = 8, "sectors", 32
 
-    def __init__(self, stage: Stage, elements: int) -> None:
-        self.stage, self.box, self.gpu = stage, stage.gpus, stage.gpu
+    def __init__(self, context: Context, elements: int) -> None:
+        self.context, self.box, self.gpu = context, context.required_box, context.gpu
         self.cache = self.box.gpus[self.gpu].cache
         self.stream = self.box.stream(self.gpu)
         self.memory = [self.box.allocate("device", 4 * elements, self.gpu) for _ in range(2)]
         self.source, self.target = (self.box.array(memory).view(np.uint32) for memory in self.memory)
-        self.strided = kernels.load("strided.cu", kernels.instance("strided", EACH))
-        fill(stage.world.xp, self.source)
-        stage.world.backend.synchronize()
+        self.strided = kernels.load("strided.cu", kernels.instance("strided", ELEMENTS_PER_THREAD))
+        fill(context.world.xp, self.source)
+        context.world.backend.synchronize()
 
     def copy(self) -> float:
         source, target = self.memory
-        return by_marks(
-            self.stage, self.stream, lambda turn: self.box.copy(target, source, target.nbytes, self.stream)
-        )
+        return self._seconds(lambda turn: self.box.copy(target, source, target.nbytes, self.stream))
 
     def gather(self, access: Access) -> float:
-        return by_marks(self.stage, self.stream, lambda turn: self._launch(turned(access, turn, self.grain)))
+        return self._seconds(lambda turn: self._launch(shifted(access, turn, self.piece)))
 
-    def wrong(self, access: Access) -> int:
+    def mismatches(self, access: Access) -> int:
         check.poison(self.box.array(self.memory[1]))
-        self.stage.world.backend.synchronize()
+        self.context.world.backend.synchronize()
         self._launch(access)
         self.box.synchronize(self.stream)
-        return differing(self.stage.world.xp, self.target, access)
+        return count_mismatches(self.context.world.xp, self.target, access)
+
+    def _seconds(self, issue: Callable[[int], None]) -> float:
+        return gated_event_seconds(self.box, self.gpu, self.stream, issue, self.context.median)
 
     def _launch(self, access: Access) -> None:
         words = np.array([access.count, access.stride, access.first], np.uint64)
-        blocks = math.ceil(access.count / (THREADS * EACH))
+        blocks = math.ceil(access.count / (THREADS * ELEMENTS_PER_THREAD))
         with self.box.on(self.gpu):
             self.strided((blocks,), (THREADS,), (self.source, self.target, *words), stream=self.stream)
 
 
 class CpuReads:
-    grain, pieces, lanes, cache = 16, "cache lines", 0, 0
+    piece, pieces, lanes, cache = 16, "cache lines", 0, 0
 
-    def __init__(self, stage: Stage, elements: int) -> None:
-        refuse_beyond(stage, 2 * 4 * elements)
-        self.stage = stage
+    def __init__(self, context: Context, elements: int) -> None:
+        context.require_host_memory(2 * 4 * elements)
+        self.context = context
         self.source, self.target = (np.zeros(elements, np.uint32) for _ in range(2))
         fill(np, self.source)
 
@@ -89,34 +93,34 @@ class CpuReads:
         return self._seconds(lambda turn: np.copyto(self.target, self.source))
 
     def gather(self, access: Access) -> float:
-        return self._seconds(lambda turn: self._read(turned(access, turn, self.grain)))
+        return self._seconds(lambda turn: self._read(shifted(access, turn, self.piece)))
 
-    def wrong(self, access: Access) -> int:
+    def mismatches(self, access: Access) -> int:
         check.poison(self.target.view(np.uint8))
         self._read(access)
-        return differing(np, self.target, access)
+        return count_mismatches(np, self.target, access)
 
     def _read(self, access: Access) -> None:
         apart = self.source[access.first :: access.stride]
         np.copyto(self.target[: access.count], apart[: access.count])
 
     def _seconds(self, read: Callable[[int], None]) -> float:
-        turn = iter(range(1 << 62))
-        return self.stage.median(lambda: by_clock(lambda: read(next(turn))))
+        turn = itertools.count()
+        return self.context.median(lambda: sampled_host_seconds(lambda: read(next(turn))))
 
 
 def fill(xp: Any, words: Any) -> None:
-    """Each element made of its index."""
+    """Each element computed from its index."""
     for begin, end in _blocks(words.size):
-        words[begin:end] = (xp.arange(begin, end, dtype=np.uint64) * ODD).astype(np.uint32)
+        words[begin:end] = (xp.arange(begin, end, dtype=np.uint64) * SPREAD).astype(np.uint32)
 
 
-def differing(xp: Any, words: Any, access: Access) -> int:
+def count_mismatches(xp: Any, words: Any, access: Access) -> int:
     """How many of the first `count` elements are not those that the access reads from filled memory."""
     count = 0
     for begin, end in _blocks(access.count):
         place = access.first + xp.arange(begin, end, dtype=np.uint64) * access.stride
-        count += int(xp.count_nonzero(words[begin:end] != (place * ODD).astype(np.uint32)))
+        count += int(xp.count_nonzero(words[begin:end] != (place * SPREAD).astype(np.uint32)))
     return count
 
 

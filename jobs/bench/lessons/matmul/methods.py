@@ -1,9 +1,9 @@
-"""The ways to multiply matrices: on a GPU kernels and cuBLAS, on a CPU NumPy in blocks and whole."""
+"""Methods to multiply matrices: kernels and cuBLAS on a GPU, NumPy in blocks and whole on a CPU."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +13,18 @@ import numpy as np
 
 import runner
 from jobs import kernels
-from jobs.bench.lessons.protocol import Stage
-from jobs.bench.lessons.timers import by_clock
+from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
+from jobs.measure.timers import event_seconds
 
 BLOCK = 64  # rows, columns and depth that the CPU multiplies at a time
-ENOUGH = 20e-3  # seconds that a sample takes at least
+SAMPLE_SECONDS = 20e-3  # shortest sample: products may take long
 Shape = tuple[int, int, int]  # m, n, k
-Action = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """dtype: of the elements. inputs, results: the largest relative error of rounding an input before it is
-    multiplied, and a sum before it is stored. sums: the error that each addition adds at most."""
+    """dtype: of the elements. inputs, results: largest relative error of rounding an input before it is
+    multiplied, and a sum before it is stored. sums: largest error that each addition adds."""
 
     name: str
     dtype: np.dtype[Any]
@@ -47,113 +46,103 @@ PRECISIONS = {
 }
 # kernel -> rows and columns of a block's tile, threads of a block
 TILES = {"naive": (8, 32, 256), "tiled": (32, 32, 1024), "register": (128, 128, 256)}
+KERNELS = {
+    "float32": ("naive", "tiled", "register"),
+    "tf32": (),
+    "float16": ("naive", "tiled"),
+    "bfloat16": ("naive", "tiled"),
+}
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A kernel and its grid."""
-
-    file: str
-    instance: str
-    blocks: int
-    threads: int
-
-
-def launch(way: str, precision: Precision, shape: Shape, *addresses: int) -> Launch:
-    """How to multiply (m, k) by (k, n) by a kernel; way: naive, tiled or, for float32, register."""
+def launch(method: str, precision: Precision, shape: Shape, *addresses: int) -> Launch:
+    """How a kernel multiplies (m, k) by (k, n); method: naive, tiled or, for float32, register."""
     m, n, k = shape
-    down, across, threads = TILES[way]
-    if way == "register":
+    down, across, threads = TILES[method]
+    if method == "register":
         wide = n % 4 == 0 and k % 4 == 0 and not any(address % 16 for address in addresses)
         instance = f"matmul_register<{str(wide).lower()}>"
     else:
-        instance = kernels.instance(f"matmul_{way}", precision.dtype, "float32")
+        instance = kernels.instance(f"matmul_{method}", precision.dtype, "float32")
     blocks = math.ceil(m / down) * math.ceil(n / across)
-    return Launch(f"matmul_{way}.cu", instance, blocks, threads)
+    return Launch(f"matmul_{method}.cu", instance, blocks, threads)
 
 
 @dataclass(frozen=True)
-class Open:
-    """a, b, c: the factors and the place of the product, flat unsigned integers; what multiplies, by way."""
+class Matrices:
+    """a, b, c: factors and room for the product, as flat unsigned integers; the operations, by method."""
 
     a: Any
     b: Any
     c: Any
-    actions: dict[str, Action]
+    operations: dict[str, Operation]
 
 
-class OnGpu:
+@dataclass(frozen=True)
+class TimedProduct:
+    """seconds: of one product. error, bound: those of `freivalds`; error is None where not checked."""
+
+    precision: str
+    method: str
+    shape: Shape
+    seconds: float
+    error: float | None
+    bound: float
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        m, n, k = self.shape
+        return 2 * m * n * k
+
+    @property
+    def rate(self) -> float | None:
+        """TFLOP/s."""
+        return self.flops / self.seconds / 1e12 if self.seconds > 0 else None
+
+
+class OnGpu(Gpu):
     PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage, self.box, self.gpu = stage, stage.gpus, stage.gpu
-        self.stream = self.box.stream(self.gpu)
-
-    def free(self) -> int:
-        return self.box.free_memory(self.gpu)
-
     @contextmanager
-    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Open]:
+    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Matrices]:
         m, n, k = shape
         itemsize = precision.dtype.itemsize
         memories = [
             self.box.allocate("device", count * itemsize, self.gpu) for count in (m * k, k * n, m * n)
         ]
-        a, b, c = (memory.address for memory in memories)
-
-        def kernel(way: str) -> Action:
-            planned = launch(way, precision, shape, a, b, c)
-            run = kernels.load(planned.file, planned.instance)
-            arguments = (*map(self.box.array, memories), *np.array(shape, np.int64))
-            return lambda: run((planned.blocks,), (planned.threads,), arguments, stream=self.stream)
-
-        own = {
-            "float32": ("naive", "tiled", "register"), "tf32": (),
-            "float16": ("naive", "tiled"), "bfloat16": ("naive", "tiled"),
-        }[precision.name]  # fmt: skip
-        left, right, out = (self.box.array(memory).view(f"u{itemsize}") for memory in memories)
+        addresses = [memory.address for memory in memories]
+        arrays = [self.box.array(memory) for memory in memories]
+        arguments = (*arrays, *np.array(shape, np.int64))
         try:
             with self.box.on(self.gpu):
-                actions = {way: kernel(way) for way in own}
-                actions["cuBLAS"] = lambda: runner.gemm(precision.name, m, n, k, a, b, c, self.stream)
-                yield Open(left, right, out, actions)
+                operations = {
+                    method: self.operation(launch(method, precision, shape, *addresses), arguments)
+                    for method in KERNELS[precision.name]
+                }
+                a, b, c = addresses
+                operations["cuBLAS"] = lambda: runner.gemm(precision.name, m, n, k, a, b, c, self.stream)
+                left, right, out = (array.view(f"u{itemsize}") for array in arrays)
+                yield Matrices(left, right, out, operations)
         finally:
             self.settle()
             for memory in memories:
                 self.box.release(memory)
 
-    def settle(self) -> None:
-        """Everything so far is done, by whichever stream."""
-        self.stage.world.backend.synchronize()
-        self.box.synchronize(self.stream)
+    def seconds(self, operation: Operation) -> float:
+        def sample(calls: int) -> float:
+            return event_seconds(self.box, self.stream, operation, calls)
 
-    def seconds(self, action: Action) -> float:
-        # Products may take long: no more of them than a sample needs.
-        def sample(turns: int) -> float:
-            begin = self.box.mark(self.stream)
-            for _ in range(turns):
-                action()
-            end = self.box.mark(self.stream)
-            self.box.synchronize(self.stream)
-            return self.box.elapsed(begin, end) / turns
-
-        sample(1)  # which loads what it launches
+        sample(1)  # loads what is launched
         once = sample(1)
-        turns = math.ceil(ENOUGH / once) if once > 0 else 1
-        return self.stage.median(lambda: sample(turns))
+        calls = math.ceil(SAMPLE_SECONDS / once) if once > 0 else 1
+        return self.context.median(lambda: sample(calls))
 
 
-class OnCpu:
+class OnCpu(Host):
     PRECISIONS = ("float32", "float64")
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-
-    def free(self) -> int:
-        return self.stage.world.backend.free_memory()
-
     @contextmanager
-    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Open]:
+    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Matrices]:
         m, n, k = shape
         a, b, c = (np.empty(size, precision.dtype) for size in ((m, k), (k, n), (m, n)))
 
@@ -168,10 +157,4 @@ class OnCpu:
 
         words = f"u{precision.dtype.itemsize}"
         left, right, out = (matrix.reshape(-1).view(words) for matrix in (a, b, c))
-        yield Open(left, right, out, {"blocks of 64": blocked, "BLAS": lambda: np.matmul(a, b, out=c)})
-
-    def settle(self) -> None:
-        """Nothing is under way."""
-
-    def seconds(self, action: Action) -> float:
-        return self.stage.median(lambda: by_clock(action))
+        yield Matrices(left, right, out, {"blocks of 64": blocked, "BLAS": lambda: np.matmul(a, b, out=c)})

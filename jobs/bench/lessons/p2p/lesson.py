@@ -1,8 +1,8 @@
-"""The ways between the memories of ranks: direct copies, kernels' loads and stores, messages, the host.
+"""Methods of moving bytes between ranks: direct copies, a kernel's loads and stores, messages, the host.
 
-A time is from a barrier of all ranks to the moment when both ranks of a pair are done; one pair is active
-at a time. Bandwidth is of transfers that follow one another, latency of a small one alone, its call included.
-Where one process issues all of several transfers, they wait behind a gate when the time begins.
+A time is from a barrier of all ranks until both ranks of a pair are done; one pair is active at a time.
+Bandwidth is of transfers that follow one another; latency is of a single small one, its call included. If one
+process issues all of several transfers, they wait behind a gate when the time begins.
 """
 
 from __future__ import annotations
@@ -12,102 +12,105 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
 import runner
-from jobs.bench.lessons.p2p import methods as p2p_ways
-from jobs.bench.lessons.p2p.explain import Measured, Nominal, Pair, lesson
-from jobs.bench.lessons.p2p.methods import GUARD, Direct, Ends, Way
-from jobs.bench.lessons.protocol import Lesson, Stage
+from jobs.bench.lessons.p2p.explain import sentences
+from jobs.bench.lessons.p2p.methods import GUARD, Direct, Endpoints, Method, opened
+from jobs.bench.lessons.p2p.results import Nominal, Pair, PeerResults
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table, rate
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
 
-SUMMARY = "The ways between GPUs: direct, through the host, NCCL, kernel loads."
-RANKS = "several"
+RANKS: Ranks = "several"
 CPU = True
 SERIES, SERIES_BYTES = 16, 512 << 20  # transfers one after another: as many, and at least one
 BYTES = runner.DATATYPES["uint8"]
 
 
-def measure(stage: Stage) -> Lesson:
-    """All ways, between all pairs of ranks; collective.
+def measure(context: Context) -> Lesson:
+    """All methods between all pairs of ranks; collective.
 
-    Raises UserError, on every rank, where there is not enough memory.
+    Raises UserError, on every rank, if there is not enough memory.
     """
-    world = stage.world
-    opened = p2p_ways.opened(stage)
+    world = context.world
     pairs = tuple(itertools.permutations(range(world.size), 2))
-    found = Measured(
-        ways=tuple(way.label for way in opened.ways),
-        pairs=pairs,
-        sizes=tuple(stage.sizes()),
-        devices=tuple(rank.device.uuid for rank in world.ranks),
-        messages=world.arrays.label,
-        nominal=nominal(stage),
-        ahead=tuple(way.label for way in opened.ways if isinstance(way, Direct)),
-    )
-    for pair, way in itertools.product(pairs, opened.ways):
-        reason = way.missing(*pair)
-        if reason is not None:
-            found.missing.setdefault(reason, []).append((way.label, pair))
-            continue
-        found.latency[way.label, pair] = repeated(stage, way, pair, found.sizes[0], 1)
-        for nbytes in found.sizes:
-            stage.progress(f"{way.label}, rank {pair[0]} to {pair[1]}, {size_name(nbytes)}")
-            count = series(nbytes) if way.series else 1
-            found.seconds[way.label, pair, nbytes] = repeated(stage, way, pair, nbytes, count)
-            if stage.check:
-                found.wrong.extend(checked(stage, opened.ends, way, pair, nbytes))
-    if stage.box is None:
-        for nbytes in found.sizes:
-            found.inside[nbytes] = inside(stage, opened.ends, nbytes)
-    p2p_ways.close(stage, opened)
-    return lesson(found)
+    with opened(context) as (methods, ends):
+        found = PeerResults(
+            methods=tuple(method.label for method in methods),
+            pairs=pairs,
+            sizes=tuple(context.sizes()),
+            devices=tuple(rank.device.uuid for rank in world.ranks),
+            messages=world.arrays.label,
+            nominal=nominal(context),
+        )
+        for pair, method in itertools.product(pairs, methods):
+            reason = method.missing(*pair)
+            if reason is not None:
+                found.missing.setdefault(reason, []).append((method.label, pair))
+                continue
+            found.latency[method.label, pair] = transfer_seconds(context, method, pair, found.sizes[0], 1)
+            for nbytes in found.sizes:
+                context.progress(f"{method.label}, rank {pair[0]} to {pair[1]}, {size_name(nbytes)}")
+                count = series(nbytes) if method.pipelined else 1
+                seconds = transfer_seconds(context, method, pair, nbytes, count)
+                found.seconds[method.label, pair, nbytes] = seconds
+                if context.check:
+                    found.mismatches.extend(mismatches(context, ends, method, pair, nbytes))
+        if context.box is None:
+            for nbytes in found.sizes:
+                found.inside[nbytes] = copy_seconds(context, ends, nbytes)
+    return present(found)
 
 
-def timed(stage: Stage, act: Callable[[], None], queued: AbstractContextManager[None] | None = None) -> float:
-    """Seconds from a barrier to the end of `act` on the rank that takes longest; collective.
+def timed(
+    context: Context, act: Callable[[], None], queued: AbstractContextManager[None] | None = None
+) -> float:
+    """Seconds from a barrier to the end of `act` on the slowest rank; collective.
 
-    queued: holds work back that begins with the time.
+    queued: entered before the barrier; leaving it, when the time begins, starts what it has queued.
     """
     with queued or nullcontext():
-        stage.world.control.barrier()
+        context.world.control.barrier()
         begin = time.perf_counter()
     act()
-    spent: list[float] = stage.world.control.allgather(time.perf_counter() - begin)
+    spent: list[float] = context.world.control.allgather(time.perf_counter() - begin)
     return max(spent)
 
 
-def repeated(stage: Stage, way: Way, pair: Pair, nbytes: int, count: int) -> float:
-    """Seconds of one of `count` transfers that follow one another."""
-    if isinstance(way, Direct) and count > 1:
-        return stage.median(lambda: timed(stage, way.finish, way.queued(*pair, nbytes, count)) / count)
-    return stage.median(lambda: timed(stage, lambda: way.move(*pair, nbytes, count)) / count)
+def transfer_seconds(context: Context, method: Method, pair: Pair, nbytes: int, count: int) -> float:
+    """Median seconds of one of `count` transfers that follow one another."""
+    if isinstance(method, Direct) and count > 1:
+        return context.median(
+            lambda: timed(context, method.finish, method.queued(*pair, nbytes, count)) / count
+        )
+    return context.median(lambda: timed(context, lambda: method.move(*pair, nbytes, count)) / count)
 
 
 def series(nbytes: int) -> int:
-    """How many transfers outweigh what it takes to begin and to end."""
+    """How many transfers outweigh the time to begin and to end."""
     return max(1, min(SERIES, SERIES_BYTES // nbytes))
 
 
-def inside(stage: Stage, ends: Ends, nbytes: int) -> float:
-    """Seconds of a copy inside rank 0, while the others wait."""
+def copy_seconds(context: Context, ends: Endpoints, nbytes: int) -> float:
+    """Median seconds of a copy inside rank 0, while the others wait."""
     count = series(nbytes)
 
     def copies() -> None:
-        if stage.world.rank == 0:
+        if context.world.rank == 0:
             for _ in range(count):
                 np.copyto(ends.incoming[:nbytes], ends.outgoing[:nbytes])
 
-    return stage.median(lambda: timed(stage, copies) / count)
+    return context.median(lambda: timed(context, copies) / count)
 
 
-def checked(stage: Stage, ends: Ends, way: Way, pair: Pair, nbytes: int) -> list[str]:
-    """One transfer of fresh data into poisoned memory: what is wrong there, on every rank; collective."""
-    world, (source, target) = stage.world, pair
-    seed = zlib.crc32(f"{way.label} {pair} {nbytes}".encode())
+def mismatches(context: Context, ends: Endpoints, method: Method, pair: Pair, nbytes: int) -> list[str]:
+    """One transfer of new data into poisoned memory: what is wrong there, on every rank; collective."""
+    world, (source, target) = context.world, pair
+    seed = zlib.crc32(f"{method.label} {pair} {nbytes}".encode())
     sent = Segment(0, nbytes, Copied(seed, 0), source)
     if world.rank == source:
         check.fill(ends.outgoing[:nbytes], BYTES, [sent])
@@ -115,7 +118,7 @@ def checked(stage: Stage, ends: Ends, way: Way, pair: Pair, nbytes: int) -> list
         check.poison(ends.incoming[: nbytes + GUARD])
     world.backend.synchronize()
     world.control.barrier()
-    way.move(source, target, nbytes, 1)
+    method.move(source, target, nbytes, 1)
     world.control.barrier()
     found = None
     if world.rank == target:
@@ -126,15 +129,99 @@ def checked(stage: Stage, ends: Ends, way: Way, pair: Pair, nbytes: int) -> list
         return []
     got, expected_text = (check.text(bits, BYTES) for bits in (found.got_bits, found.expected_bits))
     return [
-        f"{way.label}, rank {source} to rank {target}, {size_name(nbytes)}: {found.count} bytes wrong, "
+        f"{method.label}, rank {source} to rank {target}, {size_name(nbytes)}: {found.count} bytes wrong, "
         f"the first at {found.offset}: got {got}, expected {expected_text}"
     ]
 
 
-def nominal(stage: Stage) -> tuple[Nominal, ...]:
-    """What every rank's GPU's links could carry, none on CPUs; collective."""
-    if stage.box is None:
+def nominal(context: Context) -> tuple[Nominal, ...]:
+    """What the links of every rank's GPU can carry, nothing on CPUs; collective."""
+    if context.box is None:
         return ()
-    links = runner.gpu_links(stage.world.here.device.uuid)
+    links = runner.gpu_links(context.world.here.device.uuid)
     mine = Nominal(links.nvlink.rate, links.nvlink.source, links.pcie.rate, links.pcie.source)
-    return tuple(stage.world.control.allgather(mine))
+    return tuple(context.world.control.allgather(mine))
+
+
+def present(found: PeerResults) -> Lesson:
+    """All that is printed, drawn and recorded."""
+    where = "GPUs" if any(found.devices) else "ranks, host memory"
+    lines = _lines(found)
+    return Lesson(
+        name="p2p",
+        title=f"Methods between {len(found.devices)} {where}; messages by {found.messages}",
+        tables=(
+            _by_size(found, lines), *(_matrix(found, method) for method in found.methods), _latencies(found)
+        ),
+        explanation=tuple(sentences(found, lines)),
+        charts=(Chart("size", "bandwidth (GB/s)", lines, bytes=True),),
+        mismatches=tuple(found.mismatches),
+        facts=_facts(found),
+    )  # fmt: skip
+
+
+def _lines(found: PeerResults) -> tuple[Line, ...]:
+    """Bandwidth by size of the first pair."""
+    pair = found.first
+    lines = [
+        Line(method, tuple((float(size), found.bandwidth(method, pair, size)) for size in found.sizes))
+        for method in found.methods
+    ]
+    if found.inside:
+        copies = tuple((float(size), rate(size, found.inside[size])) for size in found.sizes)
+        lines.append(Line("copy in a rank", copies))
+    return tuple(lines)
+
+
+def _by_size(found: PeerResults, lines: tuple[Line, ...]) -> Table:
+    return Table(
+        ("size", *(f"{line.label} (GB/s)" for line in lines)),
+        tuple(
+            (size_name(size), *(line.points[at][1] for line in lines)) for at, size in enumerate(found.sizes)
+        ),
+        f"From rank {found.first[0]} to rank {found.first[1]}, by size",
+    )
+
+
+def _matrix(found: PeerResults, method: str) -> Table:
+    ranks = range(len(found.devices))
+    return Table(
+        ("from", *(f"to {target} (GB/s)" for target in ranks)),
+        tuple((source, *(found.bandwidth(method, (source, t)) for t in ranks)) for source in ranks),
+        f"{method}, {size_name(found.sizes[-1])}",
+    )
+
+
+def _latencies(found: PeerResults) -> Table:
+    return Table(
+        ("from, to", *(f"{method} (us)" for method in found.methods)),
+        tuple(
+            (f"{s}, {t}", *(found.microseconds(method, (s, t)) for method in found.methods))
+            for s, t in found.pairs
+        ),
+        f"Latency of a single transfer of {size_name(found.sizes[0])}",
+    )
+
+
+def _facts(found: PeerResults) -> dict[str, Any]:
+    """Seconds and bytes. `way` is the earlier name of `method`, kept for one release."""
+    return {
+        "messages": found.messages,
+        "devices": list(found.devices),
+        "transfers": [
+            {"method": method, "way": method, "source": s, "target": t, "bytes": nbytes, "seconds": seconds}
+            for (method, (s, t), nbytes), seconds in found.seconds.items()
+        ],
+        "latencies": [
+            {
+                "method": method, "way": method, "source": s, "target": t, "bytes": found.sizes[0],
+                "seconds": seconds,
+            }
+            for (method, (s, t)), seconds in found.latency.items()
+        ],
+        "copies_inside": [{"bytes": nbytes, "seconds": s} for nbytes, s in found.inside.items()],
+        "not_measured": {
+            reason: [[method, *pair] for method, pair in cases] for reason, cases in found.missing.items()
+        },
+        "nominal": [vars(one) for one in found.nominal],
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ways that bytes take from one rank's memory into another's, behind one call."""
+"""Methods that move bytes from one rank's memory into another's, behind one call."""
 
 from __future__ import annotations
 
@@ -11,65 +11,59 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.lessons.p2p.peer_memory import Links, Peer, attached
-from jobs.bench.lessons.protocol import Stage
-from jobs.bench.lessons.timers import refuse_beyond
+from jobs.bench.copy.engines import ENGINES, Queue
+from jobs.bench.lessons.protocol import Context
 from jobs.measure.gate import Gate
+from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner import Box, Gpu, Memory, World
 
-HOST = "through host"  # the label of that way
-GUARD = 64  # bytes behind what arrives, which nothing may touch
-# Memory that is exported is allocated in whole pages of the GPU's, so that a peer sees nothing else with it.
-PAGE = 2 << 20
+HOST = "through host"  # label of that method
+GUARD = 64  # bytes behind what arrives, which must stay as they are
 THREADS, DEPTH, BLOCKS_PER_PROCESSOR = 256, 4, 8  # DEPTH: of kernels/peer.cu
 
 
-class Way(Protocol):
-    """How bytes get from one rank's memory into another's."""
-
+class Method(Protocol):
     @property
     def label(self) -> str:
         """For tables."""
 
     @property
-    def series(self) -> bool:
-        """Whether a transfer can be issued before the last one is done."""
+    def pipelined(self) -> bool:
+        """Whether a transfer can be issued before the one before is done."""
 
     def missing(self, source: int, target: int) -> str | None:
-        """Why this way does not lead from rank `source` to `target`; the same on every rank."""
+        """Why it cannot move bytes from rank `source` to `target`; the same on every rank."""
 
     def move(self, source: int, target: int, nbytes: int, count: int) -> None:
-        """This rank's part of `count` transfers, one after another; returns when that is done.
+        """This rank's part of `count` transfers, one after another; returns when they are done.
 
-        Every rank calls it; those of other numbers do nothing. What arrives is `source`'s outgoing memory.
+        From `source`'s outgoing to `target`'s incoming memory. Every rank calls it; the others do nothing.
         """
 
 
 @dataclass(frozen=True)
-class Ends:
-    """A rank's memory, flat uint8 arrays: what it sends, and where it receives, GUARD bytes longer."""
+class Buffers:
+    """A rank's device memory, or another's as this rank's GPU reaches it; incoming is GUARD bytes longer."""
+
+    outgoing: Memory
+    incoming: Memory
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """A rank's memory as flat uint8 arrays; incoming is GUARD bytes longer."""
 
     outgoing: Any
     incoming: Any
 
 
 @dataclass(frozen=True)
-class Opened:
-    """links, gate: None on a CPU."""
-
-    ways: Sequence[Way]
-    ends: Ends
-    links: Links | None = None
-    gate: Gate | None = None
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """Messages between ranks: NCCL's where they have a GPU each, else MPI's."""
+class Messages:
+    """Messages between ranks: NCCL's between GPUs, else MPI's."""
 
     world: World
-    ends: Ends
-    series: bool = True
+    ends: Endpoints
+    pipelined: bool = True
 
     @property
     def label(self) -> str:
@@ -91,14 +85,14 @@ class Exchanged:
 
 
 class ThroughHost:
-    """Device to pinned host memory, MPI, pinned host memory to device: each step when the last is done."""
+    """Device to pinned host memory, MPI, pinned host memory to device, each step after the last is done."""
 
-    label, series = HOST, False
+    label, pipelined = HOST, False
 
-    def __init__(self, stage: Stage, own: Peer, pinned: Memory) -> None:
-        self.world, self.box, self.own, self.pinned = stage.world, stage.gpus, own, pinned
+    def __init__(self, context: Context, own: Buffers, pinned: Memory) -> None:
+        self.world, self.box, self.own, self.pinned = context.world, context.required_box, own, pinned
         self.host = self.box.host_array(pinned)
-        self.stream = self.box.stream(stage.gpu)
+        self.stream = self.box.stream(context.gpu)
 
     def missing(self, source: int, target: int) -> str | None:
         return None
@@ -106,35 +100,48 @@ class ThroughHost:
     def move(self, source: int, target: int, nbytes: int, count: int) -> None:
         for _ in range(count):
             if self.world.rank == source:
-                self._copied(self.pinned, self.own.outgoing, nbytes)
+                self._copy(self.pinned, self.own.outgoing, nbytes)
                 self.world.control.exchange([(target, self.host[:nbytes])], []).wait()
             if self.world.rank == target:
                 self.world.control.exchange([], [(source, self.host[:nbytes])]).wait()
-                self._copied(self.own.incoming, self.pinned, nbytes)
+                self._copy(self.own.incoming, self.pinned, nbytes)
 
-    def _copied(self, target: Memory, source: Memory, nbytes: int) -> None:
+    def _copy(self, target: Memory, source: Memory, nbytes: int) -> None:
         self.box.copy(target, source, nbytes, self.stream)
         self.box.synchronize(self.stream)
 
 
-class Direct:
-    """Without the host: by a GPU's copy engine, or by its threads.
+@dataclass(frozen=True)
+class Reach:
+    """own: this rank's memory. peers: the other ranks', by rank, if this rank's GPU reaches it.
 
-    pulls: the GPU that receives does it, by loads; else the one that sends, by stores.
+    reasons: why not, of every rank, by the peer's rank.
     """
 
-    series = True
+    own: Buffers
+    peers: dict[int, Buffers]
+    reasons: Sequence[dict[int, str]]
+
+
+class Direct:
+    """Without the host: `queue` issues copies by a GPU's copy engine or by its threads.
+
+    pulls: the receiving GPU does it, by loads; else the sending one, by stores.
+    """
+
+    pipelined = True
 
     def __init__(
-        self, stage: Stage, links: Links, gate: Gate, label: str, *, engine: bool, pulls: bool
+        self, context: Context, reach: Reach, gate: Gate, label: str, queue: Queue, *, pulls: bool
     ) -> None:
-        self.world, self.box, self.gpu = stage.world, stage.gpus, stage.gpus.gpus[stage.gpu]
-        self.links, self.label, self.engine, self.pulls = links, label, engine, pulls
-        self.gate, self.stream = gate, self.box.stream(stage.gpu)
+        self.world, self.box = context.world, context.required_box
+        self.gpu = self.box.gpus[context.gpu]
+        self.reach, self.label, self.queue, self.pulls = reach, label, queue, pulls
+        self.gate, self.stream = gate, self.box.stream(context.gpu)
 
     def missing(self, source: int, target: int) -> str | None:
         actor, peer = (target, source) if self.pulls else (source, target)
-        return self.links.reasons[actor].get(peer)
+        return self.reach.reasons[actor].get(peer)
 
     def move(self, source: int, target: int, nbytes: int, count: int) -> None:
         if self._acts(source, target):
@@ -143,9 +150,9 @@ class Direct:
 
     @contextmanager
     def queued(self, source: int, target: int, nbytes: int, count: int) -> Iterator[None]:
-        """As `move`, but what is issued begins at the end of this, and `finish` waits for it.
+        """Queue what `move` does; it begins at the end of this context, and `finish` waits for it.
 
-        After a `move` of the same way: nothing may be loaded for this one.
+        Call `move` once before: behind the closed gate no kernel may be loaded.
         """
         if not self._acts(source, target):
             yield
@@ -164,20 +171,19 @@ class Direct:
 
     def _issue(self, source: int, target: int, nbytes: int, count: int) -> None:
         if self.pulls:
-            here, there = self.links.peers[source].outgoing, self.links.own.incoming
+            here, there = self.reach.peers[source].outgoing, self.reach.own.incoming
         else:
-            here, there = self.links.own.outgoing, self.links.peers[target].incoming
-        if self.engine:
-            for _ in range(count):
-                self.box.copy(there, here, nbytes, self.stream)
-        else:
-            peer_copies(self.box, self.gpu, there, here, nbytes, count, self.stream)
+            here, there = self.reach.own.outgoing, self.reach.peers[target].incoming
+        self.queue(self.box, self.gpu, there, here, nbytes, count, self.stream)
 
 
 def peer_copies(
     box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, count: int, stream: Any
 ) -> None:
-    """Queue copies by threads of `gpu`; both memories begin at a multiple of 16 bytes."""
+    """Queue copies by threads of `gpu`; both memories begin at a multiple of 16 bytes.
+
+    Unlike the kernels of `bench copy`, which move whole rounds of 16 bytes, it moves any number of bytes.
+    """
     blocks = math.ceil(nbytes / (16 * THREADS * DEPTH))
     grid = min(blocks, gpu.processors * BLOCKS_PER_PROCESSOR)
     arguments = tuple(np.uint64(value) for value in (source.address, target.address, nbytes))
@@ -187,54 +193,78 @@ def peer_copies(
             kernel((grid,), (THREADS,), arguments, stream=stream)
 
 
-def opened(stage: Stage) -> Opened:
-    """Memory of both ends, and every way there is between them; collective.
+@contextmanager
+def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
+    """Every method that there is, and this rank's memory; collective.
 
-    Raises UserError, on every rank, where there is not enough memory.
+    Raises UserError, on every rank, if there is not enough memory.
     """
-    if stage.box is None:
-        here = [rank.host_id for rank in stage.world.ranks].count(stage.world.here.host_id)
-        stage.world.together(lambda: refuse_beyond(stage, here * (2 * stage.maxbytes + GUARD)))
-        ends = Ends(_touched(stage.maxbytes), _touched(stage.maxbytes + GUARD))
-        return Opened((Exchanged(stage.world, ends),), ends)
-    box = stage.box
-
-    def allocated() -> tuple[Peer, Memory, Gate]:
-        room = math.ceil((stage.maxbytes + GUARD) / PAGE) * PAGE
-        out, into = (box.allocate("device", room, stage.gpu) for _ in range(2))
-        gate, stream = Gate(box, stage.gpu), box.stream(stage.gpu)
-        gate.hold(stage.gpu, stream)  # it is open: its kernel is loaded now
-        box.synchronize(stream)
-        return Peer(out, into), box.allocate("pinned", stage.maxbytes, stage.gpu), gate
-
-    own, pinned, gate = stage.world.together(allocated)
-    ends = Ends(box.array(own.outgoing), box.array(own.incoming))
-    peers, why = attached(stage, own)
-    links = Links(own, peers, stage.world.control.allgather(why))
-    ways = (
-        Direct(stage, links, gate, "copy engine", engine=True, pulls=False),
-        Direct(stage, links, gate, "kernel stores", engine=False, pulls=False),
-        Direct(stage, links, gate, "kernel loads", engine=False, pulls=True),
-        Exchanged(stage.world, ends),
-        ThroughHost(stage, own, pinned),
-    )
-    return Opened(ways, ends, links, gate)
-
-
-def close(stage: Stage, opened: Opened) -> None:
-    """Give up what is attached, then, when every rank has, this rank's own memory; collective."""
-    if opened.links is None or opened.gate is None:
+    world, box, nbytes = context.world, context.box, context.maxbytes + GUARD
+    if box is None:
+        here = [rank.host_id for rank in world.ranks].count(world.here.host_id)
+        world.together(lambda: context.require_host_memory(here * (context.maxbytes + nbytes)))
+        ends = Endpoints(_touched(context.maxbytes), _touched(nbytes))
+        yield (Messages(world, ends),), ends
         return
-    opened.gate.release()
-    for peer in opened.links.peers.values():
-        stage.gpus.release(peer.outgoing)
-        stage.gpus.release(peer.incoming)
-    stage.world.control.barrier()
-    stage.gpus.release(opened.links.own.outgoing)
-    stage.gpus.release(opened.links.own.incoming)
+
+    def allocated() -> tuple[Buffers, Memory, Gate]:
+        out, into = (allocate_exportable(box, nbytes, context.gpu) for _ in range(2))
+        gate, stream = Gate(box, context.gpu), box.stream(context.gpu)
+        gate.hold(context.gpu, stream)  # open: its kernel is loaded now
+        box.synchronize(stream)
+        return Buffers(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
+
+    own, pinned, gate = world.together(allocated)
+    ends = Endpoints(box.array(own.outgoing), box.array(own.incoming))
+    shared = PeerMemory(world.control, box)
+    reach = _reach(context, shared, own)
+    yield (
+        (
+            Direct(context, reach, gate, "copy engine", ENGINES["ce"].queue, pulls=False),
+            Direct(context, reach, gate, "kernel stores", peer_copies, pulls=False),
+            Direct(context, reach, gate, "kernel loads", peer_copies, pulls=True),
+            Messages(world, ends),
+            ThroughHost(context, own, pinned),
+        ),
+        ends,
+    )
+    gate.release()
+    shared.close()
+    box.release(own.outgoing)
+    box.release(own.incoming)
+
+
+def _reach(context: Context, shared: PeerMemory, own: Buffers) -> Reach:
+    """The peers whose memory this rank's GPU reaches, and why not the others; collective."""
+    world, box = context.world, context.required_box
+    handles = shared.publish({(world.rank, name): memory for name, memory in vars(own).items()})
+    indices = {gpu.uuid: gpu.index for gpu in box.gpus}
+    peers: dict[int, Buffers] = {}
+    reasons: dict[int, str] = {}
+    for peer, there in enumerate(world.ranks):
+        problem = "; ".join(dict.fromkeys(handles[peer, name].problem for name in vars(own)))
+        index = indices.get(there.device.uuid)
+        if peer == world.rank:
+            continue
+        if there.host_id != world.here.host_id:
+            reasons[peer] = "on another host, whose memory is not reached directly"
+        elif problem:
+            reasons[peer] = f"rank {peer}'s memory cannot be exported: {problem}"
+        elif index is None:
+            reasons[peer] = f"rank {world.rank}'s process does not see rank {peer}'s GPU"
+        elif not box.connect(context.gpu, index):
+            reasons[peer] = f"rank {world.rank}'s GPU has no peer access to rank {peer}'s"
+        else:
+            try:
+                peers[peer] = Buffers(
+                    **{name: shared.open(handles[peer, name], context.gpu, index) for name in vars(own)}
+                )
+            except Unreachable as reason:
+                reasons[peer] = f"rank {world.rank} cannot open rank {peer}'s memory: {reason}"
+    return Reach(own, peers, world.control.allgather(reasons))
 
 
 def _touched(nbytes: int) -> np.ndarray[Any, Any]:
     array = np.empty(nbytes, np.uint8)
-    array[::4096] = 0  # a page has its place once it is touched
+    array[::4096] = 0  # the system backs a page when it is first written
     return array

@@ -1,4 +1,4 @@
-"""Host memory from the C library, and from a pool of freed buffers: the protocol of `runner.Pool`."""
+"""Host memory from the C library and from a pool of freed buffers, as `runner.Pool`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 Buffer = np.ndarray[Any, Any]
 PAGE = 4096
-SMALLEST = 64  # bytes: what buffers' sizes are multiples of
+SMALLEST = 64  # bytes; sizes of buffers are multiples of it
 STEPS = 4  # sizes of buffers in each doubling
 
 
 class HostPool:
-    """What both ways have in common."""
+    """What both have in common."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -23,14 +23,15 @@ class HostPool:
         return handle.ctypes.data
 
     def settle(self, handle: Buffer | None = None) -> None:
-        _touch(handle)
+        if handle is not None:  # the system backs a page, and zeroes it, when it is first written
+            handle[::PAGE] = 0
 
     def reserved(self) -> int:
         return self._held
 
 
 class Malloc(HostPool):
-    """np.empty: malloc, which asks the system for pages, and gives large buffers' back at once."""
+    """np.empty: malloc, which takes pages from the system and returns those of large buffers at once."""
 
     label = "np.empty"
 
@@ -40,7 +41,7 @@ class Malloc(HostPool):
 
     def release(self, handle: Buffer) -> None:
         self._held -= handle.nbytes
-        # The caller's is the last reference; with it goes the memory.
+        # The caller has the last reference; the memory is freed with it.
 
     def trim(self) -> None:
         pass
@@ -50,9 +51,9 @@ class Malloc(HostPool):
 
 
 class FreeLists(HostPool):
-    """Freed buffers wait in a list of their size for the next who asks; sizes are rounded up to a few.
+    """Keeps freed buffers in a list for each size; sizes are rounded up to a few.
 
-    most: bytes to hold; when more would be needed, what waits is given back.
+    most: bytes to hold; when more would be needed, the free buffers are returned to the system.
     """
 
     label = "free lists"
@@ -84,12 +85,6 @@ class FreeLists(HostPool):
 
 
 def rounded(nbytes: int) -> int:
-    """The size of the buffer for `nbytes`: less than a STEPS-th larger, or a multiple of SMALLEST."""
+    """Size of the buffer for `nbytes`: less than a STEPS-th larger, or a multiple of SMALLEST."""
     step = max((1 << (nbytes - 1).bit_length()) // (2 * STEPS), SMALLEST)
     return -(-nbytes // step) * step
-
-
-def _touch(buffer: Buffer | None) -> None:
-    """The system gives a page its place, and zeroes it, when it is first written to."""
-    if buffer is not None:
-        buffer[::PAGE] = 0

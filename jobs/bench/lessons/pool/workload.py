@@ -1,4 +1,4 @@
-"""A program's allocations and releases in an order of chance, and what a pool makes of them."""
+"""A random sequence of allocations and releases, and what a pool makes of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from runner import Pool
 
 LEAST = 1 << 10  # bytes of the smallest allocation
-LARGEST_SHARE = 8  # the largest is this part of what is live at most
+LARGEST_SHARE = 8  # the largest allocation is an eighth of the limit
 
 
 @dataclass(frozen=True)
 class Step:
-    """An allocation of `nbytes`, or its release; name: which."""
+    """An allocation of `nbytes`, or its release; name: its number."""
 
     name: int
     nbytes: int
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Moment:
-    """Bytes after a step: asked for and not released; held by the pool; in use as the device says it."""
+    """Bytes after a step: allocated and not released; held by the pool; in use as the device reports."""
 
     live: int
     reserved: int
@@ -35,14 +35,14 @@ class Moment:
 
     @property
     def fragmentation(self) -> float:
-        """The part of what the pool holds that nobody uses."""
+        """The unused part of what the pool holds."""
         return 1 - self.live / self.reserved if self.reserved else 0.0
 
 
 @dataclass(frozen=True)
 class Account:
-    """moments: after each step. left: bytes that the pool holds when all is released; trimmed: and when it
-    has been told to give back. overlaps: sentences, where it gave memory out twice."""
+    """moments: after each step. left: bytes that the pool holds when all is released; trimmed: after it was
+    told to give them back. overlaps: a sentence for each allocation of memory that was in use."""
 
     moments: tuple[Moment, ...]
     left: int
@@ -51,7 +51,7 @@ class Account:
 
     @property
     def live(self) -> int:
-        """The most that was asked for at a time."""
+        """The most that was allocated at a time."""
         return max(moment.live for moment in self.moments)
 
     @property
@@ -63,11 +63,11 @@ class Account:
 def workload(most: int, count: int, seed: int = 0) -> list[Step]:
     """`count` allocations and their releases, never more than `most` bytes at a time.
 
-    Sizes are log-uniform from LEAST to `most` / LARGEST_SHARE (small ones are as frequent in each doubling as
-    large ones); who is released is left to chance, and that is somebody each time when there is no room, and
-    now and then when there is. At the end all is released.
+    Sizes are log-uniform from LEAST to `most` / LARGEST_SHARE, equally frequent in each doubling. Releases
+    are of random allocations: as many as are needed when there is no room, and now and then when there is.
+    At the end everything is released.
     """
-    chance, steps = random.Random(seed), list[Step]()
+    generator, steps = random.Random(seed), list[Step]()
     live: list[Step] = []
     held = 0
     largest = max(most // LARGEST_SHARE, 1)
@@ -75,13 +75,13 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
 
     def release() -> None:
         nonlocal held
-        step = live.pop(chance.randrange(len(live)))
+        step = live.pop(generator.randrange(len(live)))
         held -= step.nbytes
         steps.append(Step(step.name, step.nbytes, release=True))
 
     for name in range(count):
-        nbytes = min(round(math.exp(chance.uniform(math.log(least), math.log(largest)))), largest)
-        if live and chance.random() < 0.3:
+        nbytes = min(round(math.exp(generator.uniform(math.log(least), math.log(largest)))), largest)
+        if live and generator.random() < 0.3:
             release()
         while held + nbytes > most:
             release()
@@ -94,7 +94,7 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
 
 
 def play(pool: Pool, steps: Sequence[Step], *, settle: bool) -> float:
-    """Seconds that the steps take; settle: waiting after each until it is done."""
+    """Seconds of all steps; settle: wait after each until it is done."""
     handles: dict[int, Any] = {}
     begin = time.perf_counter()
     try:
@@ -115,7 +115,7 @@ def play(pool: Pool, steps: Sequence[Step], *, settle: bool) -> float:
 
 
 def account(pool: Pool, steps: Sequence[Step], used: Callable[[], int], *, settle: bool) -> Account:
-    """The same steps, looked at after each. used: bytes in use as the device, or the system, says it."""
+    """The same steps, with a look at memory after each. used: bytes in use, from the device or system."""
     pool.trim()
     handles: dict[int, Any] = {}
     moments, overlaps = list[Moment](), list[str]()
@@ -144,7 +144,7 @@ def account(pool: Pool, steps: Sequence[Step], used: Callable[[], int], *, settl
 
 
 def _overlap(places: Sequence[tuple[int, int]], new: tuple[int, int], label: str) -> list[str]:
-    """What a new allocation shares with one that is live: they are apart, so that only neighbours can."""
+    """Overlaps of a new allocation with live ones: those do not overlap, so that only neighbours can."""
     at = bisect.bisect(places, new)
     return [
         f"{label}: {new[1] - new[0]:,} bytes at 0x{new[0]:x} overlap {end - begin:,} in use at 0x{begin:x}"

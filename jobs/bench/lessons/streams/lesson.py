@@ -1,140 +1,128 @@
-"""A map in chunks on one to four streams against one step after another, and when what ran."""
+"""A map in chunks on one to four streams against one step after another, and a timeline of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import runner
-from jobs.bench.lessons.protocol import Bars, Cell, Lesson, Ranks, Stage, Table
-from jobs.bench.lessons.streams.explain import paragraphs
-from jobs.bench.lessons.streams.pipeline import MOST_STREAMS, Map
+from jobs.bench.lessons.protocol import Cell, Context, Lesson, Ranks, Table, Timeline
+from jobs.bench.lessons.streams.explain import sentences
+from jobs.bench.lessons.streams.pipeline import MOST_STREAMS, ChunkedMap
 from jobs.bench.lessons.streams.schedule import (
     IDLE,
     LETTERS,
     STAGES,
-    Span,
+    Variant,
     cut,
-    floor,
     lanes,
+    lower_bound,
     rounds_for,
-    working,
+    without_waiting,
 )
-from jobs.bench.lessons.timers import device, name
 from jobs.measure.sizes import size_name
 
-SUMMARY = "A map in chunks on one to four streams."
 RANKS: Ranks = "one"
 CPU = False
 FEW, MANY = 64, 1024  # rounds of arithmetic that calibrate the kernel
-ODD = 5  # elements that the last chunk lacks: not even the same number of warps
+SHORTER = 5  # elements that the last chunk lacks: not a whole number of warps
 WIDTH = 84
 SEQUENTIAL = "one step after another"
 DRAWN = 3  # streams
 
 
-@dataclass(frozen=True)
-class Variant:
-    """bound: the least seconds that the stages, measured alone, allow; None where they were others."""
-
-    label: str
-    streams: int
-    seconds: float
-    bound: float | None
-    spans: tuple[Span, ...]
-
-
-def measure(stage: Stage) -> Lesson:
-    wanted = int(stage.options["chunks"])
-    elements = stage.maxbytes // 4 - ODD
+def measure(context: Context) -> Lesson:
+    wanted = int(context.options["chunks"])
+    elements = context.maxbytes // 4 - SHORTER
     if elements < wanted:
         raise runner.UserError(
-            "there is less than an element for each chunk",
-            got=f"-e {stage.maxbytes} --chunks {wanted}",
-            expected=f"at least {4 * (wanted + ODD)} bytes",
+            "less than one element in each chunk",
+            got=f"-e {context.maxbytes} --chunks {wanted}",
+            expected=f"at least {4 * (wanted + SHORTER)} bytes",
         )
     chunks = cut(elements, wanted)
-    wrong: list[str] = []
+    mismatches: list[str] = []
 
-    def variant(mapped: Map, label: str, streams: int, *, waiting: bool = False) -> Variant:
-        stage.progress(label)
-        seconds = stage.median(lambda: mapped.run(streams, rounds, waiting=waiting)[0])
-        mapped.spoil()
-        _, spans = mapped.run(streams, rounds, waiting=waiting)
-        if stage.check:
-            wrong.extend(f"{label}: {fault}" for fault in mapped.wrong(rounds))
-        bound = floor(alone, len(chunks), streams) if mapped is pinned else None
-        return Variant(label, streams, seconds, bound, tuple(working(spans)))
+    def variant(chunked: ChunkedMap, label: str, streams: int, *, waiting: bool = False) -> Variant:
+        context.progress(label)
+        seconds = context.median(lambda: chunked.run(streams, rounds, waiting=waiting)[0])
+        chunked.spoil()
+        _, spans = chunked.run(streams, rounds, waiting=waiting)
+        if context.check:
+            mismatches.extend(f"{label}: {fault}" for fault in chunked.mismatches(rounds))
+        bound = lower_bound(stage_seconds, len(chunks), streams) if chunked is pinned else None
+        return Variant(label, streams, seconds, bound, tuple(without_waiting(spans)))
 
-    stage.progress("calibrating the kernel")
-    pinned = Map(stage, chunks, "pinned")
-    copies = pinned.alone(0, 1), pinned.alone(2, 1)
-    few, many = ((rounds, pinned.alone(1, rounds)) for rounds in (FEW, MANY))
+    context.progress("calibrating the kernel")
+    pinned = ChunkedMap(context, chunks, "pinned")
+    copies = pinned.stage_seconds(0, 1), pinned.stage_seconds(2, 1)
+    few, many = ((rounds, pinned.stage_seconds(1, rounds)) for rounds in (FEW, MANY))
     rounds = rounds_for(sum(copies) / 2, few, many)
-    alone = (copies[0], pinned.alone(1, rounds), copies[1])
+    stage_seconds = (copies[0], pinned.stage_seconds(1, rounds), copies[1])
     variants = [variant(pinned, SEQUENTIAL, 1, waiting=True)]
     for streams in range(1, MOST_STREAMS + 1):
         variants.append(variant(pinned, f"{streams} stream{'s' if streams > 1 else ''}", streams))
     pinned.release()
-    pageable = Map(stage, chunks, "pageable")
+    pageable = ChunkedMap(context, chunks, "pageable")
     variants.append(variant(pageable, f"{DRAWN} streams, pageable", DRAWN))
     pageable.release()
+    drawn = [one for one in variants if one.label == SEQUENTIAL or one.streams == DRAWN]
     return Lesson(
         "streams",
-        f"A map of {size_name(4 * elements)} in {len(chunks)} chunks, {name(stage)}",
-        _tables(variants, alone, chunks[0].count),
-        paragraphs(
-            alone, {one.label: (one.seconds, one.bound) for one in variants}, len(chunks), 4 * chunks[0].count
+        f"A map of {size_name(4 * elements)} in {len(chunks)} chunks, {context.device_name}",
+        (
+            _stages(stage_seconds, 4 * chunks[0].count),
+            _compared(variants, stage_seconds, len(chunks)),
+            *map(_lanes, drawn),
         ),
-        tuple(_bars(one) for one in _drawn(variants)),
-        tuple(wrong),
+        tuple(sentences(stage_seconds, variants)),
+        tuple(map(_timeline, drawn)),
+        tuple(mismatches),
         {
-            "device": device(stage),
+            "device": context.device,
             "bytes": 4 * elements,
             "chunk_bytes": [4 * chunk.count for chunk in chunks],
             "rounds": rounds,
-            "stage_seconds": dict(zip(STAGES, alone, strict=True)),
+            "stage_seconds": dict(zip(STAGES, stage_seconds, strict=True)),
             "variants": [asdict(one) for one in variants],
         },
     )
 
 
-def _drawn(variants: Sequence[Variant]) -> list[Variant]:
-    return [one for one in variants if one.label == SEQUENTIAL or one.streams == DRAWN]
+def _stages(stage_seconds: Sequence[float], nbytes: int) -> Table:
+    rows = zip(STAGES, stage_seconds, strict=True)
+    return Table(
+        ("stage of a chunk, by itself", "time (ms)", "rate (GB/s)"),
+        tuple((stage, seconds * 1e3, nbytes / seconds / 1e9) for stage, seconds in rows),
+    )
 
 
-def _tables(variants: Sequence[Variant], alone: Sequence[float], count: int) -> tuple[Table, ...]:
-    sequential, chunks = variants[0].seconds, len(variants[0].spans) // len(STAGES)
-
+def _compared(variants: Sequence[Variant], stage_seconds: Sequence[float], chunks: int) -> Table:
     def row(one: Variant) -> tuple[Cell, ...]:
-        measured = (one.label, one.seconds * 1e3, sequential / one.seconds)
+        measured = (one.label, one.seconds * 1e3, variants[0].seconds / one.seconds)
         if one.bound is None:
             return *measured, None, None, None
-        most = chunks * sum(alone) / one.bound
-        return *measured, one.bound * 1e3, most, 100 * one.bound / one.seconds
+        return (
+            *measured,
+            one.bound * 1e3,
+            chunks * sum(stage_seconds) / one.bound,
+            100 * one.bound / one.seconds,
+        )
 
     titles = ("time (ms)", "speed-up", "bound (ms)", "bound (speed-up)", "of the bound (%)")
-    compared = Table(("how", *titles), tuple(map(row, variants)))
-    stages = Table(
-        ("stage of a chunk, alone", "time (ms)", "rate (GB/s)"),
-        tuple(
-            (stage, seconds * 1e3, 4 * count / seconds / 1e9)
-            for stage, seconds in zip(STAGES, alone, strict=True)
-        ),
-    )
-    legend = ", ".join(f"{letter} {stage}" for letter, stage in zip(LETTERS, STAGES, strict=True))
-    return (stages, compared, *(_timeline(one, legend) for one in _drawn(variants)))
+    return Table(("variant", *titles), tuple(map(row, variants)))
 
 
-def _timeline(variant: Variant, legend: str) -> Table:
+def _lanes(variant: Variant) -> Table:
     last = max(span.end for span in variant.spans)
+    legend = ", ".join(f"{letter} {stage}" for letter, stage in zip(LETTERS, STAGES, strict=True))
     return Table(
         ("stream", f"0 to {last * 1e3:.4g} ms: {legend}, {IDLE} idle".ljust(WIDTH)),
-        tuple((number, line) for number, line in enumerate(lanes(variant.spans, WIDTH))),
+        tuple(enumerate(lanes(variant.spans, WIDTH))),
         title=f"{variant.label}:",
     )
 
 
-def _bars(variant: Variant) -> Bars:
+def _timeline(variant: Variant) -> Timeline:
     spans = tuple((f"stream {one.stream}", STAGES[one.stage], one.begin, one.end) for one in variant.spans)
-    return Bars(spans, title=variant.label)
+    return Timeline(spans, title=variant.label)

@@ -1,4 +1,4 @@
-"""A map in chunks over streams of one GPU: copied in, computed, copied out."""
+"""A map in chunks over streams of one GPU: copy in, compute, copy out."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from typing import Any
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.lessons.protocol import Stage
+from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.streams.schedule import STAGES, Chunk, Span, composed
-from jobs.bench.lessons.timers import by_marks
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
+from jobs.measure.timers import gated_event_seconds
 from runner import DATATYPES
 
 WORD = DATATYPES["uint32"]
-MULTIPLIER, INCREMENT = 1664525, 1013904223  # Numerical Recipes' generator: mixes all bits
-THREADS, BLOCKS_EACH = 256, 8  # of a processor: as many threads as it holds at a time
+MULTIPLIER, INCREMENT = 1664525, 1013904223  # of Numerical Recipes' generator, which mixes all bits
+THREADS, BLOCKS_PER_PROCESSOR = 256, 8  # as many threads as a multiprocessor holds
 MOST_STREAMS = 4
 
 
-class Map:
-    """Host memory for all chunks, twice, and device memory for one chunk of each stream."""
+class ChunkedMap:
+    """Host memory for all chunks, before and after, and device memory for one chunk of each stream."""
 
-    def __init__(self, stage: Stage, chunks: list[Chunk], kind: Any) -> None:
-        self.stage, self.box, self.gpu, self.chunks = stage, stage.gpus, stage.gpu, chunks
+    def __init__(self, context: Context, chunks: list[Chunk], kind: Any) -> None:
+        self.context, self.box, self.gpu = context, context.required_box, context.gpu
+        self.chunks = chunks
         whole = 4 * (chunks[-1].begin + chunks[-1].count)
         self.source, self.target = (self.box.allocate(kind, whole, self.gpu) for _ in range(2))
         self.streams = [self.box.stream(self.gpu) for _ in range(MOST_STREAMS)]
         self.slots = [self.box.allocate("device", 4 * chunks[0].count, self.gpu) for _ in self.streams]
         self.words = [self.box.array(slot).view(np.uint32) for slot in self.slots]
         self.affine = kernels.load("affine.cu", "affine")
-        self.most_blocks = BLOCKS_EACH * self.box.gpus[self.gpu].processors
+        self.most_blocks = BLOCKS_PER_PROCESSOR * self.box.gpus[self.gpu].processors
         check.fill(
             self.box.host_array(self.source),
             WORD,
@@ -47,7 +48,7 @@ class Map:
             self.box.release(memory)
 
     def stages(self, chunk: Chunk, stream: int, rounds: int) -> tuple[Callable[[], None], ...]:
-        """What queues each of STAGES for one chunk."""
+        """The calls that queue each of STAGES for one chunk."""
         nbytes, slot, queue = 4 * chunk.count, self.slots[stream], self.streams[stream]
         source, target = (
             replace(memory, address=memory.address + 4 * chunk.begin, nbytes=nbytes)
@@ -66,19 +67,21 @@ class Map:
             lambda: self.box.copy(target, slot, nbytes, queue),
         )
 
-    def alone(self, stage: int, rounds: int) -> float:
-        """Median seconds of one of STAGES for the first chunk, with nothing beside it."""
+    def stage_seconds(self, stage: int, rounds: int) -> float:
+        """Median seconds of one of STAGES for the first chunk, by itself."""
         queue = self.stages(self.chunks[0], 0, rounds)[stage]
-        return by_marks(self.stage, self.streams[0], lambda turn: queue())
+        return gated_event_seconds(
+            self.box, self.gpu, self.streams[0], lambda turn: queue(), self.context.median
+        )
 
     def run(self, streams: int, rounds: int, *, waiting: bool = False) -> tuple[float, list[Span]]:
-        """Chunk i on stream i modulo `streams`; the seconds of all, and when what ran or waited to run.
+        """Chunk i on stream i modulo `streams`; the seconds of all, and when each stage ran or waited to.
 
         waiting: the host waits for each stage before it queues the next.
         """
         box, used = self.box, self.streams[:streams]
-        # Not behind a gate: chunks and marks may be more than streams take while one is closed, a call for
-        # pageable memory waits for its copy, and that calls go on beside the work is what streams are for.
+        # Without a gate: streams may not take so many chunks and events while it is closed, a call that
+        # copies pageable memory waits for the copy, and streams are for calls that go on beside the work.
         start = box.mark(used[0])
         for stream in used[1:]:
             box.wait(stream, start)
@@ -107,8 +110,8 @@ class Map:
     def spoil(self) -> None:
         check.poison(self.box.host_array(self.target))
 
-    def wrong(self, rounds: int) -> list[str]:
-        """What is wrong with the results, a sentence for each such chunk."""
+    def mismatches(self, rounds: int) -> list[str]:
+        """A sentence for each chunk with wrong results."""
         multiplier, increment = np.array(composed(MULTIPLIER, INCREMENT, rounds), np.uint32)
         source, target = (self.box.host_array(m).view(np.uint32) for m in (self.source, self.target))
         found = []

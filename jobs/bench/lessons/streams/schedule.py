@@ -1,5 +1,5 @@
-"""A map in chunks, planned: how it is cut, how much arithmetic makes its stages alike, what limits it, and
-when what ran. Plain arithmetic."""
+"""A map in chunks: how to cut it, how much arithmetic makes its stages equally long, the least time it takes,
+and its timeline. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 STAGES = ("host to GPU", "kernel", "GPU to host")
-LETTERS = "HKD"  # of the stages: from the host, kernel, from the device
+LETTERS = "HKD"  # of the stages: from host, kernel, from device
 IDLE = "."
 WORD = 2**32
 
@@ -24,7 +24,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Span:
-    """What a stream did to a chunk, seconds from the common start. stage: an index of STAGES."""
+    """One stage of a chunk, in seconds from the common start. stage: an index of STAGES."""
 
     stream: int
     chunk: int
@@ -33,8 +33,20 @@ class Span:
     end: float
 
 
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the map. bound: the least seconds that the single stages allow; None if they were not
+    measured for this kind of memory."""
+
+    label: str
+    streams: int
+    seconds: float
+    bound: float | None
+    spans: tuple[Span, ...]
+
+
 def cut(elements: int, chunks: int) -> list[Chunk]:
-    """At most so many chunks, alike but for a smaller last one."""
+    """At most so many chunks of equal size, except for a smaller last one."""
     each = math.ceil(elements / chunks)
     return [
         Chunk(number, begin, min(each, elements - begin))
@@ -43,7 +55,7 @@ def cut(elements: int, chunks: int) -> list[Chunk]:
 
 
 def rounds_for(seconds: float, few: tuple[int, float], many: tuple[int, float]) -> int:
-    """How many rounds take so long, from two measurements (rounds, seconds); at least 1."""
+    """Number of rounds that takes so many seconds, from two measurements (rounds, seconds); at least 1."""
     slope = (many[1] - few[1]) / (many[0] - few[0])
     if slope <= 0:
         return 1
@@ -60,18 +72,18 @@ def composed(multiplier: int, increment: int, rounds: int) -> tuple[int, int]:
     return total, added
 
 
-def floor(stages: Sequence[float], chunks: int, streams: int) -> float:
-    """Seconds that a map takes at least. stages: seconds of each for one chunk.
+def lower_bound(stages: Sequence[float], chunks: int, streams: int) -> float:
+    """The least seconds that a map takes. stages: seconds of each for one chunk.
 
-    No stage serves two chunks at a time, the first chunk passes all stages, and a stream does one thing
+    A stage serves one chunk at a time, the first chunk passes all stages, and a stream runs one operation
     after another.
     """
     whole, longest = sum(stages), max(stages)
     return max(whole + (chunks - 1) * longest, math.ceil(chunks / streams) * whole)
 
 
-def working(spans: Sequence[Span]) -> list[Span]:
-    """Spans without the time in which they waited for their stage's engine, which serves one at a time."""
+def without_waiting(spans: Sequence[Span]) -> list[Span]:
+    """Spans less the time that they waited for their stage's engine, which serves one chunk at a time."""
     found: list[Span] = []
     for stage in range(len(STAGES)):
         free = 0.0
@@ -82,7 +94,7 @@ def working(spans: Sequence[Span]) -> list[Span]:
 
 
 def lanes(spans: Sequence[Span], width: int) -> list[str]:
-    """A line of `width` letters for each stream: what it did for most of each part of the time."""
+    """A line of `width` letters for each stream: what it did for most of each interval."""
     last = max(span.end for span in spans)
     step = last / width
     lines = []

@@ -1,4 +1,4 @@
-"""The lesson `transfer` without a GPU: copies inside the host's memory, and what fresh pages cost."""
+"""The lesson without a GPU: copies inside the host's memory, and the cost of fresh pages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from jobs.bench.lessons.protocol import Chart, Lesson, Line, Stage, Table, rate
-from jobs.bench.lessons.timers import by_clock, device, name, refuse_beyond
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Table, rate
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.sizes import size_name
+from jobs.measure.timers import sampled_host_seconds
 from runner import DATATYPES
 
 COLUMNS = ("copy", "first touch", "second touch")
@@ -19,7 +19,7 @@ BYTE = DATATYPES["uint8"]
 
 
 class Pages:
-    """Memory that the system has promised and not yet given."""
+    """Memory that the system has promised and not yet backed."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -33,30 +33,29 @@ class Pages:
         self.array.fill(1)
 
 
-def measure(stage: Stage) -> Lesson:
-    sizes = stage.sizes()
-    refuse_beyond(stage, 3 * sizes[-1])
+def measure(context: Context) -> Lesson:
+    sizes = context.sizes()
+    context.require_host_memory(3 * sizes[-1])
     source, target = (np.empty(sizes[-1], np.uint8) for _ in range(2))
-    data = [Segment(0, sizes[-1], Copied(1, 0), 0)]
-    check.fill(source, BYTE, data)
+    check.fill(source, BYTE, [Segment(0, sizes[-1], Copied(1, 0), 0)])
     check.poison(target)
     seconds: dict[str, list[float]] = {column: [] for column in COLUMNS}
-    wrong: list[str] = []
+    mismatches: list[str] = []
     for nbytes in sizes:
-        stage.progress(f"host memory, {size_name(nbytes)}")
+        context.progress(f"host memory, {size_name(nbytes)}")
         a, b = target[:nbytes], source[:nbytes]
-        seconds["copy"].append(stage.median(partial(by_clock, partial(np.copyto, a, b))))
-        if stage.check:
+        seconds["copy"].append(context.median(partial(sampled_host_seconds, partial(np.copyto, a, b))))
+        if context.check:
             check.poison(a)
             np.copyto(a, b)
             found = check.verify(a, BYTE, [Segment(0, nbytes, Copied(1, 0), 0)])
             if found:
-                wrong.append(
+                mismatches.append(
                     f"{found.count:,} of {nbytes:,} copied bytes are wrong, the first at {found.offset}"
                 )
         pages = Pages(nbytes)
-        seconds["first touch"].append(stage.median(partial(by_clock, pages.touch, pages.renew)))
-        seconds["second touch"].append(stage.median(partial(by_clock, pages.touch)))
+        seconds["first touch"].append(context.median(partial(sampled_host_seconds, pages.touch, pages.renew)))
+        seconds["second touch"].append(context.median(partial(sampled_host_seconds, pages.touch)))
     lines = [
         Line(column, tuple((n, rate(n, t)) for n, t in zip(sizes, times, strict=True)))
         for column, times in seconds.items()
@@ -64,35 +63,23 @@ def measure(stage: Stage) -> Lesson:
     rows = tuple((size_name(n), *(line.points[at][1] for line in lines)) for at, n in enumerate(sizes))
     return Lesson(
         "transfer",
-        f"Copies inside the host's memory, {name(stage)}",
+        f"Copies inside the host's memory, {context.device_name}",
         (Table(("size", *(f"{column} (GB/s)" for column in COLUMNS)), rows),),
-        said(sizes, seconds),
+        explanation(sizes, seconds),
         (Chart("size", "bandwidth (GB/s)", tuple(lines), bytes=True),),
-        tuple(wrong),
-        {"device": device(stage), "bytes": sizes, "seconds": seconds},
+        tuple(mismatches),
+        {"device": context.device, "bytes": sizes, "seconds": seconds},
     )
 
 
-def said(sizes: list[int], seconds: dict[str, list[float]]) -> tuple[str, ...]:
+def explanation(sizes: list[int], seconds: dict[str, list[float]]) -> tuple[str, ...]:
     rates = [n / t / 1e9 for n, t in zip(sizes, seconds["copy"], strict=True)]
-    best = max(rates)
-    at = rates.index(best)
+    at = rates.index(max(rates))
     copies = (
-        f"One thread copies {size_name(sizes[at])} at {best:.3g} GB/s, its best, and {size_name(sizes[-1])} "
-        f"at {rates[-1]:.3g} GB/s."
+        f"One thread copies at most {rates[at]:.3g} GB/s ({size_name(sizes[at])}), "
+        f"{rates[-1]:.3g} GB/s at {size_name(sizes[-1])}."
     )
-    slow = next((n for n, r in zip(sizes[at:], rates[at:], strict=True) if r < 0.7 * best), None)
-    if slow:
-        copies += f" From {size_name(slow)} on it is below 0.7 of that: what fits no cache comes from memory."
-    if rates[0] < 0.5 * best:
-        copies += f" Of {size_name(sizes[0])} most time goes to the call: {seconds['copy'][0] * 1e6:.2g} us."
-    first, second = seconds["first touch"][-1], seconds["second touch"][-1]
-    if first > 1.05 * second:
-        touch = (
-            f"To write {size_name(sizes[-1])} takes {first / second:.3g} times as long when nobody has "
-            "touched the pages before: the system finds each, zeroes it and maps it at the first touch. "
-            "Memory that is kept and used again does not pay that twice."
-        )
-    else:
-        touch = f"Fresh pages cost nothing that shows at {size_name(sizes[-1])}."
-    return copies, touch
+    factor = seconds["first touch"][-1] / seconds["second touch"][-1]
+    if factor <= 1.05:
+        return copies, f"Fresh pages cost nothing that shows at {size_name(sizes[-1])}."
+    return copies, f"Writing {size_name(sizes[-1])} of fresh pages takes {factor:.3g} times as long as again."

@@ -1,7 +1,7 @@
-"""Copies between host and GPU, by the kind of host memory and by size; on a CPU, copies inside its memory.
+"""Copies between host and GPU by kind of host memory and by size; on a CPU, copies inside its memory.
 
-Every figure is of one transfer at a time, on the host's clock, from the call until the bytes can be used on
-the other side: the same for what a copy engine, a kernel or a page fault moves.
+One transfer at a time is timed on the host's clock, from the call until the other side can use the bytes, so
+that copy engines, kernels and page faults are timed alike.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench.lessons.protocol import Cell, Chart, Lesson, Line, Ranks, Stage, Table, crossings, rate
-from jobs.bench.lessons.timers import by_clock, device, name
-from jobs.bench.lessons.transfer import cpu as transfer_host
-from jobs.bench.lessons.transfer.explain import paragraphs
-from jobs.bench.lessons.transfer.methods import DIRECTIONS, WAYS, Direction, Ways
+from jobs.bench.lessons.protocol import Cell, Chart, Context, Lesson, Line, Ranks, Table, crossings, rate
+from jobs.bench.lessons.transfer import cpu
+from jobs.bench.lessons.transfer.explain import sentences
+from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS, Direction, Methods
 from jobs.measure.sizes import size_name
+from jobs.measure.timers import sampled_host_seconds
 from runner import Memory
 
-SUMMARY = "Copies between host and GPU, by the kind of host memory and by size."
 RANKS: Ranks = "one"
 CPU = True
-PROCESSOR = 1 << 24  # bytes that the processor reads and writes
+HOST_ACCESS_BYTES = 1 << 24  # read and written by the processor
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One kind of memory in use. allocate: seconds. read, write: bytes per second, by the processor."""
+class HostBuffer:
+    """What one kind of memory costs. allocate: seconds. read, write: by the processor, in bytes a second."""
 
     nbytes: int
     allocate: float
@@ -41,155 +40,160 @@ class Kept:
 
 
 @dataclass
-class Measured:
-    """seconds: by direction, way and size, None where there are none. kept: by the way that used it first.
+class Transfers:
+    """seconds: by direction, method and size, None if not measured. buffers: by the first method of a kind.
 
-    unmoved: (direction, way, bytes) of prefetches that the driver knows nothing of. missing: a sentence for
-    what failed. wrong: what a check found.
+    unmoved: (direction, method, bytes) of prefetches after which the driver still reports the pages at the
+    old place. missing: a sentence for each method that failed. mismatches: for each wrong result.
     """
 
     seconds: dict[str, dict[str, list[float | None]]]
-    kept: dict[str, Kept] = field(default_factory=dict)
+    buffers: dict[str, HostBuffer] = field(default_factory=dict)
     unmoved: set[tuple[str, str, int]] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
 
 
-def measure(stage: Stage) -> Lesson:
-    if stage.box is None:
-        return transfer_host.measure(stage)
-    sizes = stage.sizes()
-    ways = Ways(stage, sizes[-1])
-    stage.gpus.release(_allocated(stage, "pageable", sizes[-1])[0])  # a virtual machine gets its memory now
-    found = Measured({direction: {way: [None] * len(sizes) for way in WAYS} for direction in DIRECTIONS})
-    for number, (way, kind) in enumerate(WAYS.items()):
-        fitting = [n for n in sizes if kind != "managed" or n <= stage.gpus.free_memory(stage.gpu)]
+def measure(context: Context) -> Lesson:
+    if context.box is None:
+        return cpu.measure(context)
+    sizes = context.sizes()
+    methods = Methods(context, sizes[-1])
+    # A virtual machine gets its memory now.
+    context.required_box.release(_allocated(context, "pageable", sizes[-1])[0])
+    found = Transfers(
+        {direction: {method: [None] * len(sizes) for method in METHODS} for direction in DIRECTIONS}
+    )
+    for number, (method, kind) in enumerate(METHODS.items()):
+        fitting = [
+            n for n in sizes if kind != "managed" or n <= context.required_box.free_memory(context.gpu)
+        ]
         if not fitting:
             continue
-        stage.progress(f"allocating {size_name(fitting[-1])} of {kind} memory")
+        context.progress(f"allocating {size_name(fitting[-1])} of {kind} memory")
         try:
-            host, allocate = _allocated(stage, kind, fitting[-1])
+            host, allocate = _allocated(context, kind, fitting[-1])
         except (runner.RunError, runner.UserError) as reason:
-            found.missing.append(f"Not measured, {way}: {reason}.")
+            found.missing.append(f"Not measured, {method}: {reason}.")
             continue
-        if kind not in map(WAYS.get, found.kept):
-            found.kept[way] = Kept(host.nbytes, allocate, *_processor(stage, host))
+        if kind not in map(METHODS.get, found.buffers):
+            found.buffers[method] = HostBuffer(host.nbytes, allocate, *_host_access(context, host))
         for turn, direction in enumerate(DIRECTIONS):
             try:
-                _cross(stage, ways, way, direction, host, fitting, 2 * number + turn + 1, found)
+                _transfer(context, methods, method, direction, host, fitting, 2 * number + turn + 1, found)
             except (runner.RunError, runner.UserError) as reason:
-                found.missing.append(f"Not measured, {way}, {direction}: {reason}.")
-        stage.gpus.release(host)
-    return _lesson(stage, sizes, found)
+                found.missing.append(f"Not measured, {method}, {direction}: {reason}.")
+        context.required_box.release(host)
+    return _lesson(context, sizes, found)
 
 
-def _cross(
-    stage: Stage,
-    ways: Ways,
-    way: str,
+def _transfer(
+    context: Context,
+    methods: Methods,
+    method: str,
     direction: Direction,
     host: Memory,
     sizes: Sequence[int],
     seed: int,
-    found: Measured,
+    found: Transfers,
 ) -> None:
-    """All sizes of one way in one direction."""
-    ways.fill(way, direction, host, seed)
+    """All sizes by one method in one direction."""
+    methods.fill(method, direction, host, seed)
     for at, nbytes in enumerate(sizes):
-        stage.progress(f"{way}, {direction}, {size_name(nbytes)}")
-        crossing = ways.crossing(way, direction, host, nbytes, seed)
-        seconds = stage.median(partial(by_clock, crossing.move, crossing.ready))
-        if crossing.moved():
-            found.seconds[direction][way][at] = seconds
+        context.progress(f"{method}, {direction}, {size_name(nbytes)}")
+        transfer = methods.transfer(method, direction, host, nbytes, seed)
+        seconds = context.median(partial(sampled_host_seconds, transfer.move, transfer.prepare))
+        if transfer.moved():
+            found.seconds[direction][method][at] = seconds
         else:
-            found.unmoved.add((direction, way, nbytes))
-            found.wrong.append(f"{way}, {direction}: {size_name(nbytes)} did not move, as the driver has it")
-        fault = ways.proven(crossing, nbytes, seed) if stage.check else None
+            found.unmoved.add((direction, method, nbytes))
+            found.mismatches.append(
+                f"{method}, {direction}: {size_name(nbytes)} did not move, says the driver"
+            )
+        fault = methods.verified(transfer, nbytes, seed) if context.check else None
         if fault:
-            found.wrong.append(f"{way}, {direction}: {fault}")
+            found.mismatches.append(f"{method}, {direction}: {fault}")
 
 
-def _allocated(stage: Stage, kind: Any, nbytes: int) -> tuple[Memory, float]:
-    """Host memory, and the seconds that it took to get and touch every page of it."""
+def _allocated(context: Context, kind: Any, nbytes: int) -> tuple[Memory, float]:
+    """Host memory, and the seconds that it took to allocate and touch every page."""
     begin = perf_counter()
-    host = stage.gpus.allocate(kind, nbytes, stage.gpu)
-    stage.gpus.host_array(host)[:: mmap.PAGESIZE] = 0
+    host = context.required_box.allocate(kind, nbytes, context.gpu)
+    context.required_box.host_array(host)[:: mmap.PAGESIZE] = 0
     return host, perf_counter() - begin
 
 
-def _processor(stage: Stage, host: Memory) -> tuple[float, float]:
-    """Bytes per second at which the processor reads it and writes it."""
-    part = stage.gpus.host_array(host)[:PROCESSOR]
+def _host_access(context: Context, host: Memory) -> tuple[float, float]:
+    """Bytes per second at which the processor reads and writes it."""
+    part = context.required_box.host_array(host)[:HOST_ACCESS_BYTES]
     private = np.zeros_like(part)
-    read = stage.median(lambda: by_clock(lambda: np.copyto(private, part)))
-    write = stage.median(lambda: by_clock(lambda: np.copyto(part, private)))
+    read = context.median(lambda: sampled_host_seconds(lambda: np.copyto(private, part)))
+    write = context.median(lambda: sampled_host_seconds(lambda: np.copyto(part, private)))
     return part.size / read, part.size / write
 
 
-def _lesson(stage: Stage, sizes: list[int], found: Measured) -> Lesson:
+def _lesson(context: Context, sizes: list[int], found: Transfers) -> Lesson:
     lines = {
         direction: [
-            Line(way, tuple((n, t and rate(n, t)) for n, t in zip(sizes, times, strict=True)))
-            for way, times in ways.items()
+            Line(method, tuple((n, t and rate(n, t)) for n, t in zip(sizes, times, strict=True)))
+            for method, times in methods.items()
         ]
-        for direction, ways in found.seconds.items()
+        for direction, methods in found.seconds.items()
     }
-    fastest = {
-        direction: crossings([line for line in group if any(y for _, y in line.points)])
-        for direction, group in lines.items()
-    }
-    heights = {(d, line.label, x): y for d, group in lines.items() for line in group for x, y in line.points}
-
-    def cell(direction: str, line: Line, at: int) -> Cell:
-        unmoved = (direction, line.label, sizes[at]) in found.unmoved
-        return "not moved" if unmoved else line.points[at][1]
-
-    tables = [
-        Table(
-            ("size", *(f"{line.label} (GB/s)" for line in group)),
-            tuple(
-                (size_name(n), *(cell(direction, line, at) for line in group)) for at, n in enumerate(sizes)
-            ),
-            title=f"{direction.capitalize().replace('gpu', 'GPU')}:",
-        )
-        for direction, group in lines.items()
-    ]  # fmt: skip
-    tables.append(
-        Table(
-            ("direction", "from", "fastest", "rate (GB/s)"),
-            tuple(
-                (direction, size_name(round(x)), way, heights[direction, way, x])
-                for direction, winners in fastest.items()
-                for x, way in winners
-            ),
-            title="Which way is the fastest from which size on:",
-        )
-    )
-    tables.append(
-        Table(
-            ("memory", "size", "allocate (ms)", "a GiB (s)", "read (GB/s)", "write (GB/s)"),
-            tuple(
-                (kind, size_name(one.nbytes), one.allocate * 1e3, one.allocate * (1 << 30) / one.nbytes,
-                 one.read / 1e9, one.write / 1e9)
-                for kind, one in found.kept.items()
-            ),
-            title=f"Allocated, every page touched; and how fast the processor reads and writes the first "
-            f"{size_name(min(PROCESSOR, sizes[-1]))}:",
-        )
-    )  # fmt: skip
-    allocated = {kind: (one.nbytes, one.allocate) for kind, one in found.kept.items()}
-    facts: dict[str, Any] = {"device": device(stage), "bytes": sizes, "seconds": found.seconds}
-    facts["memory"] = {kind: vars(one) for kind, one in found.kept.items()}
+    tables = [_by_size(direction, sizes, group, found) for direction, group in lines.items()]
+    tables += [_fastest(lines), _host_memory(found, min(HOST_ACCESS_BYTES, sizes[-1]))]
+    allocated = {method: (one.nbytes, one.allocate) for method, one in found.buffers.items()}
+    facts: dict[str, Any] = {"device": context.device, "bytes": sizes, "seconds": found.seconds}
+    facts["memory"] = {method: vars(one) for method, one in found.buffers.items()}
     facts["not_measured"] = found.missing
     return Lesson(
         "transfer",
-        f"Transfers between the host and {name(stage)}",
+        f"Transfers between the host and {context.device_name}",
         tuple(tables),
-        (*paragraphs(sizes, found.seconds, fastest, allocated), *found.missing),
+        (*sentences(sizes, found.seconds, allocated), *found.missing),
         tuple(
             Chart("size", f"{direction} (GB/s)", tuple(group), bytes=True)
             for direction, group in lines.items()
         ),
-        tuple(found.wrong),
+        tuple(found.mismatches),
         facts,
     )
+
+
+def _by_size(direction: str, sizes: list[int], lines: list[Line], found: Transfers) -> Table:
+    def cell(line: Line, at: int) -> Cell:
+        return "not moved" if (direction, line.label, sizes[at]) in found.unmoved else line.points[at][1]
+
+    return Table(
+        ("size", *(f"{line.label} (GB/s)" for line in lines)),
+        tuple((size_name(n), *(cell(line, at) for line in lines)) for at, n in enumerate(sizes)),
+        title=f"{direction[0].upper()}{direction[1:]}:",
+    )
+
+
+def _fastest(lines: dict[str, list[Line]]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for direction, group in lines.items():
+        heights = {(line.label, x): y for line in group for x, y in line.points}
+        rows += (
+            (direction, size_name(round(x)), method, heights[method, x])
+            for x, method in crossings([line for line in group if any(y for _, y in line.points)])
+        )
+    return Table(
+        ("direction", "from", "fastest", "rate (GB/s)"),
+        tuple(rows),
+        title="Fastest method from which size on:",
+    )
+
+
+def _host_memory(found: Transfers, accessed: int) -> Table:
+    return Table(
+        ("memory", "size", "allocate (ms)", "a GiB (s)", "read (GB/s)", "write (GB/s)"),
+        tuple(
+            (method, size_name(one.nbytes), one.allocate * 1e3, one.allocate * (1 << 30) / one.nbytes,
+             one.read / 1e9, one.write / 1e9)
+            for method, one in found.buffers.items()
+        ),
+        title="Allocation, with every page touched; access by the processor to the first "
+        f"{size_name(accessed)}:",
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ways of bytes between a host and a GPU: how they get across, and whether they all did."""
+"""How bytes get from the host to a GPU and back, and whether all of them arrived."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 
 import runner
 from jobs import kernels
-from jobs.bench.lessons.protocol import Stage
-from jobs.bench.lessons.timers import nothing
+from jobs.bench.lessons.protocol import Context
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
+from jobs.measure.timers import nothing
 from runner import Memory
 
 Direction = Literal["to GPU", "to host"]
 DIRECTIONS: tuple[Direction, ...] = ("to GPU", "to host")
-# way -> the kind of host memory
-WAYS: dict[str, Any] = {
+# method -> kind of host memory
+METHODS: dict[str, Any] = {
     "pageable": "pageable",
     "pinned": "pinned",
     "write-combined": "combined",
@@ -31,56 +31,57 @@ WAYS: dict[str, Any] = {
     "prefetched": "managed",
 }
 BYTE = runner.DATATYPES["uint8"]
-THREADS, BLOCKS_EACH = 256, 8  # of a processor: as many threads as it holds at a time
+THREADS, BLOCKS_PER_PROCESSOR = 256, 8  # as many threads as a multiprocessor holds
 
 
 @dataclass(frozen=True)
-class Crossing:
-    """One way, one direction, so many bytes.
+class Transfer:
+    """So many bytes by one method in one direction.
 
-    move: returns when the bytes can be used on the other side. ready: undoes that, where it must be undone.
-    spoil: makes sure that they are on this side only. seen: (nbytes,) uint8, as the other side has them.
-    moved: whether they went there. A page that a prefetch left behind moves when it is looked at, so that
-    bytes do not tell: for prefetches, what the driver knows.
+    move: returns when the other side can use the bytes. prepare: undoes `move` where that is needed before
+    the next one. spoil: makes sure that only the sending side has the bytes. arrived: (nbytes,) uint8 as the
+    receiving side sees them. moved: whether the driver reports them there: reading a page that a prefetch
+    left behind moves it, so that `arrived` does not show that.
     """
 
     move: Callable[[], object]
     spoil: Callable[[], object]
-    seen: Any
-    ready: Callable[[], object] = nothing
+    arrived: Any
+    prepare: Callable[[], object] = nothing
     moved: Callable[[], bool] = lambda: True
 
 
-class Ways:
-    """Over the link of one GPU, with device memory for as many bytes as there will be at most."""
+class Methods:
+    """All methods over the link of one GPU, with device memory for the largest transfer."""
 
-    def __init__(self, stage: Stage, nbytes: int) -> None:
-        self.box, self.gpu, self.stage = stage.gpus, stage.gpu, stage
+    def __init__(self, context: Context, nbytes: int) -> None:
+        self.box, self.gpu = context.required_box, context.gpu
+        self.synchronize = context.world.backend.synchronize
         self.stream = self.box.stream(self.gpu)
         self.device = self.box.allocate("device", nbytes, self.gpu)
         self.touch = kernels.load("touch.cu", "touch")
-        self.most_blocks = BLOCKS_EACH * self.box.gpus[self.gpu].processors
+        self.most_blocks = BLOCKS_PER_PROCESSOR * self.box.gpus[self.gpu].processors
 
-    def crossing(self, way: str, direction: Direction, host: Memory, nbytes: int, seed: int) -> Crossing:
-        """The first `nbytes` of `host`, which is of the way's kind, to or from device memory.
+    def transfer(self, method: str, direction: Direction, host: Memory, nbytes: int, seed: int) -> Transfer:
+        """Of the first `nbytes` of `host`, which is of the method's kind, to or from device memory.
 
-        `fill` has put the data of `seed` where they come from.
+        `fill` has written the data of `seed` on the sending side.
         """
         make = self._to_gpu if direction == "to GPU" else self._to_host
-        return make(way, host, nbytes, seed)
+        return make(method, host, nbytes, seed)
 
-    def fill(self, way: str, direction: Direction, host: Memory, seed: int) -> None:
-        """Data for crossings of this way and direction, of any number of bytes that `host` holds."""
+    def fill(self, method: str, direction: Direction, host: Memory, seed: int) -> None:
+        """Write data for transfers by this method in this direction, of any size up to that of `host`."""
         if direction == "to GPU":
             self._fill(self.box.host_array(host)[: host.nbytes], seed)
         else:
             self._fill(self.box.array(host if host.kind == "managed" else self.device)[: host.nbytes], seed)
 
-    def _to_gpu(self, way: str, host: Memory, nbytes: int, seed: int) -> Crossing:
-        part, landing = replace(host, nbytes=nbytes), self.box.array(self.device)[:nbytes]
+    def _to_gpu(self, method: str, host: Memory, nbytes: int, seed: int) -> Transfer:
+        part, target = replace(host, nbytes=nbytes), self.box.array(self.device)[:nbytes]
 
         def spoil() -> None:
-            self._poison(landing)
+            self._poison(target)
 
         def spoil_pages() -> None:
             self._poison(self.box.array(part))
@@ -89,50 +90,50 @@ class Ways:
         def bring_back() -> None:
             self._prefetch(part, host=True)
 
-        if way in ("mapped", "managed"):
+        if method in ("mapped", "managed"):
             source = self.box.array(part)
-            ready = bring_back if way == "managed" else nothing
-            return Crossing(lambda: self._touch(landing, source), spoil, landing, ready)
-        if way == "prefetched":
+            prepare = bring_back if method == "managed" else nothing
+            return Transfer(lambda: self._touch(target, source), spoil, target, prepare)
+        if method == "prefetched":
             there = partial(self.box.prefetched, part)
-            return Crossing(
+            return Transfer(
                 lambda: self._prefetch(part), spoil_pages, self.box.array(part), bring_back, there
             )
-        return Crossing(lambda: self._copy(self.device, host, nbytes), spoil, landing)
+        return Transfer(lambda: self._copy(self.device, host, nbytes), spoil, target)
 
-    def _to_host(self, way: str, host: Memory, nbytes: int, seed: int) -> Crossing:
-        part, landing = replace(host, nbytes=nbytes), self.box.host_array(host)[:nbytes]
+    def _to_host(self, method: str, host: Memory, nbytes: int, seed: int) -> Transfer:
+        part, target = replace(host, nbytes=nbytes), self.box.host_array(host)[:nbytes]
 
         def spoil() -> None:
-            self._poison(landing)
+            self._poison(target)
 
         def spoil_pages() -> None:
-            self._poison(landing)
+            self._poison(target)
             self._fill(self.box.array(part), seed)
 
         def take_away() -> None:
             self._prefetch(part)
 
-        if way == "mapped":
-            source, target = self.box.array(self.device)[:nbytes], self.box.array(part)
-            return Crossing(lambda: self._touch(target, source), spoil, landing)
-        if way == "managed":
-            # One byte of a page brings all of it.
-            return Crossing(landing[:: mmap.PAGESIZE].sum, spoil_pages, landing, take_away)
-        if way == "prefetched":
+        if method == "mapped":
+            source, mapped = self.box.array(self.device)[:nbytes], self.box.array(part)
+            return Transfer(lambda: self._touch(mapped, source), spoil, target)
+        if method == "managed":
+            # Reading one byte of a page moves all of it.
+            return Transfer(target[:: mmap.PAGESIZE].sum, spoil_pages, target, take_away)
+        if method == "prefetched":
             here = partial(self.box.prefetched, part, host=True)
-            return Crossing(lambda: self._prefetch(part, host=True), spoil_pages, landing, take_away, here)
-        # A processor reads write-combined memory a few bytes at a time: let the GPU look at it where it is.
-        seen = self.box.array(part) if way == "write-combined" else landing
-        return Crossing(lambda: self._copy(host, self.device, nbytes), spoil, seen)
+            return Transfer(lambda: self._prefetch(part, host=True), spoil_pages, target, take_away, here)
+        # The processor reads write-combined memory a few bytes at a time: let the GPU read it in place.
+        arrived = self.box.array(part) if method == "write-combined" else target
+        return Transfer(lambda: self._copy(host, self.device, nbytes), spoil, arrived)
 
-    def proven(self, crossing: Crossing, nbytes: int, seed: int) -> str | None:
-        """Move spoilt bytes once; what is wrong with them then."""
-        crossing.spoil()
-        crossing.ready()
-        crossing.move()
+    def verified(self, transfer: Transfer, nbytes: int, seed: int) -> str | None:
+        """Spoil and move once; what is wrong with the bytes then, None if nothing is."""
+        transfer.spoil()
+        transfer.prepare()
+        transfer.move()
         with self.box.on(self.gpu):
-            found = check.verify(crossing.seen, BYTE, _segments(nbytes, seed))
+            found = check.verify(transfer.arrived, BYTE, _segments(nbytes, seed))
         if found is None:
             return None
         return f"{found.count:,} of {nbytes:,} bytes are wrong, the first at {found.offset:,}"
@@ -154,12 +155,12 @@ class Ways:
     def _fill(self, memory: Any, seed: int) -> None:
         with self.box.on(self.gpu):
             check.fill(memory, BYTE, _segments(memory.size, seed))
-            self.stage.world.backend.synchronize()
+            self.synchronize()
 
     def _poison(self, memory: Any) -> None:
         with self.box.on(self.gpu):
             check.poison(memory)
-            self.stage.world.backend.synchronize()
+            self.synchronize()
 
 
 def _segments(nbytes: int, seed: int) -> list[Segment]:

@@ -1,4 +1,4 @@
-"""Transposes of a matrix beside a plain copy of it, which moves as many bytes."""
+"""Transposes of a matrix beside a plain copy, which moves the same number of bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench.lessons import pseudorandom as scrambled
-from jobs.bench.lessons.protocol import Chart, Lesson, Line, Ranks, Stage, Table
-from jobs.bench.lessons.timers import device, name
-from jobs.bench.lessons.transpose.explain import Timed, paragraphs
-from jobs.bench.lessons.transpose.methods import OnCpu, OnGpu, Open, Shape
+from jobs.bench.lessons import pseudorandom
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.bench.lessons.transpose.explain import sentences
+from jobs.bench.lessons.transpose.methods import Matrix, OnCpu, OnGpu, Shape, TimedTranspose
 from jobs.measure import patterns
 
-SUMMARY = "Transposes of a matrix, from naive to cuBLAS."
 RANKS: Ranks = "one"
 CPU = True
 SHAPES = {
@@ -25,82 +23,80 @@ SHAPES = {
 DTYPES = ("float16", "float32", "float64")
 
 
-def measure(stage: Stage) -> Lesson:
-    place = OnCpu(stage) if stage.box is None else OnGpu(stage)
-    shapes = [parse(text) for text in stage.options.get("shapes") or ()]
-    timed: list[Timed] = []
-    wrong: list[str] = []
+def measure(context: Context) -> Lesson:
+    device = OnCpu(context) if context.box is None else OnGpu(context)
+    shapes = [parse(text) for text in context.options.get("shapes") or ()]
+    timed: list[TimedTranspose] = []
+    mismatches: list[str] = []
     skipped: list[str] = []
-    for dtype in map(np.dtype, stage.options.get("dtypes") or DTYPES):
-        for shape in shapes or SHAPES["cpu" if stage.box is None else "cuda"]:
+    for dtype in map(np.dtype, context.options.get("dtypes") or DTYPES):
+        for shape in shapes or SHAPES["cpu" if context.box is None else "cuda"]:
             title = f"{dtype.name}, {shape[0]} x {shape[1]}"
-            nbytes, free = shape[0] * shape[1] * dtype.itemsize, place.free()
-            looking = 64 * min(shape[0] * shape[1], scrambled.BLOCK)  # at the result, a block at a time
-            if 2 * nbytes + looking > free:
-                skipped.append(f"{title} is left out: twice {nbytes:,} bytes, and {free:,} are free.")
+            nbytes, free = shape[0] * shape[1] * dtype.itemsize, device.free()
+            check_bytes = 64 * min(shape[0] * shape[1], pseudorandom.BLOCK)
+            if 2 * nbytes + check_bytes > free:
+                skipped.append(
+                    f"{title} is left out: it needs twice {nbytes:,} bytes, and {free:,} are free."
+                )
                 continue
-            with place.matrix(shape, dtype) as matrix:
-                timed.append(_timed(stage, place, title, shape, dtype, matrix, wrong))
-    return _lesson(stage, place.WAYS, timed, skipped, wrong)
+            with device.matrix(shape, dtype) as matrix:
+                seconds = _seconds(context, device, title, shape, matrix, mismatches)
+            timed.append(TimedTranspose(shape, dtype, seconds))
+    return _lesson(context, device.METHODS, timed, skipped, mismatches)
 
 
 def parse(text: str) -> Shape:
     """ "8192x512" -> (8192, 512). Raises UserError."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if found is None:
-        raise runner.UserError("this is no shape of a matrix", got=text, expected="such as 8192x512")
+        raise runner.UserError("not a matrix shape", got=text, expected="such as 8192x512")
     return int(found[1]), int(found[2])
 
 
-def _timed(
-    stage: Stage,
-    place: OnCpu | OnGpu,
-    title: str,
-    shape: Shape,
-    dtype: np.dtype[Any],
-    matrix: Open,
-    wrong: list[str],
-) -> Timed:
-    xp = stage.world.xp
-    if stage.check:
-        stage.progress(f"{title}: filling")
+def _seconds(
+    context: Context, device: OnCpu | OnGpu, title: str, shape: Shape, matrix: Matrix, mismatches: list[str]
+) -> dict[str, float | None]:
+    """By method; each is checked before it is timed."""
+    xp = context.world.xp
+    if context.check:
+        context.progress(f"{title}: filling")
     fill(xp, matrix.source)
-    place.settle()
+    device.settle()
     seconds: dict[str, float | None] = {}
-    for way, action in matrix.actions.items():
-        stage.progress(f"{title}: {way}")
-        if action is None:
-            seconds[way] = None
+    for method, operation in matrix.operations.items():
+        context.progress(f"{title}: {method}")
+        if operation is None:
+            seconds[method] = None
             continue
-        if stage.check:
+        if context.check:
             matrix.target.view(np.uint8)[...] = patterns.POISON
-            place.settle()
-            action()
-            place.settle()
-            expected = shape if way != "copy" else (shape[0] * shape[1], 1)
-            count, first = differs(xp, matrix.target, expected)
+            device.settle()
+            operation()
+            device.settle()
+            expected = shape if method != "copy" else (shape[0] * shape[1], 1)
+            count, first = count_mismatches(xp, matrix.target, expected)
             if count:
-                wrong.append(f"{title}, {way}: {count:,} elements are wrong, the first at {first:,}")
-        seconds[way] = place.seconds(action)
-    return Timed(shape, dtype, seconds)
+                mismatches.append(f"{title}, {method}: {count:,} elements are wrong, the first at {first:,}")
+        seconds[method] = device.seconds(operation)
+    return seconds
 
 
 def fill(xp: Any, source: Any) -> None:
     """Elements that tell their places apart; source: flat, unsigned."""
-    for first, index in scrambled.indices(xp, source.size):
-        source[first : first + index.size] = scrambled.words(index, source.itemsize)
+    for first, index in pseudorandom.indices(xp, source.size):
+        source[first : first + index.size] = pseudorandom.words(index, source.itemsize)
 
 
-def differs(xp: Any, target: Any, shape: Shape) -> tuple[int, int]:
-    """How many elements of `target` are not those of a filled matrix' transpose, and the first one's index.
+def count_mismatches(xp: Any, target: Any, shape: Shape) -> tuple[int, int]:
+    """How many elements differ from the transpose of a filled matrix, and the index of the first.
 
-    shape: (rows, columns) of the matrix that `fill` filled.
+    shape: (rows, columns) of the matrix.
     """
     rows, columns = shape
     count = first = 0
-    for begin, place in scrambled.indices(xp, target.size, 0):
+    for begin, place in pseudorandom.indices(xp, target.size, 0):
         index = place % np.uint64(rows) * np.uint64(columns) + place // np.uint64(rows)
-        wrong = target[begin : begin + place.size] != scrambled.words(index, target.itemsize)
+        wrong = target[begin : begin + place.size] != pseudorandom.words(index, target.itemsize)
         found = int(wrong.sum())
         if found and not count:
             first = begin + int(wrong.argmax())
@@ -109,41 +105,46 @@ def differs(xp: Any, target: Any, shape: Shape) -> tuple[int, int]:
 
 
 def _lesson(
-    stage: Stage, ways: tuple[str, ...], timed: list[Timed], skipped: list[str], wrong: list[str]
+    context: Context,
+    methods: tuple[str, ...],
+    timed: list[TimedTranspose],
+    skipped: list[str],
+    mismatches: list[str],
 ) -> Lesson:
-    titles = ("shape", *(f"{way} (GB/s)" for way in ways), *(f"{way} (% of copy)" for way in ways[1:]))
+    titles = (
+        "shape",
+        *(f"{method} (GB/s)" for method in methods),
+        *(f"{method} (% of copy)" for method in methods[1:]),
+    )
     tables, charts = [], []
     for dtype in dict.fromkeys(one.dtype for one in timed):
         group = [one for one in timed if one.dtype == dtype]
+        names = tuple(f"{one.shape[0]} x {one.shape[1]}" for one in group)
         rows = tuple(
             (
-                f"{one.shape[0]} x {one.shape[1]}",
-                *map(one.rate, ways),
-                *(None if (part := one.of_copy(way)) is None else 100 * part for way in ways[1:]),
+                name,
+                *map(one.rate, methods),
+                *(None if (part := one.of_copy(method)) is None else 100 * part for method in methods[1:]),
             )
-            for one in group
+            for name, one in zip(names, group, strict=True)
         )
         tables.append(Table(titles, rows, dtype.name))
-        lines = tuple(
-            Line(way, tuple((number, one.rate(way)) for number, one in enumerate(group))) for way in ways
-        )
-        charts.append(Chart(f"shape, {dtype.name}", "GB/s", lines, names=tuple(str(row[0]) for row in rows)))
-    if not tables:
-        tables.append(Table(titles, ()))
-    facts = {
-        "device": device(stage),
-        "samples": stage.samples,
-        "measured": [
-            {"dtype": one.dtype.name, "shape": one.shape, "seconds": one.seconds, "bytes": one.nbytes}
-            for one in timed
-        ],
-    }
+        lines = tuple(Line(method, tuple(enumerate(one.rate(method) for one in group))) for method in methods)
+        charts.append(Chart(f"shape, {dtype.name}", "GB/s", lines, names=names))
+    cache = 0 if context.box is None else context.box.gpus[context.gpu].cache
     return Lesson(
         "transpose",
-        f"Transposes, read plus written bytes a second; {name(stage)}",
-        tuple(tables),
-        (*paragraphs(stage, timed), *skipped),
+        f"Transposes, read plus written bytes a second; {context.device_name}",
+        tuple(tables) or (Table(titles, ()),),
+        (*sentences(timed, cache), *skipped),
         tuple(charts),
-        tuple(wrong),
-        facts,
+        tuple(mismatches),
+        {
+            "device": context.device,
+            "samples": context.samples,
+            "measured": [
+                {"dtype": one.dtype.name, "shape": one.shape, "seconds": one.seconds, "bytes": one.nbytes}
+                for one in timed
+            ],
+        },
     )

@@ -13,7 +13,7 @@ import pytest
 from typed import typed
 
 from jobs.bench.lessons.cli import LESSONS
-from jobs.bench.lessons.run import Asked
+from jobs.bench.lessons.run import LessonOptions
 from jobs.bench.lessons.run import run as run_lesson
 from jobs.measure import check
 from jobs.measure.exit_codes import WrongResults
@@ -109,9 +109,9 @@ def test_bad_words_end_with_nccl_tests_status(run: Run, words: tuple[str, ...], 
 @pytest.mark.parametrize("name", ["transfer", "coalescing"])
 def test_one_rank_lessons_refuse_several(on_ranks: Callable[..., list[Any]], name: str) -> None:
     def body(world: World) -> None:
-        run_lesson(world, Ending(), Asked(name, 1, True, (64, 64), {}), SimpleNamespace(columns=0))
+        run_lesson(world, Ending(), LessonOptions(name, 1, True, (64, 64), {}), SimpleNamespace(columns=0))
 
-    with pytest.raises(UserError, match=f"bench memory {name} looks at one GPU") as refused:
+    with pytest.raises(UserError, match=f"bench memory {name} measures one GPU") as refused:
         on_ranks(2, body)
     assert refused.value.everywhere
     assert str(refused.value).endswith(f"Try: meshrun bench memory {name}")
@@ -121,10 +121,10 @@ def test_wrong_data_fail_after_all_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(check, "verify", lambda *arguments: check.Found(3, 1, 0, 1, 0, 1))
-    asked = Asked("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
+    options = LessonOptions("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
     door = SimpleNamespace(columns=0)
     with pytest.raises(WrongResults, match="3 of 64 copied bytes are wrong") as raised:
-        run_lesson(lone_world(CpuBackend()), None, asked, door)
+        run_lesson(lone_world(CpuBackend()), None, options, door)
     assert raised.value.exit_code == 7
     assert "second touch" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["wrong"]

@@ -1,9 +1,10 @@
-"""The lesson `coalescing`: the arithmetic of sectors, what is read, what is found wrong, and what is said."""
+"""The lesson `coalescing`: the arithmetic of sectors, reads, mismatches and sentences."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,13 @@ from lesson_box import START, Kernel, LessonBox
 
 from jobs import kernels
 from jobs.bench.lessons import show
-from jobs.bench.lessons import timers as timed
-from jobs.bench.lessons.coalescing import explain as coalescing_said
 from jobs.bench.lessons.coalescing import lesson as coalescing
-from jobs.bench.lessons.coalescing import methods as coalescing_reads
-from jobs.bench.lessons.coalescing.access import Access, asked, ceiling, grains, moved, turned
+from jobs.bench.lessons.coalescing import methods
+from jobs.bench.lessons.coalescing.access import Access, ceiling, moved, pieces, pieces_of_load, shifted
+from jobs.bench.lessons.coalescing.explain import sentences
 from jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES
-from jobs.bench.lessons.protocol import Lesson, Stage
+from jobs.bench.lessons.protocol import Context, Lesson
+from jobs.measure import timers
 from runner import UserError
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
@@ -32,7 +33,7 @@ ACCESSES = st.builds(Access, st.integers(1, 70), st.integers(0, 70), st.integers
 @given(ACCESSES, st.sampled_from([8, 16]))
 def test_grains_are_those_that_elements_lie_in(access: Access, size: int) -> None:
     places = access.first + np.arange(access.count) * access.stride
-    assert grains(access, size) == np.unique(places // size).size
+    assert pieces(access, size) == np.unique(places // size).size
     assert moved(access, size) == 4 * size * np.unique(places // size).size + 4 * access.count
     assert ceiling(access, size) == access.useful / moved(access, size)
 
@@ -41,25 +42,25 @@ def test_grains_are_those_that_elements_lie_in(access: Access, size: int) -> Non
     ("stride", "sectors"), [(1, 4), (2, 8), (4, 16), (8, 32), (64, 32), (3, 12), (5, 20)]
 )
 def test_a_warps_load_asks_for_sectors(stride: int, sectors: int) -> None:
-    assert asked(Access(stride, 0, 1000), 8) == sectors
+    assert pieces_of_load(Access(stride, 0, 1000), 8) == sectors
 
 
 def test_a_misaligned_load_asks_for_one_sector_more() -> None:
-    assert [asked(Access(1, offset, 1000), 8) for offset in OFFSETS] == [4, 5, 5, 5, 4, 4, 4]
+    assert [pieces_of_load(Access(1, offset, 1000), 8) for offset in OFFSETS] == [4, 5, 5, 5, 4, 4, 4]
 
 
 @given(ACCESSES, st.integers(0, 1000))
 def test_a_turned_access_stays_in_the_room(access: Access, turn: int) -> None:
-    place = turned(access, turn, 8)
+    place = shifted(access, turn, 8)
     assert (place.stride, place.count) == (access.stride, access.count)
     assert access.first <= place.first < access.first + access.stride
-    assert turned(access, 0, 8) == access
-    assert grains(place, 8) <= grains(access, 8) + 1
+    assert shifted(access, 0, 8) == access
+    assert pieces(place, 8) <= pieces(access, 8) + 1
 
 
 def test_turns_do_not_meet_the_sectors_of_the_one_before() -> None:
     access = Access(64, 0, 100)
-    places = [(turned(access, turn, 8).first + np.arange(100) * 64) // 8 for turn in range(8)]
+    places = [(shifted(access, turn, 8).first + np.arange(100) * 64) // 8 for turn in range(8)]
     assert np.unique(np.concatenate(places)).size == 800
 
 
@@ -84,15 +85,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
     def measure(box: LessonBox | None, maxbytes: int = LARGE, **words: Any) -> Lesson:
         if box is not None:
             monkeypatch.setattr(kernels, "load", box.load)
-            monkeypatch.setattr(timed, "perf_counter", box.clock)
-        return coalescing.measure(Stage(lone_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, **words))
+            monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=box.clock))
+        return coalescing.measure(
+            Context(lone_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, **words)
+        )
 
     return measure
 
 
 def test_every_stride_and_offset_is_timed_and_right(measured: Callable[..., Lesson]) -> None:
     lesson = measured(box_of(cache=1 << 14))
-    assert lesson.wrong == ()
+    assert lesson.mismatches == ()
     assert [row[0] for row in lesson.tables[0].rows] == [*STRIDES, "copy"]
     assert [row[0] for row in lesson.tables[1].rows] == list(OFFSETS)
     assert len(lesson.facts["accesses"]) == len(STRIDES) + len(OFFSETS) - 1
@@ -133,9 +136,9 @@ def test_a_broken_kernel_is_found(
     measured: Callable[..., Lesson], kernel: Callable[..., None], wrong: int, example: str
 ) -> None:
     lesson = measured(box_of(kernel))
-    assert len(lesson.wrong) == wrong
-    assert example in lesson.wrong
-    assert measured(box_of(kernel), check=False).wrong == ()
+    assert len(lesson.mismatches) == wrong
+    assert example in lesson.mismatches
+    assert measured(box_of(kernel), check=False).mismatches == ()
 
 
 def test_a_buffer_that_the_cache_holds_is_spoken_of(measured: Callable[..., Lesson]) -> None:
@@ -145,13 +148,13 @@ def test_a_buffer_that_the_cache_holds_is_spoken_of(measured: Callable[..., Less
 def test_a_buffer_of_nothing_is_refused(measured: Callable[..., Lesson]) -> None:
     with pytest.raises(UserError, match="too small for strides"):
         measured(box_of(), maxbytes=4095)
-    assert measured(box_of(), maxbytes=4096).wrong == ()
+    assert measured(box_of(), maxbytes=4096).mismatches == ()
 
 
 @pytest.mark.parametrize("maxbytes", [4096, 4099, 100_000])
 def test_numpy_reads_on_a_cpu(measured: Callable[..., Lesson], maxbytes: int) -> None:
     lesson = measured(None, maxbytes)
-    assert lesson.wrong == ()
+    assert lesson.mismatches == ()
     assert lesson.facts["grain_bytes"] == 64
     assert "cache lines" in show.text(lesson)
     assert [row[0] for row in lesson.tables[0].rows] == [*STRIDES, "copy"]
@@ -166,40 +169,32 @@ def test_wrong_reads_on_a_cpu_are_found(
         real(target, np.roll(source, 1))
 
     monkeypatch.setattr(np, "copyto", shifted)
-    assert len(measured(None).wrong) == len(STRIDES) + len(OFFSETS) - 1
+    assert len(measured(None).mismatches) == len(STRIDES) + len(OFFSETS) - 1
 
 
 def test_elements_are_made_of_their_index_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = (np.empty(1000, np.uint32) for _ in range(2))
-    coalescing_reads.fill(np, whole)
-    monkeypatch.setattr(coalescing_reads, "BLOCK", 7)
-    coalescing_reads.fill(np, parts)
+    methods.fill(np, whole)
+    monkeypatch.setattr(methods, "BLOCK", 7)
+    methods.fill(np, parts)
     np.testing.assert_array_equal(whole, parts)
     assert np.unique(whole).size == 1000
     access = Access(3, 2, 300)
     right = whole[2::3][:300].copy()
-    assert coalescing_reads.differing(np, right, access) == 0
+    assert methods.count_mismatches(np, right, access) == 0
     right[[0, 299]] += 1
-    assert coalescing_reads.differing(np, right, access) == 2
+    assert methods.count_mismatches(np, right, access) == 2
 
 
-def strides_with(far: float) -> dict[Access, float]:
-    return {Access(1, 0, 6400): 0.95, Access(8, 0, 800): 0.21, Access(64, 0, 100): far}
-
-
-@pytest.mark.parametrize(
-    ("far", "expected"), [(0.1, "not all of it"), (0.2, "translate"), (0.21, ""), (0.4, "out of a cache")]
-)
-def test_what_is_said_past_a_sector(far: float, expected: str) -> None:
-    said = coalescing_said.beyond("sectors", 8, strides_with(far))
-    assert f"from 21.0% to {far:.1%} of a copy" in said
-    sentences = {"not all of it", "out of a cache"}
-    assert {one for one in sentences if one in said} == ({expected} & sentences)
-
-
-@pytest.mark.parametrize(("loss", "cached"), [(0.05, True), (0.3, False)])
-def test_what_is_said_of_misalignment(loss: float, cached: bool) -> None:
-    shifted = {Access(1, 0, 100): 0.9, Access(1, 1, 100): 0.9 * (1 - loss), Access(1, 8, 100): 0.9}
-    said = coalescing_said.misaligned("sectors", 8, shifted)
-    assert f"lose at most {loss:.1%} (offset 1)" in said
-    assert ("in a cache" in said) == cached
+def test_sentences() -> None:
+    strided = {Access(1, 0, 6400): 0.95, Access(8, 0, 800): 0.21, Access(64, 0, 100): 0.1}
+    misaligned = {Access(1, 0, 100): 0.9, Access(1, 1, 100): 0.9 * 0.95, Access(1, 8, 100): 0.9}
+    rates, loss = sentences(8, strided, misaligned, 1 << 30, 1 << 20)
+    assert (
+        "stride 1 95.0% (at most 100.0%), stride 8 21.0% (at most 22.2%), stride 64 10.0% (at most" in rates
+    )
+    assert loss == "Misaligned reads lose at most 5.0% (offset 1)."
+    assert (
+        "less than four times the L2 cache of 1 GiB"
+        in sentences(8, strided, misaligned, 1 << 30, 1 << 30)[-1]
+    )

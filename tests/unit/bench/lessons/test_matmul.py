@@ -11,21 +11,20 @@ from lesson_box import Kernel, LessonBox
 
 import runner
 from jobs import kernels
-from jobs.bench.lessons import pseudorandom as scrambled
-from jobs.bench.lessons import show
+from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.matmul import freivalds
 from jobs.bench.lessons.matmul import lesson as matmul
-from jobs.bench.lessons.matmul.explain import Timed, paragraphs
-from jobs.bench.lessons.matmul.methods import PRECISIONS, Open, Precision, Shape, launch
-from jobs.bench.lessons.protocol import Stage
+from jobs.bench.lessons.matmul.explain import sentences
+from jobs.bench.lessons.matmul.methods import PRECISIONS, Matrices, Precision, Shape, TimedProduct, launch
+from jobs.bench.lessons.protocol import Context
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
 
 NAMES = list(PRECISIONS)
 
 
-def stage(box: LessonBox | None = None, **options: Any) -> Stage:
-    return Stage(lone_world(CpuBackend()), box, samples=2, options={"side": 33, **options})
+def context(box: LessonBox | None = None, **options: Any) -> Context:
+    return Context(lone_world(CpuBackend()), box, samples=2, options={"side": 33, **options})
 
 
 def product(a: Any, b: Any, c: Any, m: Any, n: Any, k: Any, dtype: Any) -> None:
@@ -65,8 +64,8 @@ def box(monkeypatch: pytest.MonkeyPatch, tiled: Any = product, **others: Any) ->
 
 def test_every_kernel_is_measured_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
     made = box(monkeypatch)
-    lesson = matmul.measure(stage(made))
-    assert lesson.wrong == ()
+    lesson = matmul.measure(context(made))
+    assert lesson.mismatches == ()
     assert [row[:2] for row in lesson.tables[0].rows] == [
         ("float32", "naive"), ("float32", "tiled"), ("float32", "register"), ("float32", "cuBLAS"),
         ("tf32", "cuBLAS"),
@@ -81,45 +80,45 @@ def test_every_kernel_is_measured_and_right(monkeypatch: pytest.MonkeyPatch) -> 
     assert lesson.tables[0].rows[3][4] == 100
     assert lesson.tables[0].rows[2][4] == pytest.approx(50, rel=0.05)
     assert lesson.tables[0].rows[3][3] == pytest.approx(2 * 33**3 / 5e-4 / 1e12, rel=0.05)
-    assert any("The best own kernel for float32, register, reaches 50 %" in said for said in lesson.said)
+    assert any("the best kernel here, register, reaches 50 %" in said for said in lesson.explanation)
     assert "TFLOP/s" in show.text(lesson)
     assert made.used == 0
 
 
 def test_a_kernel_that_skips_the_last_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    lesson = matmul.measure(stage(box(monkeypatch, skips_the_last_row)))
-    assert len(lesson.wrong) >= 3
-    assert all("tiled" in sentence for sentence in lesson.wrong)
-    assert lesson.wrong[0].startswith("float32, tiled: 1 rows of integer products")
+    lesson = matmul.measure(context(box(monkeypatch, skips_the_last_row)))
+    assert len(lesson.mismatches) >= 3
+    assert all("tiled" in sentence for sentence in lesson.mismatches)
+    assert lesson.mismatches[0].startswith("float32, tiled: 1 rows of integer products")
 
 
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    lesson = matmul.measure(stage(box(monkeypatch, free=100_000), side=36))
+    lesson = matmul.measure(context(box(monkeypatch, free=100_000), side=36))
     assert lesson.tables[0].rows
-    lesson = matmul.measure(stage(box(monkeypatch, free=10_000), side=36))
+    lesson = matmul.measure(context(box(monkeypatch, free=10_000), side=36))
     assert lesson.tables[0].rows == ()
-    assert sum("is left out" in said for said in lesson.said) == 4
+    assert sum("is left out" in said for said in lesson.explanation) == 4
     assert show.text(lesson)
 
 
 def test_on_a_cpu() -> None:
-    lesson = matmul.measure(stage(side=130))
-    assert lesson.wrong == ()
+    lesson = matmul.measure(context(side=130))
+    assert lesson.mismatches == ()
     assert [row[:2] for row in lesson.tables[0].rows] == [
         ("float32", "blocks of 64"), ("float32", "BLAS"), ("float64", "blocks of 64"), ("float64", "BLAS"),
     ]  # fmt: skip
     assert all(value is not None for row in lesson.tables[0].rows for value in row)
 
 
-def opened(shape: Shape, precision: Precision, *, exact: bool) -> Open:
+def opened(shape: Shape, precision: Precision, *, exact: bool) -> Matrices:
     m, n, k = shape
     words = f"u{precision.dtype.itemsize}"
-    matrices = Open(*(np.empty(count, words) for count in (m * k, k * n, m * n)), actions={})
+    matrices = Matrices(*(np.empty(count, words) for count in (m * k, k * n, m * n)), operations={})
     freivalds.fill(np, matrices, shape, precision, exact=exact)
     return matrices
 
 
-def multiplied(matrices: Open, shape: Shape, precision: Precision) -> Any:
+def multiplied(matrices: Matrices, shape: Shape, precision: Precision) -> Any:
     """The right product, as the precision's elements; changes to it are changes to `matrices.c`."""
     dtype = precision.dtype if precision.name == "float64" else np.float32
     m, n, k = shape
@@ -186,16 +185,16 @@ def test_sums_in_less_than_float32_are_found() -> None:
 
 
 def test_random_numbers_are_spread_and_differ_by_seed() -> None:
-    (_, index), (_, other) = (next(scrambled.indices(np, 100_000, seed)) for seed in (1, 2))
-    numbers = scrambled.uniform(index)
+    (_, index), (_, other) = (next(pseudorandom.indices(np, 100_000, seed)) for seed in (1, 2))
+    numbers = pseudorandom.uniform(index)
     assert numbers.dtype == np.float32
     assert -1 <= numbers.min() < -0.999
     assert 0.999 < numbers.max() < 1
     assert abs(numbers.mean()) < 0.01
     assert numbers.std() == pytest.approx(3**-0.5, rel=0.01)
-    assert abs(np.corrcoef(numbers, scrambled.uniform(other))[0, 1]) < 0.02
+    assert abs(np.corrcoef(numbers, pseudorandom.uniform(other))[0, 1]) < 0.02
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
-    signs = scrambled.signs(index, 0.25)
+    signs = pseudorandom.signs(index, 0.25)
     assert {-1.0, 0.0, 1.0} == set(signs.tolist())
     assert np.abs(signs).mean() == pytest.approx(0.25, abs=0.01)
     assert abs(signs.mean()) < 0.01
@@ -205,8 +204,8 @@ def test_bfloat16_is_stored_as_ml_dtypes_rounds_it() -> None:
     precision = PRECISIONS["bfloat16"]
     shape = (300, 40, 50)
     matrices = opened(shape, precision, exact=False)
-    (_, index) = next(scrambled.indices(np, 300 * 50, 1))
-    expected = scrambled.uniform(index).astype(ml_dtypes.bfloat16)
+    (_, index) = next(pseudorandom.indices(np, 300 * 50, 1))
+    expected = pseudorandom.uniform(index).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(matrices.a, expected.view(np.uint16))
 
 
@@ -234,25 +233,24 @@ def test_grids_of_the_other_kernels() -> None:
     assert (found.instance, found.blocks, found.threads) == ("matmul_tiled<__half, float>", 2, 1024)
 
 
-def test_what_is_said_is_of_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(precision: str, way: str, seconds: float) -> Timed:
-        return Timed(precision, way, (1000, 1000, 1000), seconds, None, 1.0)
+def test_sentences() -> None:
+    def timed(precision: str, method: str, seconds: float) -> TimedProduct:
+        return TimedProduct(precision, method, (1000, 1000, 1000), seconds, None, 1.0)
 
-    on_gpu = stage(box(monkeypatch))
     said = " ".join(
-        paragraphs(
-            on_gpu,
+        sentences(
             [
                 timed("float32", "naive", 1e-3),
                 timed("float32", "tiled", 2e-3),
                 timed("float32", "cuBLAS", 4e-3),
                 timed("tf32", "cuBLAS", 1e-3),
-            ],
+            ]
         )
     )
-    assert "naive 0.25 operations a byte, 2 TFLOP/s, tiled 8 operations a byte, 1 TFLOP/s" in said
-    assert "The best own kernel for float32, naive, reaches 400 % of cuBLAS' 0.5 TFLOP/s" in said
-    assert "tf32 4.0 times" in said
+    assert "float32: the best kernel here, naive, reaches 400 % of cuBLAS' 0.5 TFLOP/s" in said
+    assert "against its own float32: tf32 4.0 times." in said
     assert "float16" not in said
-    assert "Freivalds" not in said
-    assert paragraphs(on_gpu, []) == []
+    assert sentences([timed("float64", "blocks of 64", 2e-3), timed("float64", "BLAS", 1e-3)]) == [
+        "float64: BLAS is 2.00 times as fast as in blocks of 64 x 64."
+    ]
+    assert sentences([]) == []

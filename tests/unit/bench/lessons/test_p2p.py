@@ -16,8 +16,8 @@ import pytest
 from jobs import kernels
 from jobs.bench.lessons import show
 from jobs.bench.lessons.p2p import lesson as p2p
-from jobs.bench.lessons.p2p.explain import Measured, Nominal, lesson
-from jobs.bench.lessons.protocol import Lesson, Stage
+from jobs.bench.lessons.p2p.results import Nominal, PeerResults
+from jobs.bench.lessons.protocol import Context, Lesson
 from runner import Gpu, Memory, UserError, World
 
 POISON = 0x5C  # not the checks' own
@@ -30,7 +30,7 @@ class Machine:
     """What the ranks' processes have in common: GPUs, and the memory that is exported.
 
     visible: which GPUs a rank's process sees, all where it is not said. apart: pairs without peer access.
-    unexported, unattached: ranks whose calls fail. damage: of a way's transfers, after they are done.
+    unexported, unattached: ranks whose calls fail. damage: of a method's transfers, after they are done.
     """
 
     size: int
@@ -114,15 +114,15 @@ class FakeBox:
         return []
 
     def copy(self, target: Memory, source: Memory, nbytes: int, stream: list[Callable[[], None]]) -> None:
-        way = "copy engine" if source.kind == target.kind == "device" else "through host"
-        self.queue(way, target.address, source.address, nbytes, stream)
+        method = "copy engine" if source.kind == target.kind == "device" else "through host"
+        self.queue(method, target.address, source.address, nbytes, stream)
 
-    def queue(self, way: str, target: int, source: int, nbytes: int, stream: list[Any]) -> None:
+    def queue(self, method: str, target: int, source: int, nbytes: int, stream: list[Any]) -> None:
         def act() -> None:
             ctypes.memmove(target, source, nbytes)
-            if target not in self.kept or source not in self.kept or way == "through host":
-                self.machine.damage.get(way, lambda *_: None)(target, source, nbytes)
-            self.machine.acts.append((way, self.rank, self.owner(source), self.owner(target)))
+            if target not in self.kept or source not in self.kept or method == "through host":
+                self.machine.damage.get(method, lambda *_: None)(target, source, nbytes)
+            self.machine.acts.append((method, self.rank, self.owner(source), self.owner(target)))
 
         stream.append(act)
 
@@ -152,8 +152,8 @@ class FakeBox:
         assert self.current is not None
         assert 1 <= grid[0] <= 32
         source, target, nbytes = map(int, arguments)
-        way = "kernel stores" if source in self.kept else "kernel loads"
-        self.queue(way, target, source, nbytes, stream)
+        method = "kernel stores" if source in self.kept else "kernel loads"
+        self.queue(method, target, source, nbytes, stream)
 
 
 def uuid(number: int) -> str:
@@ -178,7 +178,7 @@ def measured(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
         def body(world: World) -> Lesson:
             if machine is None:
-                return p2p.measure(Stage(world, None, samples=1, check=check, **words))
+                return p2p.measure(Context(world, None, samples=1, check=check, **words))
             world.ranks = tuple(
                 replace(rank, device=replace(rank.device, kind="cuda", uuid=uuid(rank.number)))
                 for rank in world.ranks
@@ -186,7 +186,7 @@ def measured(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
             box: Any = FakeBox(machine, world.rank)
             mine.box = box
             gpu = box.seen.index(world.rank)
-            made = Stage(world, box, gpu, samples=1, check=check, **words)
+            made = Context(world, box, gpu, samples=1, check=check, **words)
             result = p2p.measure(made)
             assert not any("device" in box.names[address] for address in box.kept)
             return result
@@ -196,69 +196,66 @@ def measured(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     return call
 
 
-def ways(lesson: Lesson) -> set[tuple[str, int, int]]:
-    return {(one["way"], one["source"], one["target"]) for one in lesson.facts["transfers"]}
+def methods_measured(lesson: Lesson) -> set[tuple[str, int, int]]:
+    return {(one["method"], one["source"], one["target"]) for one in lesson.facts["transfers"]}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_host_memory_between_all_pairs(measured: Any, ranks: int) -> None:
     lessons = measured(ranks)
-    assert lessons[0].wrong == ()
-    assert ways(lessons[0]) == {("threads", *pair) for pair in permutations(range(ranks), 2)}
+    assert lessons[0].mismatches == ()
+    assert methods_measured(lessons[0]) == {("threads", *pair) for pair in permutations(range(ranks), 2)}
     assert {one["bytes"] for one in lessons[0].facts["transfers"]} == {64, 256, 1024, 4096}
     assert [one["bytes"] for one in lessons[0].facts["copies_inside"]] == [64, 256, 1024, 4096]
     assert all(one["seconds"] > 0 for one in lessons[0].facts["transfers"])
     assert lessons[0].facts == lessons[-1].facts, "every rank has the same figures"
 
 
-def test_every_way_between_gpus(measured: Any) -> None:
+def test_every_method_between_gpus(measured: Any) -> None:
     machine = Machine(3)
     found = measured(3, machine)[0]
-    assert found.wrong == ()
+    assert found.mismatches == ()
     assert found.facts["not_measured"] == {}
     names = {*DIRECT, "threads", "through host"}
-    assert ways(found) == {(way, *pair) for way in names for pair in permutations(range(3), 2)}
-    for way, actor, source, target in machine.acts:
-        if way in DIRECT:
+    assert methods_measured(found) == {
+        (method, *pair) for method in names for pair in permutations(range(3), 2)
+    }
+    for method, actor, source, target in machine.acts:
+        if method in DIRECT:
             assert source != target
-            assert actor == int((target if way == "kernel loads" else source)[0])
+            assert actor == int((target if method == "kernel loads" else source)[0])
             assert {"device"} == {source[2:], target[2:]}
     text = show.text(found)
     assert "copy engine, 4 KiB" in text
-    assert "through host memory" in text
+    assert "the bandwidth through the host" in text
 
 
 def test_direct_transfers_are_queued_before_their_time_begins(measured: Any) -> None:
     machine = Machine(2)
-    found = measured(2, machine, check=False)[0]
-    # Both of the pair's ranks make theirs ready; then three ways of two pairs and four sizes, twice each.
+    measured(2, machine, check=False)
+    # Both of the pair's ranks make theirs ready; then three methods of two pairs and four sizes, twice each.
     assert sorted(machine.gates) == [0] * 25 + [1] * 25
     direct = [one for one in machine.acts if one[0] in DIRECT]
     assert len(direct) == 3 * 2 * 2 * (1 + 4 * 16)
-    assert (
-        " Those by copy engine, kernel stores, kernel loads were queued before that, where they were "
-        "several, so that no calls are in their times; in those of threads, through host, and in every "
-        "latency, calls are."
-    ) in found.said[-1]
-    assert "queued before" not in " ".join(measured(2)[0].said)
 
 
 def test_what_is_not_measured_is_said(measured: Any) -> None:
     machine = Machine(3, visible={1: [1]}, apart={(2, 0)}, unexported=set(), unattached=set())
     found = measured(3, machine)[0]
     missing = found.facts["not_measured"]
-    assert found.wrong == ()
+    assert found.mismatches == ()
     assert missing["rank 1's process does not see rank 0's GPU"] == [
         ["kernel loads", 0, 1], ["copy engine", 1, 0], ["kernel stores", 1, 0]
     ]  # fmt: skip
     assert sorted(missing["rank 2's GPU has no peer access to rank 0's"]) == [
         ["copy engine", 2, 0], ["kernel loads", 0, 2], ["kernel stores", 2, 0]
     ]  # fmt: skip
-    assert ("copy engine", 0, 1) in ways(found)
-    assert ("kernel loads", 0, 1) not in ways(found)
-    assert ("through host", 1, 0) in ways(found)
+    assert ("copy engine", 0, 1) in methods_measured(found)
+    assert ("kernel loads", 0, 1) not in methods_measured(found)
+    assert ("through host", 1, 0) in methods_measured(found)
     assert any(
-        "Not measured: kernel loads, copy engine, kernel stores (0 to 1, 1 to 0)" in s for s in found.said
+        "Not measured: kernel loads, copy engine, kernel stores (0 to 1, 1 to 0)" in s
+        for s in found.explanation
     )
 
 
@@ -270,15 +267,17 @@ def test_a_rank_that_cannot_share_does_not_stop_the_others(measured: Any, kind: 
     reasons = " ".join(found.facts["not_measured"])
     assert "rank 1" in reasons
     assert "more lines" not in reasons
-    assert {("copy engine", 0, 2), ("kernel loads", 2, 0), ("threads", 0, 1)} <= ways(found)
+    assert {("copy engine", 0, 2), ("kernel loads", 2, 0), ("threads", 0, 1)} <= methods_measured(found)
 
 
 def test_ranks_on_two_hosts(measured: Any) -> None:
     found = measured(3, Machine(3), hosts=["a", "a", "b"])[0]
-    direct = {(source, target) for way, source, target in ways(found) if way in DIRECT}
+    direct = {(source, target) for method, source, target in methods_measured(found) if method in DIRECT}
     assert direct == {(0, 1), (1, 0)}
-    assert {(s, t) for way, s, t in ways(found) if way == "through host"} == set(permutations(range(3), 2))
-    assert list(found.facts["not_measured"]) == ["on another host, where memory of this one is not reached"]
+    assert {(s, t) for method, s, t in methods_measured(found) if method == "through host"} == set(
+        permutations(range(3), 2)
+    )
+    assert list(found.facts["not_measured"]) == ["on another host, whose memory is not reached directly"]
 
 
 def short(target: int, source: int, nbytes: int) -> None:
@@ -296,15 +295,17 @@ def nothing(target: int, source: int, nbytes: int) -> None:
 @pytest.mark.parametrize(
     ("damage", "at"), [(short, "4095"), (beyond, "4096"), (nothing, "0")], ids=["short", "beyond", "nothing"]
 )
-@pytest.mark.parametrize("way", DIRECT)
-def test_wrong_data_is_named_and_the_rest_goes_on(measured: Any, way: str, damage: Damage, at: str) -> None:
-    lessons = measured(2, Machine(2, damage={way: damage}), minbytes=4096, maxbytes=4096)
-    assert len(lessons[0].wrong) == 2
-    first = lessons[0].wrong[0]
-    assert first.startswith(f"{way}, rank 0 to rank 1, 4 KiB: ")
+@pytest.mark.parametrize("method", DIRECT)
+def test_wrong_data_is_named_and_the_rest_goes_on(
+    measured: Any, method: str, damage: Damage, at: str
+) -> None:
+    lessons = measured(2, Machine(2, damage={method: damage}), minbytes=4096, maxbytes=4096)
+    assert len(lessons[0].mismatches) == 2
+    first = lessons[0].mismatches[0]
+    assert first.startswith(f"{method}, rank 0 to rank 1, 4 KiB: ")
     assert f"the first at {at}: got " in first
-    assert lessons[1].wrong == lessons[0].wrong
-    assert len(ways(lessons[0])) == 10
+    assert lessons[1].mismatches == lessons[0].mismatches
+    assert len(methods_measured(lessons[0])) == 10
 
 
 def test_wrong_data_through_the_host(measured: Any) -> None:
@@ -320,13 +321,13 @@ def test_wrong_data_through_the_host(measured: Any) -> None:
             flipped(target, source, nbytes)
 
     found = measured(2, Machine(2, damage={"through host": every_other}), minbytes=64, maxbytes=64)[0]
-    assert [line[:37] for line in found.wrong] == [
+    assert [line[:37] for line in found.mismatches] == [
         "through host, rank 0 to rank 1, 64 B:", "through host, rank 1 to rank 0, 64 B:"
     ]  # fmt: skip
 
 
 def test_checks_can_be_left_out(measured: Any) -> None:
-    assert measured(2, Machine(2, damage=dict.fromkeys(DIRECT, nothing)), check=False)[0].wrong == ()
+    assert measured(2, Machine(2, damage=dict.fromkeys(DIRECT, nothing)), check=False)[0].mismatches == ()
 
 
 def test_too_much_is_refused_on_every_rank(measured: Any) -> None:
@@ -338,46 +339,44 @@ def test_too_much_is_refused_on_every_rank(measured: Any) -> None:
     assert caught.value.everywhere
 
 
-# What is said, of figures that are made up
+# Tables and sentences of invented figures
 
 
-def made(**changes: Any) -> Measured:
+def made(**changes: Any) -> PeerResults:
     pairs, sizes = ((0, 1), (1, 0)), (4096, 1 << 20)
     rates = {
         "copy engine": (1e9, 400e9), "NCCL": (2e9, 300e9), "through host": (0.1e9, 10e9),
     }  # fmt: skip
     seconds = {
-        (way, pair, size): size / rates[way][at] * (1 + pair[0])
-        for way in rates for pair in pairs for at, size in enumerate(sizes)
+        (method, pair, size): size / rates[method][at] * (1 + pair[0])
+        for method in rates for pair in pairs for at, size in enumerate(sizes)
     }  # fmt: skip
     latency = {
-        (way, pair): time
-        for way, time in zip(rates, (8e-6, 9e-6, 40e-6), strict=True) for pair in pairs
+        (method, pair): time
+        for method, time in zip(rates, (8e-6, 9e-6, 40e-6), strict=True) for pair in pairs
     }  # fmt: skip
     nominal = (Nominal(450.0, "18 links", 64.0, "PCIe 5"), Nominal(450.0, "18 links", 64.0, "PCIe 5"))
     words: dict[str, Any] = {
-        "ways": tuple(rates), "pairs": pairs, "sizes": sizes, "devices": ("GPU-a", "GPU-b"),
+        "methods": tuple(rates), "pairs": pairs, "sizes": sizes, "devices": ("GPU-a", "GPU-b"),
         "messages": "NCCL 2.27.3", "nominal": nominal, "seconds": seconds, "latency": latency,
     }  # fmt: skip
-    return Measured(**(words | changes))
+    return PeerResults(**(words | changes))
 
 
-def test_what_is_said_of_ratios_and_crossings() -> None:
-    said = " ".join(lesson(made()).said)
-    assert "1 MiB: copy engine 400 GB/s, NCCL 300 GB/s, through host 10 GB/s." in said
-    assert "Fastest: NCCL from 4 KiB on, copy engine from 1 MiB on." in said
-    assert "1 MiB by copy engine: 40 times the bandwidth of the way through host memory" in said
-    assert "4 KiB alone: 8 us by copy engine, 40 us through host memory" in said
-    assert "copy engine is 88.9% of the 450 GB/s of rank 0's links (18 links)" in said
-    assert "15.6% of 64 GB/s (PCIe 5)" in said
-    assert "Not measured" not in said
+def test_ratios_and_crossings() -> None:
+    said = p2p.present(made()).explanation
+    assert said == (
+        "Fastest: NCCL from 4 KiB on, copy engine from 1 MiB on.",
+        "1 MiB from 0 to 1 by copy engine, 400 GB/s: 40 times the bandwidth through the host; 88.9% of its "
+        "links' 450 GB/s (18 links).",
+    )
 
 
 def test_tables() -> None:
-    tables = lesson(made()).tables
+    tables = p2p.present(made()).tables
     assert [table.title for table in tables] == [
         "From rank 0 to rank 1, by size", "copy engine, 1 MiB", "NCCL, 1 MiB", "through host, 1 MiB",
-        "Latency: 4 KiB alone",
+        "Latency of a single transfer of 4 KiB",
     ]  # fmt: skip
     assert tables[1].rows == ((0, None, pytest.approx(400)), (1, pytest.approx(200), None))
     assert tables[-1].titles == ("from, to", "copy engine (us)", "NCCL (us)", "through host (us)")
@@ -388,20 +387,20 @@ def test_tables() -> None:
     [
         (
             Nominal(None, "no active NVLink", 64.0, "PCIe 5"),
-            "625.0% of the 64 GB/s of rank 0's links (PCIe 5)",
+            "625.0% of its links' 64 GB/s (PCIe 5)",
         ),
         (
             Nominal(None, "no NVML", None, "no NVML"),
-            "What the links could carry is not known (no NVML; no NVML)",
+            "peak of its links unknown (no NVML; no NVML)",
         ),
     ],
 )
 def test_links_that_are_not_known(nominal: Nominal, words: str) -> None:
-    assert words in " ".join(lesson(made(nominal=(nominal, nominal))).said)
+    assert words in " ".join(p2p.present(made(nominal=(nominal, nominal))).explanation)
 
 
 def test_ranks_that_share_a_gpu() -> None:
-    said = " ".join(lesson(made(devices=("GPU-a", "GPU-a"))).said)
+    said = " ".join(p2p.present(made(devices=("GPU-a", "GPU-a"))).explanation)
     assert "share a GPU, so that direct copies stay inside it: 0 to 1." in said
     assert "450" not in said
 
@@ -411,8 +410,8 @@ def test_nothing_measured_directly() -> None:
     only = {key: value for key, value in whole.seconds.items() if key[0] != "copy engine"}
     late = {key: value for key, value in whole.latency.items() if key[0] != "copy engine"}
     reason = {"no peer access": [("copy engine", (0, 1)), ("copy engine", (1, 0))]}
-    shown = lesson(made(seconds=only, latency=late, missing=reason))
-    said = " ".join(shown.said)
+    shown = p2p.present(made(seconds=only, latency=late, missing=reason))
+    said = " ".join(shown.explanation)
     assert "Fastest: NCCL from 4 KiB on." in said
     assert "Not measured: copy engine (0 to 1, 1 to 0): no peer access." in said
     assert shown.tables[0].rows[0][1] is None
@@ -422,6 +421,9 @@ def test_of_many_pairs_the_extremes_are_named() -> None:
     pairs = tuple(permutations(range(3), 2))
     seconds = {("MPI", pair, 1000): 1e-6 * (1 + pair[0] + 3 * pair[1]) for pair in pairs}
     latency = {("MPI", pair): 1e-6 for pair in pairs}
-    found = Measured(("MPI",), pairs, (1000,), ("", "", ""), "MPI", (), seconds, latency, inside={1000: 1e-6})
-    assert "1000 B inside rank 0 has 4 times the bandwidth of MPI." in " ".join(lesson(found).said)
-    assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in " ".join(lesson(found).said)
+    found = PeerResults(
+        ("MPI",), pairs, (1000,), ("", "", ""), "MPI", (), seconds, latency, inside={1000: 1e-6}
+    )
+    said = " ".join(p2p.present(found).explanation)
+    assert "by MPI, 0.25 GB/s: 25.0% of the bandwidth of a copy inside rank 0." in said
+    assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in said

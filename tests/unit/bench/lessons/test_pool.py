@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import runner
 from jobs.bench.lessons import show
 from jobs.bench.lessons.pool import lesson as pool
-from jobs.bench.lessons.pool.explain import digits, thinned
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc, rounded
+from jobs.bench.lessons.pool.lesson import digits, thinned
 from jobs.bench.lessons.pool.workload import Moment, Step, account, play, workload
-from jobs.bench.lessons.protocol import Stage
+from jobs.bench.lessons.protocol import Context
 from runner import Gpu, UserError
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
@@ -222,13 +222,13 @@ def test_host_pools_keep_what_is_written(make: Callable[[], Any]) -> None:
     assert pool.reserved() == 0
 
 
-def stage(box: Any = None, maxbytes: int = 1 << 18, **options: Any) -> Stage:
-    return Stage(lone_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, options=options)
+def context(box: Any = None, maxbytes: int = 1 << 18, **options: Any) -> Context:
+    return Context(lone_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, options=options)
 
 
 def test_the_lesson_on_a_host() -> None:
-    found = pool.measure(stage())
-    assert found.wrong == ()
+    found = pool.measure(context())
+    assert found.mismatches == ()
     assert [row[0] for row in found.tables[0].rows] == ["1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB"]
     assert [table.title for table in found.tables[:2]] == ["np.empty", "free lists"]
     assert all(one["again_settled"] > 0 for one in found.facts["times"])
@@ -255,16 +255,16 @@ def test_a_pool_is_empty_before_the_first_pass_only() -> None:
             return super().allocate(nbytes)
 
     journal: list[str] = []
-    found = pool.passes(Counted(), [Step(0, 8), Step(0, 8, True)], 2)
+    found = pool.pass_times(Counted(), [Step(0, 8), Step(0, 8, True)], 2)
     assert journal == ["trim", "allocate", "allocate", "allocate"] * 2
     assert min(found.first, found.again, found.alone) > 0
 
 
 def test_watching_shows_memory_over_the_run() -> None:
-    found = pool.measure(stage(watch=True))
+    found = pool.measure(context(watch=True))
     held, process = found.tables[-2:]
     assert held.title.startswith("Held over the run, 9 is ")
-    assert [row[0] for row in held.rows] == ["asked for", "np.empty", "free lists"]
+    assert [row[0] for row in held.rows] == ["requested", "np.empty", "free lists"]
     assert held.rows[2][1][-1] == "9", "free lists keep everything"
     assert process.title.startswith("This process's memory over the run")
     assert [chart.y for chart in found.charts[1:]] == ["held (MiB)", "in use (MiB)"]
@@ -313,8 +313,8 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Arena]:
 
 
 def test_the_lesson_on_a_gpu(arenas: list[Arena]) -> None:
-    found = pool.measure(stage(FakeBox(), maxbytes=1 << 16, watch=True))
-    assert found.wrong == ()
+    found = pool.measure(context(FakeBox(), maxbytes=1 << 16, watch=True))
+    assert found.mismatches == ()
     assert found.tables[0].titles[-1] == "release+sync (us)"
     assert "GPU 0, made up" in found.title
     assert found.tables[-1].title == "The GPU's memory in use over the run, 9 is 512 MiB"
@@ -326,18 +326,18 @@ def test_the_lesson_on_a_gpu(arenas: list[Arena]) -> None:
 
 def test_no_more_than_a_quarter_of_what_is_free(arenas: list[Arena], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "free_memory", lambda self: 1 << 18)
-    found = pool.measure(stage(FakeBox(), maxbytes=1 << 30))
+    found = pool.measure(context(FakeBox(), maxbytes=1 << 30))
     assert found.facts["most"] == 1 << 16
     assert arenas[0].room == 1 << 17
     assert found.tables[0].rows[-1][0] == "64 KiB"
     assert (
-        "At most 64 KiB were asked for at a time, a quarter of what was free, instead of 1 GiB." in found.said
+        "At most 64 KiB were held at a time, a quarter of free memory, instead of 1 GiB." in found.explanation
     )
 
 
 def test_a_pool_that_gives_memory_out_twice_fails_the_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(runner), "open_pools", lambda most: [Twice()])
-    assert pool.measure(stage(FakeBox(), maxbytes=1 << 14)).wrong
+    assert pool.measure(context(FakeBox(), maxbytes=1 << 14)).mismatches
     monkeypatch.setitem(vars(runner), "open_pools", lambda most: [Twice()])
-    unchecked = Stage(lone_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
-    assert pool.measure(unchecked).wrong == ()
+    unchecked = Context(lone_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
+    assert pool.measure(unchecked).mismatches == ()

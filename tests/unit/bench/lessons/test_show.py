@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from jobs.bench.lessons import show
-from jobs.bench.lessons.protocol import Bars, Chart, Lesson, Line, Stage, Table, crossings, rate
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Table, Timeline, crossings, rate
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
 
 TABLE = Table(("size", "pinned (GB/s)", "n"), (("1 KiB", 1.23456, 7), ("16 MiB", 12345.6, None)), "Rates:")
 CHART = Chart("size", "GB/s", (Line("a", ((1024, 1.0), (4096, None), (16384, 3.0))),), bytes=True)
-BARS = Bars((("stream 0", "copy", 1.0, 2.0), ("stream 1", "kernel", 1.5, 3.0)), "what ran")
+BARS = Timeline((("stream 0", "copy", 1.0, 2.0), ("stream 1", "kernel", 1.5, 3.0)), "what ran")
 
 
 def lesson(**words: object) -> Lesson:
-    given = {"name": "transfer", "title": "A title", "tables": (TABLE,), "said": ("One.", "Two " * 60)}
+    given = {"name": "transfer", "title": "A title", "tables": (TABLE,), "explanation": ("One.", "Two " * 60)}
     return Lesson(**{**given, **words})
 
 
@@ -49,20 +49,27 @@ def test_cells(value: object, text: str) -> None:
     assert show.cell(value) == text
 
 
-def test_text_has_tables_then_paragraphs_within_the_width() -> None:
+def test_text_has_tables_then_sentences_within_the_width() -> None:
     lines = show.text(lesson()).splitlines()
     assert lines[:3] == ["# A title", "", "Rates:"]
-    assert lines[7:10] == ["", "One.", ""]
+    assert lines[7:9] == ["", "One."]
     assert show.text(lesson()).endswith("Two\n")
     assert max(map(len, lines)) <= show.WIDTH
 
 
 def test_the_record_holds_what_was_shown_and_all_facts() -> None:
-    found = json.loads(show.record(lesson(wrong=("bad",), facts={"seconds": [1.5]}), ["NCCL_DEBUG=INFO"]))
+    found = json.loads(
+        show.record(lesson(mismatches=("bad",), facts={"seconds": [1.5]}), ["NCCL_DEBUG=INFO"])
+    )
     assert found["lesson"] == "transfer"
     assert found["tables"][0]["titles"] == list(TABLE.titles)
     assert found["tables"][0]["rows"][1] == ["16 MiB", 12345.6, None]
-    assert (found["wrong"], found["seconds"], found["environment"]) == (["bad"], [1.5], ["NCCL_DEBUG=INFO"])
+    assert (found["mismatches"], found["seconds"], found["environment"]) == (
+        ["bad"],
+        [1.5],
+        ["NCCL_DEBUG=INFO"],
+    )
+    assert (found["said"], found["wrong"]) == (found["explanation"], found["mismatches"]), "earlier names"
 
 
 def test_the_record_is_json_whatever_was_measured() -> None:
@@ -81,14 +88,14 @@ CHARTS = {
     "logarithmic": (Chart("n", "s", (line("a", 1e-6, 1.0),), log_y=True),),
     "nothing measured": (Chart("size", "GB/s", (line("a", None, None),), bytes=True),),
     "no lines": (Chart("size", "GB/s", ()),),
-    "no bars": (Bars(()),),
+    "no bars": (Timeline(()),),
     "no charts": (),
 }
 
 
 @pytest.mark.parametrize("charts", CHARTS.values(), ids=CHARTS)
 @pytest.mark.parametrize("suffix", ["html", "svg", "png"])
-def test_every_chart_is_drawn(tmp_path: Path, charts: tuple[Chart | Bars, ...], suffix: str) -> None:
+def test_every_chart_is_drawn(tmp_path: Path, charts: tuple[Chart | Timeline, ...], suffix: str) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / f"lesson.{suffix}"
     with warnings.catch_warnings():
@@ -102,7 +109,7 @@ def test_every_chart_is_drawn(tmp_path: Path, charts: tuple[Chart | Bars, ...], 
 def test_a_page_has_the_labels_and_every_table(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / "lesson.html"
-    second = Table(("way",), (("mapped & more",),), "Another:")
+    second = Table(("method",), (("mapped & more",),), "Another:")
     show.draw(lesson(charts=(CHART, BARS), tables=(TABLE, second)), target)
     page = target.read_text()
     for word in ("A title", "stream 0", "stream 1", "kernel", "what ran", "16 KiB", "GB/s", "Another:"):
@@ -124,7 +131,7 @@ def test_what_is_no_number_is_a_group_of_bars_with_its_name(tmp_path: Path) -> N
 def test_lanes_are_drawn_from_a_common_zero() -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     axes = figure.subplots()
-    show._bars(axes, BARS)
+    show._timeline(axes, BARS)
     spans = [(patch.get_x(), patch.get_width()) for patch in axes.patches if patch.get_width()]
     assert spans == [(0.0, 1000.0), (500.0, 1500.0)]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["stream 0", "stream 1"]
@@ -153,11 +160,11 @@ def test_a_rate_of_no_time_is_not_known() -> None:
 
 
 def test_sizes_grow_by_a_factor_up_to_the_last() -> None:
-    stage = Stage(lone_world(CpuBackend()), None, minbytes=3, maxbytes=48)
-    assert stage.sizes() == [3, 12, 48]
-    assert stage.sizes(10) == [3, 30]
+    context = Context(lone_world(CpuBackend()), None, minbytes=3, maxbytes=48)
+    assert context.sizes() == [3, 12, 48]
+    assert context.sizes(10) == [3, 30]
 
 
 def test_a_median_leaves_out_the_first() -> None:
     times = iter([100.0, 1.0, 3.0, 2.0])
-    assert Stage(lone_world(CpuBackend()), None, samples=3).median(lambda: next(times)) == 2.0
+    assert Context(lone_world(CpuBackend()), None, samples=3).median(lambda: next(times)) == 2.0

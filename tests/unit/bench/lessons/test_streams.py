@@ -1,4 +1,4 @@
-"""The lesson `streams`: how it is planned, what runs beside what, what is found wrong, and what is said."""
+"""The lesson `streams`: its schedule, overlap, mismatches and sentences."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ from lesson_box import START, Kernel, LessonBox
 
 from jobs import kernels
 from jobs.bench.lessons import show
-from jobs.bench.lessons.protocol import Bars, Lesson, Stage
-from jobs.bench.lessons.streams import explain as streams_said
+from jobs.bench.lessons.protocol import Context, Lesson, Timeline
 from jobs.bench.lessons.streams import lesson as streams
-from jobs.bench.lessons.streams import pipeline as streams_map
-from jobs.bench.lessons.streams.schedule import Span, composed, cut, floor, lanes, rounds_for, working
+from jobs.bench.lessons.streams.explain import sentences
+from jobs.bench.lessons.streams.pipeline import ChunkedMap
+from jobs.bench.lessons.streams.schedule import (
+    Span,
+    Variant,
+    composed,
+    cut,
+    lanes,
+    lower_bound,
+    rounds_for,
+    without_waiting,
+)
 from jobs.measure.exit_codes import NeedsGpu
 from runner import UserError
 from runner.backend.cpu import CpuBackend
@@ -61,21 +70,21 @@ def test_arithmetic_that_costs_nothing_is_done_once() -> None:
 
 
 def test_the_least_time() -> None:
-    assert floor((1, 1, 1), 16, 1) == 48
-    assert floor((1, 1, 1), 16, 2) == 24
-    assert floor((1, 1, 1), 16, 3) == floor((1, 1, 1), 16, 4) == 18
-    assert floor((1, 5, 1), 4, 4) == 22
-    assert floor((2, 1, 1), 1, 3) == 4
+    assert lower_bound((1, 1, 1), 16, 1) == 48
+    assert lower_bound((1, 1, 1), 16, 2) == 24
+    assert lower_bound((1, 1, 1), 16, 3) == lower_bound((1, 1, 1), 16, 4) == 18
+    assert lower_bound((1, 5, 1), 4, 4) == 22
+    assert lower_bound((2, 1, 1), 1, 3) == 4
 
 
-def test_waiting_for_an_engine_is_not_working() -> None:
+def test_waiting_for_an_engine_is_not_without_waiting() -> None:
     spans = [
         Span(0, 0, 0, 0.0, 1.0),
         Span(1, 1, 0, 0.1, 2.0),
         Span(0, 0, 1, 1.0, 1.5),
         Span(1, 1, 1, 2.0, 3.0),
     ]
-    assert [(one.chunk, one.stage, one.begin, one.end) for one in working(spans)] == [
+    assert [(one.chunk, one.stage, one.begin, one.end) for one in without_waiting(spans)] == [
         (0, 0, 0.0, 1.0),
         (1, 0, 1.0, 2.0),
         (0, 1, 1.0, 1.5),
@@ -117,7 +126,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
         if box is not None:
             monkeypatch.setattr(kernels, "load", box.load)
         stage = {"samples": 1, "maxbytes": LARGE, "options": {"chunks": chunks}} | words
-        return streams.measure(Stage(lone_world(CpuBackend()), box, **stage))
+        return streams.measure(Context(lone_world(CpuBackend()), box, **stage))
 
     return measure
 
@@ -125,7 +134,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
 def test_streams_overlap_what_one_step_after_another_does_not(measured: Callable[..., Lesson]) -> None:
     box = box_of()
     lesson = measured(box)
-    assert lesson.wrong == ()
+    assert lesson.mismatches == ()
     alone = list(lesson.facts["stage_seconds"].values())
     assert max(alone) < 1.1 * min(alone)  # the kernel was made to take as long as the copies
     found = {one["label"]: one for one in lesson.facts["variants"]}
@@ -149,7 +158,7 @@ def test_the_last_chunk_is_odd_and_every_span_is_drawn(measured: Callable[..., L
     assert sizes[-1] == sizes[0] - 20
     assert len(lesson.charts) == 3
     for chart in lesson.charts:
-        assert isinstance(chart, Bars)
+        assert isinstance(chart, Timeline)
         assert len(chart.spans) == 3 * 16
         assert all(0 <= begin <= end for _, _, begin, end in chart.spans)
     assert {lane for lane, *_ in lesson.charts[0].spans} == {"stream 0"}
@@ -165,7 +174,7 @@ def test_the_last_chunk_is_odd_and_every_span_is_drawn(measured: Callable[..., L
 @pytest.mark.parametrize("chunks", [1, 2, 3, 5, 7])
 def test_chunks_more_and_fewer_than_streams(measured: Callable[..., Lesson], chunks: int) -> None:
     lesson = measured(box_of(), chunks, maxbytes=4 * 1001)
-    assert lesson.wrong == ()
+    assert lesson.mismatches == ()
     assert len(lesson.facts["chunk_bytes"]) == chunks
 
 
@@ -174,25 +183,25 @@ def test_a_kernel_that_skips_the_last_element_is_found(measured: Callable[..., L
         affine(words, count - np.uint64(1), *numbers)
 
     lesson = measured(box_of(short))
-    assert len(lesson.wrong) == 6 * 16
-    assert lesson.wrong[0] == (
+    assert len(lesson.mismatches) == 6 * 16
+    assert lesson.mismatches[0] == (
         "one step after another: chunk 0: 1 of 1,024 elements are wrong, the first at 1,023"
     )
-    assert measured(box_of(short), check=False).wrong == ()
+    assert measured(box_of(short), check=False).mismatches == ()
 
 
 def test_a_slot_that_is_used_again_too_early_is_found(
     measured: Callable[..., Lesson], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stages = streams_map.Map.stages
+    stages = ChunkedMap.stages
 
     def shared(self: Any, chunk: Any, stream: int, rounds: int) -> Any:
         self.slots, self.words = [self.slots[0]] * 4, [self.words[0]] * 4
         return stages(self, chunk, stream, rounds)
 
-    monkeypatch.setattr(streams_map.Map, "stages", shared)
-    monkeypatch.setattr(streams_map.Map, "release", lambda self: None)
-    wrong = measured(box_of()).wrong
+    monkeypatch.setattr(ChunkedMap, "stages", shared)
+    monkeypatch.setattr(ChunkedMap, "release", lambda self: None)
+    wrong = measured(box_of()).mismatches
     assert {sentence.partition(":")[0] for sentence in wrong} >= {"2 streams", "3 streams", "4 streams"}
     assert not any(sentence.startswith(("one step", "1 stream")) for sentence in wrong)
 
@@ -208,15 +217,15 @@ class Forgetful(LessonBox):
 
 
 def test_results_that_were_not_brought_back_are_found(measured: Callable[..., Lesson]) -> None:
-    wrong = measured(box_of(box=Forgetful), maxbytes=LARGE + 20).wrong
+    wrong = measured(box_of(box=Forgetful), maxbytes=LARGE + 20).mismatches
     assert len(wrong) == 6
     assert all("chunk 3: 1,024 of 1,024 elements" in sentence for sentence in wrong)
 
 
 def test_less_than_an_element_for_each_chunk_is_refused(measured: Callable[..., Lesson]) -> None:
-    with pytest.raises(UserError, match="less than an element"):
+    with pytest.raises(UserError, match="less than one element"):
         measured(box_of(), 16, maxbytes=4 * 20)
-    assert measured(box_of(), 16, maxbytes=4 * 21).wrong == ()
+    assert measured(box_of(), 16, maxbytes=4 * 21).mismatches == ()
 
 
 def test_without_a_gpu(measured: Callable[..., Lesson]) -> None:
@@ -224,22 +233,25 @@ def test_without_a_gpu(measured: Callable[..., Lesson]) -> None:
         measured(None)
 
 
-def test_what_is_said_of_the_stages() -> None:
-    assert "is 2.67 times as fast at most." in streams_said.limits((1e-3, 1e-3, 1e-3), 16, 1 << 20)
-    assert "not alike" not in streams_said.limits((1e-3, 1.1e-3, 1e-3), 16, 1 << 20)
-    assert "GPU to host limits" in streams_said.limits((1e-3, 1e-3, 2e-3), 16, 1 << 20)
+def variant(label: str, streams: int, seconds: float, bound: float | None) -> Variant:
+    return Variant(label, streams, seconds, bound, ())
 
 
-def test_what_is_said_of_the_gain() -> None:
-    said = streams_said.gains(48.0, {"1 stream": (48.0, 48.0), "3 streams": (20.0, 18.0)})
-    assert "1 with 1 stream, 2.4 with 3 streams" in said
-    assert "3 streams took the least time, 90.0%" in said
-    assert "share a link" not in said
-    assert "share a link" in streams_said.gains(48.0, {"3 streams": (24.0, 18.0)})
-
-
-@pytest.mark.parametrize(("pageable", "expected"), [(60.0, "takes 3 times as long"), (20.0, "costs nothing")])
-def test_what_is_said_of_pageable_memory(pageable: float, expected: str) -> None:
-    said = streams_said.needs(48.0, 20.0, "3 streams, pageable", pageable)
-    assert expected in said
-    assert f"is {48 / pageable:.3g} times as fast" in said
+@pytest.mark.parametrize(
+    ("pageable", "expected"), [(60.0, "takes 3 times as long as"), (20.0, "takes no longer than")]
+)
+def test_sentences(pageable: float, expected: str) -> None:
+    variants = [
+        variant("one step after another", 1, 48.0, 48.0),
+        variant("1 stream", 1, 48.0, 48.0),
+        variant("3 streams", 3, 20.0, 18.0),
+        variant("3 streams, pageable", 3, pageable, None),
+    ]
+    best, limit, memory = sentences((1.0, 1.0, 2.0), variants)
+    assert (
+        best
+        == "Best: 3 streams, 2.4 times as fast as one step after another, 90.0% of what its stages allow."
+    )
+    assert limit == "Limited by: GPU to host, the longest stage."
+    assert memory == f"From pageable memory, 3 streams {expected} from pinned memory."
+    assert len(sentences((1.0, 1.1, 1.0), variants)) == 2

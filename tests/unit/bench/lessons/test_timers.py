@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,8 @@ from lesson_box import TICK, Kernel, LessonBox
 
 import runner
 from jobs import kernels
-from jobs.bench.lessons.protocol import Stage
-from jobs.bench.lessons.timers import ENOUGH, TURNS, by_marks
 from jobs.measure.gate import MOST, Gate
-from runner.backend.cpu import CpuBackend
-from runner.world import lone_world
+from jobs.measure.timers import FEWEST_CALLS, SHORTEST_SAMPLE, gated_event_seconds
 
 CALL = 10 * TICK  # seconds that the host takes for a call of the kernel below
 
@@ -40,24 +38,28 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LessonBox, Any,
     return make
 
 
-def stage(box: LessonBox, samples: int = 3) -> Stage:
-    return Stage(lone_world(CpuBackend()), box, samples=samples)
+def timed(box: LessonBox, stream: Any, issue: Callable[[int], object], samples: int = 3) -> float:
+    def median(sample: Callable[[], float]) -> float:
+        sample()
+        return statistics.median(sample() for _ in range(samples))
+
+    return gated_event_seconds(box, 0, stream, issue, median)
 
 
 @pytest.mark.parametrize("seconds", [1e-7, 3e-6, 1e-3])
 def test_calls_are_in_no_time(made: Any, seconds: float) -> None:
     box, stream, issue = made(seconds)
-    assert by_marks(stage(box), stream, issue) == pytest.approx(seconds)
+    assert timed(box, stream, issue) == pytest.approx(seconds)
     assert not box.kept, "the gate keeps memory"
 
 
-@pytest.mark.parametrize(("seconds", "turns"), [(0.0, MOST), (1e-7, MOST), (3e-6, 67), (1.0, TURNS)])
+@pytest.mark.parametrize(("seconds", "turns"), [(0.0, MOST), (1e-7, MOST), (3e-6, 67), (1.0, FEWEST_CALLS)])
 def test_as_much_is_queued_as_is_enough_and_fits(made: Any, seconds: float, turns: int) -> None:
     box, stream, issue = made(seconds)
-    by_marks(stage(box, samples=1), stream, issue)
+    timed(box, stream, issue, samples=1)
     # One that loads, one that says how long it takes; the median's first, and the one that counts.
     assert box.issued == [0, 0, *range(turns), *range(turns)]
-    assert turns * seconds >= ENOUGH or turns == MOST
+    assert turns * seconds >= SHORTEST_SAMPLE or turns == MOST
 
 
 def test_the_gate_is_opened_and_given_back_where_queueing_fails(made: Any) -> None:
@@ -69,7 +71,7 @@ def test_the_gate_is_opened_and_given_back_where_queueing_fails(made: Any) -> No
             raise runner.RunError("no more")
 
     with pytest.raises(runner.RunError, match="no more"):
-        by_marks(stage(box), stream, broken)
+        timed(box, stream, broken)
     assert not stream.queue
     assert not box.kept
 
@@ -87,7 +89,7 @@ class Impatient(LessonBox):
 def test_a_gate_that_gave_way_is_no_measurement(made: Any) -> None:
     box, stream, issue = made(1e-6, Impatient)
     with pytest.raises(runner.RunError, match="the gate in front of it gave way"):
-        by_marks(stage(box), stream, issue)
+        timed(box, stream, issue)
 
 
 def test_several_streams_wait_for_one_gate(made: Any) -> None:

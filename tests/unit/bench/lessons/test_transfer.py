@@ -1,9 +1,10 @@
-"""The lesson `transfer`: what is moved and timed, what is found wrong, and what is said of the figures."""
+"""The lesson `transfer`: what is moved and timed, mismatches, and sentences."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from lesson_box import RATES, START, TICK, Kernel, LessonBox
 
 from jobs import kernels
 from jobs.bench.lessons import show
-from jobs.bench.lessons import timers as timed
-from jobs.bench.lessons.protocol import Lesson, Stage
-from jobs.bench.lessons.transfer import cpu as transfer_host
-from jobs.bench.lessons.transfer import explain as transfer_said
+from jobs.bench.lessons.protocol import Context, Lesson
+from jobs.bench.lessons.transfer import cpu
 from jobs.bench.lessons.transfer import lesson as transfer
-from jobs.bench.lessons.transfer.methods import DIRECTIONS, WAYS
+from jobs.bench.lessons.transfer.explain import break_even, slower
+from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
+from jobs.measure import timers
 from runner import RunError, UserError
 from runner.backend.cpu import CpuBackend
 from runner.world import lone_world
@@ -43,38 +44,40 @@ def box_of(kernel: Touch = touch, **words: Any) -> LessonBox:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
     def measure(box: LessonBox, **words: Any) -> Lesson:
         monkeypatch.setattr(kernels, "load", box.load)
-        monkeypatch.setattr(timed, "perf_counter", box.clock)
+        monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=box.clock))
         monkeypatch.setattr(transfer, "perf_counter", box.clock)
-        stage = {"samples": 2, "minbytes": SIZES[0], "maxbytes": LARGEST} | words
-        return transfer.measure(Stage(lone_world(CpuBackend()), box, **stage))
+        given = {"samples": 2, "minbytes": SIZES[0], "maxbytes": LARGEST} | words
+        return transfer.measure(Context(lone_world(CpuBackend()), box, **given))
 
     return measure
 
 
-def test_every_way_and_direction_is_timed_and_right(measured: Callable[..., Lesson]) -> None:
+def test_every_method_and_direction_is_timed_and_right(measured: Callable[..., Lesson]) -> None:
     lesson = measured(box_of())
-    assert lesson.wrong == ()
+    assert lesson.mismatches == ()
     assert lesson.facts["bytes"] == SIZES
     for direction in DIRECTIONS:
-        for way, kind in WAYS.items():
-            seconds = lesson.facts["seconds"][direction][way][-1]
-            if (way, direction) == ("managed", "to host"):
+        for method, kind in METHODS.items():
+            seconds = lesson.facts["seconds"][direction][method][-1]
+            if (method, direction) == ("managed", "to host"):
                 continue  # only the host touches it
-            rate = RATES["mapped" if way == "managed" else kind]
-            assert seconds == pytest.approx(START + LARGEST / rate, abs=10 * TICK), (direction, way)
+            rate = RATES["mapped" if method == "managed" else kind]
+            assert seconds == pytest.approx(START + LARGEST / rate, abs=10 * TICK), (direction, method)
     text = show.text(lesson)
-    assert "Data to GPU: mapped is the fastest way at first, write-combined from" in " ".join(text.split())
+    fastest = [(direction, method) for direction, _, method, _ in lesson.tables[2].rows]
+    assert fastest[:2] == [("to GPU", "mapped"), ("to GPU", "write-combined")]
+    assert "Fastest method from which size on:" in text
     assert json.loads(show.record(lesson, []))["device"]["name"] == "made up"
 
 
 @pytest.mark.parametrize("size", [1, 3, 4097])
 def test_odd_sizes(measured: Callable[..., Lesson], size: int) -> None:
     lesson = measured(box_of(), minbytes=size, maxbytes=size)
-    assert (lesson.wrong, lesson.facts["bytes"]) == ((), [size])
+    assert (lesson.mismatches, lesson.facts["bytes"]) == ((), [size])
 
 
 def faults(lesson: Lesson) -> set[str]:
-    return {sentence.partition(":")[0] for sentence in lesson.wrong}
+    return {sentence.partition(":")[0] for sentence in lesson.mismatches}
 
 
 def test_a_kernel_that_skips_the_last_byte_is_found(measured: Callable[..., Lesson]) -> None:
@@ -83,9 +86,9 @@ def test_a_kernel_that_skips_the_last_byte_is_found(measured: Callable[..., Less
 
     lesson = measured(box_of(short))
     assert faults(lesson) == {"mapped, to GPU", "managed, to GPU", "mapped, to host"}
-    assert len(lesson.wrong) == 3 * len(SIZES)
-    assert lesson.wrong[0] == "mapped, to GPU: 1 of 1,024 bytes are wrong, the first at 1,023"
-    assert measured(box_of(short), check=False).wrong == ()
+    assert len(lesson.mismatches) == 3 * len(SIZES)
+    assert lesson.mismatches[0] == "mapped, to GPU: 1 of 1,024 bytes are wrong, the first at 1,023"
+    assert measured(box_of(short), check=False).mismatches == ()
 
 
 class Lazy(LessonBox):
@@ -99,13 +102,13 @@ class Lazy(LessonBox):
 
 
 @pytest.mark.parametrize(
-    ("kind", "way"), [("pageable",) * 2, ("pinned",) * 2, ("combined", "write-combined")]
+    ("kind", "method"), [("pageable",) * 2, ("pinned",) * 2, ("combined", "write-combined")]
 )
-def test_a_copy_that_was_not_made_is_found(measured: Callable[..., Lesson], kind: str, way: str) -> None:
+def test_a_copy_that_was_not_made_is_found(measured: Callable[..., Lesson], kind: str, method: str) -> None:
     for lost, direction in (((kind, "device"), "to GPU"), (("device", kind), "to host")):
         box = Lazy({"touch": Kernel(touch)})
         box.lost = lost
-        assert faults(measured(box)) == {f"{way}, {direction}"}
+        assert faults(measured(box)) == {f"{method}, {direction}"}
 
 
 class Forgetful(LessonBox):
@@ -128,9 +131,8 @@ def test_a_prefetch_that_was_not_made_is_found(
     box = Forgetful({"touch": Kernel(touch, touch_seconds)})
     box.lost, box.least = lost, 1 << 15
     lesson = measured(box, check=check)
-    assert lesson.wrong == tuple(
-        f"prefetched, {direction}: {size} did not move, as the driver has it"
-        for size in ("64 KiB", "256 KiB")
+    assert lesson.mismatches == tuple(
+        f"prefetched, {direction}: {size} did not move, says the driver" for size in ("64 KiB", "256 KiB")
     )
     table = lesson.tables[DIRECTIONS.index(direction)]
     column = table.titles.index("prefetched (GB/s)")
@@ -143,16 +145,16 @@ def test_what_fails_is_said_and_the_rest_measured(measured: Callable[..., Lesson
     box = Forgetful({"touch": Kernel(touch, touch_seconds)})
     box.lost, box.fails = "host", True
     lesson = measured(box)
-    assert lesson.wrong == ()
+    assert lesson.mismatches == ()
     assert lesson.facts["not_measured"] == [
         "Not measured, managed, to GPU: managed memory cannot be moved.",
         "Not measured, prefetched, to GPU: managed memory cannot be moved.",
         "Not measured, prefetched, to host: managed memory cannot be moved.",
     ]
-    assert set(lesson.facts["not_measured"]) <= set(lesson.said)
+    assert set(lesson.facts["not_measured"]) <= set(lesson.explanation)
     for direction in DIRECTIONS:
-        for way in ("pageable", "pinned", "write-combined", "mapped"):
-            assert None not in lesson.facts["seconds"][direction][way]
+        for method in ("pageable", "pinned", "write-combined", "mapped"):
+            assert None not in lesson.facts["seconds"][direction][method]
     assert lesson.facts["seconds"]["to GPU"]["managed"] == [None] * len(SIZES)
     assert None not in lesson.facts["seconds"]["to host"]["managed"]
     assert box.used == LARGEST, "more than the lesson's device memory is kept"
@@ -167,13 +169,13 @@ def test_memory_that_there_is_none_of_is_said(measured: Callable[..., Lesson], k
             return super().allocate(asked, nbytes, gpu)
 
     lesson = measured(Without({"touch": Kernel(touch, touch_seconds)}))
-    lost = [way for way in WAYS if WAYS[way] == kind]
-    assert lesson.said[-len(lost) :] == tuple(
-        f"Not measured, {way}: there is not enough {kind} memory for GPU 0: got 262,144 bytes."
-        for way in lost
+    lost = [method for method in METHODS if METHODS[method] == kind]
+    assert lesson.explanation[-len(lost) :] == tuple(
+        f"Not measured, {method}: there is not enough {kind} memory for GPU 0: got 262,144 bytes."
+        for method in lost
     )
-    for way, times in lesson.facts["seconds"]["to host"].items():
-        assert (None in times) == (way in lost)
+    for method, times in lesson.facts["seconds"]["to host"].items():
+        assert (None in times) == (method in lost)
     assert show.text(lesson)
 
 
@@ -209,8 +211,8 @@ def test_managed_memory_is_never_more_than_what_is_free(measured: Callable[..., 
 def test_no_room_for_managed_memory_at_all(measured: Callable[..., Lesson]) -> None:
     lesson = measured(box_of(free=LARGEST), minbytes=LARGEST)
     assert lesson.facts["seconds"]["to host"]["prefetched"] == [None]
-    assert lesson.wrong == ()
-    assert "Managed pages" not in show.text(lesson)
+    assert lesson.mismatches == ()
+    assert "prefetched" not in " ".join(lesson.explanation)
     assert show.columns(lesson.tables[0])[-1].endswith("-           -")
 
 
@@ -229,63 +231,51 @@ def test_a_sample_is_long_enough_and_leaves_out_what_makes_ready(monkeypatch: py
 
         return pass_by
 
-    monkeypatch.setattr(timed, "perf_counter", lambda: now[0])
-    assert timed.by_clock(passes(3e-5), passes(7.0)) == pytest.approx(3e-5)
+    monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert timers.sampled_host_seconds(passes(3e-5), passes(7.0)) == pytest.approx(3e-5)
     assert moves[0] == 7  # the first number of them that takes 200 us
 
 
-def test_winners() -> None:
-    assert transfer_said.winners("to GPU", [(1024, "pinned")]) == (
-        "Data to GPU: pinned is the fastest way at every size."
-    )
-    assert transfer_said.winners("to host", [(1024, "mapped"), (65536, "pinned")]) == (
-        "Data to host: mapped is the fastest way at first, pinned from 64 KiB."
-    )
-
-
 def test_pageable_memory_is_called_slower_only_where_it_was() -> None:
-    def said(pageable: float) -> str:
-        return transfer_said.staging("to GPU", [1 << 30], {"pageable": [pageable], "pinned": [0.02]})
+    def said(pageable: float) -> list[str]:
+        return slower("to GPU", [1 << 30], "pinned", [0.02], "pageable", [pageable])
 
-    assert said(0.08) == "1 GiB to GPU takes 4 times as long with pageable memory as with pinned memory."
-    assert "no longer" in said(0.0205)
-    assert "no longer" in said(0.01)
-
-
-def test_starting_is_spoken_of_only_where_it_counts() -> None:
-    small = {"to GPU": {"pinned": [8e-6, 0.02], "mapped": [6e-6, 0.03]}}
-    said = transfer_said.start([1 << 10, 1 << 30], small)
-    assert "1 KiB to GPU takes from 6 us (mapped) to 8 us (pinned)" in said
-    assert transfer_said.start([1 << 29, 1 << 30], {"to GPU": {"pinned": [0.01, 0.02]}}) == ""
+    assert said(0.08) == ["1 GiB to GPU: pageable takes 4 times as long as pinned."]
+    assert "no longer than" in said(0.0205)[0]
+    assert "no longer than" in said(0.01)[0]
 
 
-def test_pages_are_compared_at_the_largest_size_there_is() -> None:
-    ways = {"managed": [0.001, 0.5, None], "prefetched": [0.001, 0.1, None]}
-    said = transfer_said.pages([1 << 20, 10**9, 1 << 40], {"to GPU": ways})
-    assert "at 2 GB/s without prefetch and 10 GB/s with it" in said
+def test_methods_are_compared_at_the_largest_size_that_both_have() -> None:
+    sizes, managed, prefetched = [1 << 20, 1 << 29, 1 << 40], [0.001, 0.5, None], [0.001, 0.1, None]
+    assert slower("to GPU", sizes, "prefetched", prefetched, "managed", managed) == [
+        "512 MiB to GPU: managed takes 5 times as long as prefetched."
+    ]
+    assert slower("to GPU", [1], "prefetched", [None], "managed", [0.5]) == []
 
 
 @pytest.mark.parametrize(
     ("pinned", "slow", "expected"),
     [
-        (0.3, 0.1, "difference back after 2.5 of them"),
-        (0.3, 0.02, "never pay back"),
-        (0.05, 0.1, "pageable (measured with 1 GiB)."),
+        (0.3, 0.1, "pays off after 2.5 copies of 1 GiB"),
+        (0.3, 0.02, "do not pay that back"),
+        (0.05, 0.1, ""),
     ],
 )
 def test_what_pinned_memory_costs(pinned: float, slow: float, expected: str) -> None:
     seconds = {"to GPU": {"pageable": [slow], "pinned": [0.02]}}
     allocated = {"pinned": (1 << 30, pinned), "pageable": (1 << 30, 0.1)}
-    assert expected in transfer_said.price([1 << 30], seconds, allocated)
+    said = " ".join(break_even([1 << 30], seconds, allocated))
+    assert expected in said
+    assert bool(said) == bool(expected)
 
 
 def on_cpu(**words: Any) -> Lesson:
-    return transfer.measure(Stage(lone_world(CpuBackend()), None, samples=1, **words))
+    return transfer.measure(Context(lone_world(CpuBackend()), None, samples=1, **words))
 
 
 def test_host_copies_on_a_cpu() -> None:
     lesson = on_cpu(minbytes=1, maxbytes=1 << 16)
-    assert lesson.wrong == ()
+    assert lesson.mismatches == ()
     assert lesson.facts["bytes"] == [4**power for power in range(9)]
     assert all(len(times) == 9 and min(times) > 0 for times in lesson.facts["seconds"].values())
     assert len(lesson.tables[0].rows) == 9
@@ -300,14 +290,14 @@ def test_a_host_copy_that_was_not_made_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(np, "copyto", short)
     lesson = on_cpu(minbytes=100, maxbytes=400)
-    assert lesson.wrong == (
+    assert lesson.mismatches == (
         "1 of 100 copied bytes are wrong, the first at 99",
         "1 of 400 copied bytes are wrong, the first at 399",
     )
 
 
 def test_pages_are_fresh_each_time() -> None:
-    pages = transfer_host.Pages(5000)
+    pages = cpu.Pages(5000)
     pages.touch()
     assert pages.array.all()
     pages.renew()
@@ -325,13 +315,12 @@ def test_more_than_there_is_is_refused() -> None:
         (
             [1.0, 1.0, 8.0],
             8.0,
-            ["4 KiB at 4.1e-06 GB/s, its best", "From 16 KiB on", "takes 2 times as long"],
+            ["at most 4.1e-06 GB/s (4 KiB), 2.05e-06 GB/s at 16 KiB", "takes 2 times as long"],
         ),
         ([1.0, 4.0, 16.0], 4.0, ["Fresh pages cost nothing"]),
     ],
 )
 def test_what_is_said_of_host_copies(copy: list[float], first: float, expected: list[str]) -> None:
     seconds = {"copy": copy, "first touch": [1, 1, first], "second touch": [1, 1, 4.0]}
-    text = " ".join(transfer_host.said([1 << 10, 1 << 12, 1 << 14], seconds))
+    text = " ".join(cpu.explanation([1 << 10, 1 << 12, 1 << 14], seconds))
     assert all(part in text for part in expected), text
-    assert ("From" in text) == ("From 16 KiB on" in expected)
