@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import runner
+from jobs.bench.lessons import pseudorandom
 from jobs.bench.lessons.matmul import freivalds
 from jobs.bench.lessons.matmul.methods import PRECISIONS
 from jobs.bench.lessons.matmul.methods import OnGpu as Products
@@ -61,7 +62,7 @@ def transposes(context: Context, dtype: np.dtype[Any], shape: tuple[int, int]) -
     nbytes = shape[0] * shape[1] * dtype.itemsize
     source, target = (box.allocate("device", nbytes, context.gpu) for _ in range(2))
     words = [box.array(memory).view(f"u{dtype.itemsize}") for memory in (source, target)]
-    transpose.fill(context.world.xp, words[0])
+    pseudorandom.fill(context.world.xp, words[0])
     place.settle()
     actions: dict[str, Callable[[], object]] = {
         "copy": lambda: box.copy(target, source, nbytes, place.stream),

@@ -11,6 +11,7 @@ import pytest
 
 import runner
 from jobs import kernels
+from jobs.bench.lessons import pseudorandom
 from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.methods import BEST, SINGLE, THREADS, launch, variants
@@ -105,7 +106,7 @@ def test_geam(dtype: str, shape: tuple[int, int]) -> None:
 def test_geam_changes_no_bit_of_what_the_lesson_moves(dtype: str) -> None:
     shape, words = (1024, 4096), f"u{np.dtype(dtype).itemsize}"
     source, out = cupy.empty(shape[0] * shape[1], words), cupy.zeros(shape[0] * shape[1], words)
-    transpose.fill(cupy, source)
+    pseudorandom.fill(cupy, source)
     stream = cupy.cuda.get_current_stream()
     runner.geam(*shape, np.dtype(dtype), source.data.ptr, out.data.ptr, stream)
     assert transpose.count_mismatches(cupy, out, shape) == (0, 0)
@@ -124,7 +125,7 @@ def test_more_than_four_billion_bytes() -> None:
         pytest.skip("needs 19 GB of free GPU memory")
     source = cupy.empty(shape[0] * shape[1], cupy.uint32)
     out = cupy.full_like(source, 0xA5A5A5A5)
-    transpose.fill(cupy, source)
+    pseudorandom.fill(cupy, source)
     for planned in (launch("vectorised", shape, 4), launch("vectorised", shape, 4, 4)):
         assert planned.instance in (BEST[4].instance(4, 4), SINGLE.instance(4, 1))
         out[...] = 0xA5A5A5A5

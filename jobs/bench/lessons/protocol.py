@@ -146,6 +146,15 @@ class Lesson:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def size_table(sizes: Sequence[int], lines: Sequence[Line], title: str = "") -> Table:
+    """Rates in GB/s: a row for each size, a column for each line; lines have a point for each size."""
+    return Table(
+        ("size", *(f"{line.label} (GB/s)" for line in lines)),
+        tuple((size_name(n), *(line.points[at][1] for line in lines)) for at, n in enumerate(sizes)),
+        title,
+    )
+
+
 def rate(nbytes: float, seconds: float) -> float | None:
     """GB/s; None if no time was measured."""
     return nbytes / seconds / 1e9 if seconds > 0 else None

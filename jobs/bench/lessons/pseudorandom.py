@@ -5,7 +5,7 @@ All functions work on NumPy's and CuPy's arrays, a block at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +40,27 @@ def words(index: Any, itemsize: int) -> Any:
     """
     bits = mixed(index) & EXPONENT_MASK | EXPONENT_BITS
     return (bits >> np.uint64(64 - 8 * itemsize)).astype(f"u{itemsize}")
+
+
+def fill(xp: ModuleType, target: Any) -> None:
+    """Make every element tell its place; target: flat, unsigned."""
+    for first, index in indices(xp, target.size):
+        target[first : first + index.size] = words(index, target.itemsize)
+
+
+def count_mismatches(xp: ModuleType, target: Any, source_of: Callable[[Any], Any]) -> tuple[int, int]:
+    """How many elements of `target` differ from those of a filled array, and the place of the first.
+
+    source_of: places in `target` (uint64) -> places in the filled array.
+    """
+    count = first = 0
+    for begin, place in indices(xp, target.size):
+        wrong = target[begin : begin + place.size] != words(source_of(place), target.itemsize)
+        found = int(wrong.sum())
+        if found and not count:
+            first = begin + int(wrong.argmax())
+        count += found
+    return count, first
 
 
 def uniform(index: Any) -> Any:

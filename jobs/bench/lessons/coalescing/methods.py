@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from jobs import kernels
+from jobs.bench.lessons import pseudorandom
 from jobs.bench.lessons.coalescing.access import Access, shifted
 from jobs.bench.lessons.protocol import Context
 from jobs.measure import check
@@ -53,7 +54,7 @@ class GpuReads:
         self.memory = [self.box.allocate("device", 4 * elements, self.gpu) for _ in range(2)]
         self.source, self.target = (self.box.array(memory).view(np.uint32) for memory in self.memory)
         self.strided = kernels.load("strided.cu", kernels.instance("strided", ELEMENTS_PER_THREAD))
-        fill(context.world.xp, self.source)
+        pseudorandom.fill(context.world.xp, self.source)
         context.world.backend.synchronize()
 
     def copy(self) -> float:
@@ -87,7 +88,7 @@ class CpuReads:
         context.require_host_memory(2 * 4 * elements)
         self.context = context
         self.source, self.target = (np.zeros(elements, np.uint32) for _ in range(2))
-        fill(np, self.source)
+        pseudorandom.fill(np, self.source)
 
     def copy(self) -> float:
         return self._seconds(lambda turn: np.copyto(self.target, self.source))
@@ -109,21 +110,10 @@ class CpuReads:
         return self.context.median(lambda: sampled_host_seconds(lambda: read(next(turn))))
 
 
-def fill(xp: Any, words: Any) -> None:
-    """Each element computed from its index."""
-    for begin, end in _blocks(words.size):
-        words[begin:end] = (xp.arange(begin, end, dtype=np.uint64) * SPREAD).astype(np.uint32)
+def count_mismatches(xp: Any, target: Any, access: Access) -> int:
+    """How many of the first `count` elements are not those that the access reads from a filled buffer."""
 
+    def source_of(place: Any) -> Any:
+        return place * np.uint64(access.stride) + np.uint64(access.first)
 
-def count_mismatches(xp: Any, words: Any, access: Access) -> int:
-    """How many of the first `count` elements are not those that the access reads from filled memory."""
-    count = 0
-    for begin, end in _blocks(access.count):
-        place = access.first + xp.arange(begin, end, dtype=np.uint64) * access.stride
-        count += int(xp.count_nonzero(words[begin:end] != (place * SPREAD).astype(np.uint32)))
-    return count
-
-
-def _blocks(elements: int) -> Iterator[tuple[int, int]]:
-    for begin in range(0, elements, BLOCK):
-        yield begin, min(begin + BLOCK, elements)
+    return pseudorandom.count_mismatches(xp, target[: access.count], source_of)[0]

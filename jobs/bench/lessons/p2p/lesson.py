@@ -20,7 +20,7 @@ import runner
 from jobs.bench.lessons.p2p.explain import sentences
 from jobs.bench.lessons.p2p.methods import GUARD, Direct, Endpoints, Method, opened
 from jobs.bench.lessons.p2p.results import Nominal, Pair, PeerResults
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table, rate
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table, rate, size_table
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
@@ -146,18 +146,20 @@ def nominal(context: Context) -> tuple[Nominal, ...]:
 def present(found: PeerResults) -> Lesson:
     """All that is printed, drawn and recorded."""
     where = "GPUs" if any(found.devices) else "ranks, host memory"
-    lines = _lines(found)
+    lines, (source, target) = _lines(found), found.first
     return Lesson(
         name="p2p",
         title=f"Methods between {len(found.devices)} {where}; messages by {found.messages}",
         tables=(
-            _by_size(found, lines), *(_matrix(found, method) for method in found.methods), _latencies(found)
+            size_table(found.sizes, lines, f"From rank {source} to rank {target}, by size"),
+            *(_matrix(found, method) for method in found.methods),
+            _latencies(found),
         ),
         explanation=tuple(sentences(found, lines)),
         charts=(Chart("size", "bandwidth (GB/s)", lines, bytes=True),),
         mismatches=tuple(found.mismatches),
         facts=_facts(found),
-    )  # fmt: skip
+    )
 
 
 def _lines(found: PeerResults) -> tuple[Line, ...]:
@@ -171,16 +173,6 @@ def _lines(found: PeerResults) -> tuple[Line, ...]:
         copies = tuple((float(size), rate(size, found.inside[size])) for size in found.sizes)
         lines.append(Line("copy in a rank", copies))
     return tuple(lines)
-
-
-def _by_size(found: PeerResults, lines: tuple[Line, ...]) -> Table:
-    return Table(
-        ("size", *(f"{line.label} (GB/s)" for line in lines)),
-        tuple(
-            (size_name(size), *(line.points[at][1] for line in lines)) for at, size in enumerate(found.sizes)
-        ),
-        f"From rank {found.first[0]} to rank {found.first[1]}, by size",
-    )
 
 
 def _matrix(found: PeerResults, method: str) -> Table:

@@ -42,7 +42,7 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
-class Buffers:
+class PeerBuffers:
     """A rank's device memory, or another's as this rank's GPU reaches it; incoming is GUARD bytes longer."""
 
     outgoing: Memory
@@ -89,7 +89,7 @@ class ThroughHost:
 
     label, pipelined = HOST, False
 
-    def __init__(self, context: Context, own: Buffers, pinned: Memory) -> None:
+    def __init__(self, context: Context, own: PeerBuffers, pinned: Memory) -> None:
         self.world, self.box, self.own, self.pinned = context.world, context.required_box, own, pinned
         self.host = self.box.host_array(pinned)
         self.stream = self.box.stream(context.gpu)
@@ -118,8 +118,8 @@ class Reach:
     reasons: why not, of every rank, by the peer's rank.
     """
 
-    own: Buffers
-    peers: dict[int, Buffers]
+    own: PeerBuffers
+    peers: dict[int, PeerBuffers]
     reasons: Sequence[dict[int, str]]
 
 
@@ -207,12 +207,12 @@ def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
         yield (Messages(world, ends),), ends
         return
 
-    def allocated() -> tuple[Buffers, Memory, Gate]:
+    def allocated() -> tuple[PeerBuffers, Memory, Gate]:
         out, into = (allocate_exportable(box, nbytes, context.gpu) for _ in range(2))
         gate, stream = Gate(box, context.gpu), box.stream(context.gpu)
         gate.hold(context.gpu, stream)  # open: its kernel is loaded now
         box.synchronize(stream)
-        return Buffers(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
+        return PeerBuffers(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
 
     own, pinned, gate = world.together(allocated)
     ends = Endpoints(box.array(own.outgoing), box.array(own.incoming))
@@ -234,12 +234,12 @@ def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
     box.release(own.incoming)
 
 
-def _reach(context: Context, shared: PeerMemory, own: Buffers) -> Reach:
+def _reach(context: Context, shared: PeerMemory, own: PeerBuffers) -> Reach:
     """The peers whose memory this rank's GPU reaches, and why not the others; collective."""
     world, box = context.world, context.required_box
     handles = shared.publish({(world.rank, name): memory for name, memory in vars(own).items()})
     indices = {gpu.uuid: gpu.index for gpu in box.gpus}
-    peers: dict[int, Buffers] = {}
+    peers: dict[int, PeerBuffers] = {}
     reasons: dict[int, str] = {}
     for peer, there in enumerate(world.ranks):
         problem = "; ".join(dict.fromkeys(handles[peer, name].problem for name in vars(own)))
@@ -256,7 +256,7 @@ def _reach(context: Context, shared: PeerMemory, own: Buffers) -> Reach:
             reasons[peer] = f"rank {world.rank}'s GPU has no peer access to rank {peer}'s"
         else:
             try:
-                peers[peer] = Buffers(
+                peers[peer] = PeerBuffers(
                     **{name: shared.open(handles[peer, name], context.gpu, index) for name in vars(own)}
                 )
             except Unreachable as reason:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Table, rate
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, rate, size_table
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.sizes import size_name
@@ -60,11 +60,10 @@ def measure(context: Context) -> Lesson:
         Line(column, tuple((n, rate(n, t)) for n, t in zip(sizes, times, strict=True)))
         for column, times in seconds.items()
     ]
-    rows = tuple((size_name(n), *(line.points[at][1] for line in lines)) for at, n in enumerate(sizes))
     return Lesson(
         "transfer",
         f"Copies inside the host's memory, {context.device_name}",
-        (Table(("size", *(f"{column} (GB/s)" for column in COLUMNS)), rows),),
+        (size_table(sizes, lines),),
         explanation(sizes, seconds),
         (Chart("size", "bandwidth (GB/s)", tuple(lines), bytes=True),),
         tuple(mismatches),

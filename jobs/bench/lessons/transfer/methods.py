@@ -35,7 +35,7 @@ THREADS, BLOCKS_PER_PROCESSOR = 256, 8  # as many threads as a multiprocessor ho
 
 
 @dataclass(frozen=True)
-class Transfer:
+class HostTransfer:
     """So many bytes by one method in one direction.
 
     move: returns when the other side can use the bytes. prepare: undoes `move` where that is needed before
@@ -62,7 +62,9 @@ class Methods:
         self.touch = kernels.load("touch.cu", "touch")
         self.most_blocks = BLOCKS_PER_PROCESSOR * self.box.gpus[self.gpu].processors
 
-    def transfer(self, method: str, direction: Direction, host: Memory, nbytes: int, seed: int) -> Transfer:
+    def transfer(
+        self, method: str, direction: Direction, host: Memory, nbytes: int, seed: int
+    ) -> HostTransfer:
         """Of the first `nbytes` of `host`, which is of the method's kind, to or from device memory.
 
         `fill` has written the data of `seed` on the sending side.
@@ -77,7 +79,7 @@ class Methods:
         else:
             self._fill(self.box.array(host if host.kind == "managed" else self.device)[: host.nbytes], seed)
 
-    def _to_gpu(self, method: str, host: Memory, nbytes: int, seed: int) -> Transfer:
+    def _to_gpu(self, method: str, host: Memory, nbytes: int, seed: int) -> HostTransfer:
         part, target = replace(host, nbytes=nbytes), self.box.array(self.device)[:nbytes]
 
         def spoil() -> None:
@@ -93,15 +95,15 @@ class Methods:
         if method in ("mapped", "managed"):
             source = self.box.array(part)
             prepare = bring_back if method == "managed" else nothing
-            return Transfer(lambda: self._touch(target, source), spoil, target, prepare)
+            return HostTransfer(lambda: self._touch(target, source), spoil, target, prepare)
         if method == "prefetched":
             there = partial(self.box.prefetched, part)
-            return Transfer(
+            return HostTransfer(
                 lambda: self._prefetch(part), spoil_pages, self.box.array(part), bring_back, there
             )
-        return Transfer(lambda: self._copy(self.device, host, nbytes), spoil, target)
+        return HostTransfer(lambda: self._copy(self.device, host, nbytes), spoil, target)
 
-    def _to_host(self, method: str, host: Memory, nbytes: int, seed: int) -> Transfer:
+    def _to_host(self, method: str, host: Memory, nbytes: int, seed: int) -> HostTransfer:
         part, target = replace(host, nbytes=nbytes), self.box.host_array(host)[:nbytes]
 
         def spoil() -> None:
@@ -116,18 +118,18 @@ class Methods:
 
         if method == "mapped":
             source, mapped = self.box.array(self.device)[:nbytes], self.box.array(part)
-            return Transfer(lambda: self._touch(mapped, source), spoil, target)
+            return HostTransfer(lambda: self._touch(mapped, source), spoil, target)
         if method == "managed":
             # Reading one byte of a page moves all of it.
-            return Transfer(target[:: mmap.PAGESIZE].sum, spoil_pages, target, take_away)
+            return HostTransfer(target[:: mmap.PAGESIZE].sum, spoil_pages, target, take_away)
         if method == "prefetched":
             here = partial(self.box.prefetched, part, host=True)
-            return Transfer(lambda: self._prefetch(part, host=True), spoil_pages, target, take_away, here)
+            return HostTransfer(lambda: self._prefetch(part, host=True), spoil_pages, target, take_away, here)
         # The processor reads write-combined memory a few bytes at a time: let the GPU read it in place.
         arrived = self.box.array(part) if method == "write-combined" else target
-        return Transfer(lambda: self._copy(host, self.device, nbytes), spoil, arrived)
+        return HostTransfer(lambda: self._copy(host, self.device, nbytes), spoil, arrived)
 
-    def verified(self, transfer: Transfer, nbytes: int, seed: int) -> str | None:
+    def verified(self, transfer: HostTransfer, nbytes: int, seed: int) -> str | None:
         """Spoil and move once; what is wrong with the bytes then, None if nothing is."""
         transfer.spoil()
         transfer.prepare()

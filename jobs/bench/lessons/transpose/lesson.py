@@ -60,7 +60,7 @@ def _seconds(
     xp = context.world.xp
     if context.check:
         context.progress(f"{title}: filling")
-    fill(xp, matrix.source)
+    pseudorandom.fill(xp, matrix.source)
     device.settle()
     seconds: dict[str, float | None] = {}
     for method, operation in matrix.operations.items():
@@ -81,27 +81,13 @@ def _seconds(
     return seconds
 
 
-def fill(xp: Any, source: Any) -> None:
-    """Elements that tell their places apart; source: flat, unsigned."""
-    for first, index in pseudorandom.indices(xp, source.size):
-        source[first : first + index.size] = pseudorandom.words(index, source.itemsize)
-
-
 def count_mismatches(xp: Any, target: Any, shape: Shape) -> tuple[int, int]:
-    """How many elements differ from the transpose of a filled matrix, and the index of the first.
+    """How many elements differ from the transpose of a filled matrix, and the place of the first.
 
     shape: (rows, columns) of the matrix.
     """
-    rows, columns = shape
-    count = first = 0
-    for begin, place in pseudorandom.indices(xp, target.size, 0):
-        index = place % np.uint64(rows) * np.uint64(columns) + place // np.uint64(rows)
-        wrong = target[begin : begin + place.size] != pseudorandom.words(index, target.itemsize)
-        found = int(wrong.sum())
-        if found and not count:
-            first = begin + int(wrong.argmax())
-        count += found
-    return count, first
+    rows, columns = map(np.uint64, shape)
+    return pseudorandom.count_mismatches(xp, target, lambda place: place % rows * columns + place // rows)
 
 
 def _lesson(

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from lesson_box import START, Kernel, LessonBox
 
 from jobs import kernels
-from jobs.bench.lessons import show
+from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.coalescing import lesson as coalescing
-from jobs.bench.lessons.coalescing import methods
 from jobs.bench.lessons.coalescing.access import Access, ceiling, moved, pieces, pieces_of_load, shifted
 from jobs.bench.lessons.coalescing.explain import sentences
 from jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES
+from jobs.bench.lessons.coalescing.methods import count_mismatches
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure import timers
 from runner import UserError
@@ -172,18 +172,18 @@ def test_wrong_reads_on_a_cpu_are_found(
     assert len(measured(None).mismatches) == len(STRIDES) + len(OFFSETS) - 1
 
 
-def test_elements_are_made_of_their_index_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_tell_their_place_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = (np.empty(1000, np.uint32) for _ in range(2))
-    methods.fill(np, whole)
-    monkeypatch.setattr(methods, "BLOCK", 7)
-    methods.fill(np, parts)
+    pseudorandom.fill(np, whole)
+    monkeypatch.setattr(pseudorandom, "BLOCK", 7)
+    pseudorandom.fill(np, parts)
     np.testing.assert_array_equal(whole, parts)
     assert np.unique(whole).size == 1000
     access = Access(3, 2, 300)
     right = whole[2::3][:300].copy()
-    assert methods.count_mismatches(np, right, access) == 0
+    assert count_mismatches(np, right, access) == 0
     right[[0, 299]] += 1
-    assert methods.count_mismatches(np, right, access) == 2
+    assert count_mismatches(np, right, access) == 2
 
 
 def test_sentences() -> None:

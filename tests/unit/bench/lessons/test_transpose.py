@@ -10,7 +10,7 @@ from lesson_box import Kernel, LessonBox
 
 import runner
 from jobs import kernels
-from jobs.bench.lessons import show
+from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.explain import sentences
@@ -132,7 +132,7 @@ def test_on_a_cpu() -> None:
 def test_elements_of_different_places_are_different(itemsize: int) -> None:
     rows, columns = 37, 65536 // 37
     source = np.empty(rows * columns, f"u{itemsize}")
-    transpose.fill(np, source)
+    pseudorandom.fill(np, source)
     right = np.ascontiguousarray(source.reshape(rows, columns).T).reshape(-1)
     assert transpose.count_mismatches(np, right, (rows, columns)) == (0, 0)
     swapped = right.copy()
@@ -148,7 +148,7 @@ def test_elements_of_different_places_are_different(itemsize: int) -> None:
 def test_elements_are_normal_numbers(dtype: str) -> None:
     """Arithmetic may give a NaN other bits, and flush subnormal numbers to zero."""
     bits = np.empty(1 << 20, f"u{np.dtype(dtype).itemsize}")
-    transpose.fill(np, bits)
+    pseudorandom.fill(np, bits)
     numbers = bits.view(dtype)
     assert np.isfinite(numbers).all()
     assert (abs(numbers) >= np.finfo(dtype).tiny).all()
@@ -161,7 +161,7 @@ def test_elements_are_normal_numbers(dtype: str) -> None:
 def test_a_shifted_matrix_is_found(itemsize: int, shift: int) -> None:
     rows, columns = 96, 4096
     source = np.empty(rows * columns, f"u{itemsize}")
-    transpose.fill(np, source)
+    pseudorandom.fill(np, source)
     shifted = np.roll(source, shift).reshape(rows, columns).T.reshape(-1)
     count, _ = transpose.count_mismatches(np, shifted, (rows, columns))
     assert count > 0.99 * source.size
@@ -169,7 +169,7 @@ def test_a_shifted_matrix_is_found(itemsize: int, shift: int) -> None:
 
 def test_rows_of_65536_two_byte_elements_are_told_apart() -> None:
     source = np.empty(8 * 65536, np.uint16)
-    transpose.fill(np, source)
+    pseudorandom.fill(np, source)
     rows = source.reshape(8, 65536)
     assert all((rows[0] != row).mean() > 0.99 for row in rows[1:])
 
