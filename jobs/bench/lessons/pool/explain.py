@@ -9,13 +9,13 @@ USUAL = 1 << 20  # bytes of the allocation that is compared, if it was measured
 
 
 def sentences(found: PoolResults) -> list[str]:
-    said = [_speed(found), _overhead(found)]
+    lines = [_speed(found), _overhead(found)]
     if found.most < found.requested:
-        said.append(
+        lines.append(
             f"At most {size_name(found.most)} were held at a time, a quarter of free memory, instead of "
             f"{size_name(found.requested)}."
         )
-    return said
+    return lines
 
 
 def _speed(found: PoolResults) -> str:
