@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 
 import runner
-from jobs.bench.memory import freivalds, transpose
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.matmul_ways import PRECISIONS
-from jobs.bench.memory.matmul_ways import OnGpu as Products
-from jobs.bench.memory.transpose_ways import OnGpu, launch, variants
+from jobs.bench.lessons import pseudorandom
+from jobs.bench.lessons.matmul import freivalds
+from jobs.bench.lessons.matmul.methods import PRECISIONS
+from jobs.bench.lessons.matmul.methods import OnGpu as Products
+from jobs.bench.lessons.protocol import Context
+from jobs.bench.lessons.transpose import lesson as transpose
+from jobs.bench.lessons.transpose.methods import OnGpu, launch, variants
 from runner.backend.cuda import CudaBackend
 from runner.record_builder import versions
 from runner.report.record import write_json
@@ -41,12 +43,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     world, box = lone_world(CudaBackend(0)), runner.open_box()
-    stage = Stage(world, box, 0)
+    context = Context(world, box, 0)
     rows: list[dict[str, Any]] = []
     for dtype in map(np.dtype, options.dtype or ["float32", "float64", "float16"]):
         for text in options.shape or ["8192x8192", "32768x32768", "65536x512", "512x65536"]:
-            rows += transposes(stage, dtype, transpose.parse(text))
-    products = all_products(stage, options.side) if options.side else []
+            rows += transposes(context, dtype, transpose.parse(text))
+    products = all_products(context, options.side) if options.side else []
     box.close()
     if options.json:
         record = {
@@ -56,12 +58,12 @@ def main() -> None:
         write_json(options.json, "benchmark", 1, record)
 
 
-def transposes(stage: Stage, dtype: np.dtype[Any], shape: tuple[int, int]) -> list[dict[str, Any]]:
-    place, box = OnGpu(stage), stage.gpus
+def transposes(context: Context, dtype: np.dtype[Any], shape: tuple[int, int]) -> list[dict[str, Any]]:
+    place, box = OnGpu(context), context.required_box
     nbytes = shape[0] * shape[1] * dtype.itemsize
-    source, target = (box.allocate("device", nbytes, stage.gpu) for _ in range(2))
+    source, target = (box.allocate("device", nbytes, context.gpu) for _ in range(2))
     words = [box.array(memory).view(f"u{dtype.itemsize}") for memory in (source, target)]
-    transpose.fill(stage.world.xp, words[0])
+    pseudorandom.fill(context.world.xp, words[0])
     place.settle()
     actions: dict[str, Callable[[], object]] = {
         "copy": lambda: box.copy(target, source, nbytes, place.stream),
@@ -84,8 +86,8 @@ def transposes(stage: Stage, dtype: np.dtype[Any], shape: tuple[int, int]) -> li
         action()
         place.settle()
         whole = (shape[0] * shape[1], 1) if name == "copy" else shape
-        wrong[name], _ = transpose.differs(stage.world.xp, words[1], whole)
-    seconds = interleaved(stage, place.stream, actions)
+        wrong[name], _ = transpose.count_mismatches(context.world.xp, words[1], whole)
+    seconds = interleaved(context, place.stream, actions)
     place.settle()
     box.release(source)
     box.release(target)
@@ -109,20 +111,20 @@ def transposes(stage: Stage, dtype: np.dtype[Any], shape: tuple[int, int]) -> li
     return rows
 
 
-def all_products(stage: Stage, side: int) -> list[dict[str, Any]]:
-    place, shape = Products(stage), (side, side, side)
+def all_products(context: Context, side: int) -> list[dict[str, Any]]:
+    place, shape = Products(context), (side, side, side)
     rows = []
     for precision in (PRECISIONS[known] for known in place.PRECISIONS):
         with place.matrices(shape, precision) as matrices:
-            freivalds.fill(stage.world.xp, matrices, shape, precision, exact=False)
+            freivalds.fill(context.world.xp, matrices, shape, precision, exact=False)
             place.settle()
-            seconds = interleaved(stage, place.stream, matrices.actions)
+            seconds = interleaved(context, place.stream, matrices.operations)
             for way, taken in seconds.items():
                 matrices.c.view(np.uint8)[...] = 0xA5
                 place.settle()
-                matrices.actions[way]()
+                matrices.operations[way]()
                 place.settle()
-                error = freivalds.error(stage.world.xp, matrices, shape, precision)
+                error = freivalds.error(context.world.xp, matrices, shape, precision)
                 row = {
                     "precision": precision.name, "side": side, "way": way, "seconds": taken,
                     "flops_per_second": 2 * side**3 / taken, "of_cublas": seconds["cuBLAS"] / taken,
@@ -137,9 +139,9 @@ def all_products(stage: Stage, side: int) -> list[dict[str, Any]]:
     return rows
 
 
-def interleaved(stage: Stage, stream: Any, actions: dict[str, Callable[[], object]]) -> dict[str, float]:
+def interleaved(context: Context, stream: Any, actions: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Median seconds of each action, some of each a round."""
-    box, turns = stage.gpus, {}
+    box, turns = context.required_box, {}
 
     def sample(action: Callable[[], object], count: int) -> float:
         begin = box.mark(stream)

@@ -21,7 +21,7 @@ from jobs.bench.collectives.options import (
 )
 from jobs.bench.command_base import LAST, PLOT, Size, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
-from jobs.bench.memory.command import memory
+from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
 
 

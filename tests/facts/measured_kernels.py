@@ -1,6 +1,6 @@
 """The instances of each kernel file that measurements launch."""
 
-from jobs.bench.memory.transpose_ways import SINGLE, variants
+from jobs.bench.lessons.transpose.methods import SINGLE, variants
 from jobs.kernels import FLOAT32
 
 WORDS = ("float", "unsigned short", "unsigned", "unsigned long long")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench.memory.lesson import Stage
+from jobs.bench.lessons.protocol import Context
 from jobs.kernels import FOLDER
 from runner.world import lone_world
 
@@ -32,15 +32,15 @@ def missing_gpu() -> str | None:
 
 
 @pytest.fixture
-def stage() -> Iterator[Callable[..., Stage]]:
-    """Makes stages on the first GPU, of two samples; words: of the stage."""
+def context() -> Iterator[Callable[..., Context]]:
+    """Makes contexts on the first GPU with two samples; words: fields of the context."""
     from runner.backend.cuda import CudaBackend
 
     box = runner.open_box()
     world = lone_world(CudaBackend(0))
 
-    def made(**words: Any) -> Stage:
-        return Stage(world, box, 0, samples=2, **words)
+    def made(**words: Any) -> Context:
+        return Context(world, box, 0, samples=2, **words)
 
     yield made
     box.close()

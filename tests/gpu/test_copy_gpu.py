@@ -22,10 +22,10 @@ from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
 from jobs.bench.copy.run import CopyOptions, run
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.timed import by_marks
+from jobs.bench.lessons.protocol import Context
 from jobs.measure import gate
 from jobs.measure.exit_codes import WrongResults
+from jobs.measure.timers import gated_event_seconds
 from launch.mpi.rank_command import PROGRAM
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -174,9 +174,9 @@ def test_a_gate_that_nobody_opens_gives_way(monkeypatch: pytest.MonkeyPatch) -> 
         box.close()
 
 
-def test_calls_are_in_no_time(stage: Callable[..., Stage]) -> None:
+def test_calls_are_in_no_time(context: Callable[..., Context]) -> None:
     """A copy of 16 bytes takes the GPU less than this host takes to queue it."""
-    made = stage()
+    made = context()
     box = made.gpus
     source, target = (box.allocate("device", 16, 0) for _ in range(2))
     stream = box.stream(0)
@@ -187,7 +187,7 @@ def test_calls_are_in_no_time(stage: Callable[..., Stage]) -> None:
         box.copy(target, source, 16, stream)
         calls.append(turn)
 
-    assert 0 < by_marks(made, stream, issue) < 1e-4
+    assert 0 < gated_event_seconds(box, 0, stream, issue, made.median) < 1e-4
     assert max(calls) + 1 <= gate.MOST
 
 

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 import jobs.kernels
-from jobs.bench.memory import coalescing, show, streams, transfer
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.transfer_ways import DIRECTIONS, WAYS
+from jobs.bench.lessons import show
+from jobs.bench.lessons.coalescing import lesson as coalescing
+from jobs.bench.lessons.protocol import Context
+from jobs.bench.lessons.streams import lesson as streams
+from jobs.bench.lessons.transfer import lesson as transfer
+from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
 from jobs.kernels import instance
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -114,17 +117,17 @@ def test_a_broken_kernel_is_found(
 
 
 @pytest.mark.parametrize("size", [1, 4097, 1 << 22])
-def test_every_way_of_a_transfer_is_right(stage: Callable[..., Stage], size: int) -> None:
-    lesson = transfer.measure(stage(minbytes=size, maxbytes=size))
-    assert lesson.wrong == ()
+def test_every_method_of_a_transfer_is_right(context: Callable[..., Context], size: int) -> None:
+    lesson = transfer.measure(context(minbytes=size, maxbytes=size))
+    assert lesson.mismatches == ()
     for direction in DIRECTIONS:
-        assert all(lesson.facts["seconds"][direction][way][0] > 0 for way in WAYS)
+        assert all(lesson.facts["seconds"][direction][method][0] > 0 for method in METHODS)
     assert "write-combined" in show.text(lesson)
 
 
 @pytest.mark.parametrize("size", [1, 4097, 1 << 22])
-def test_the_driver_knows_where_memory_was_prefetched_to(stage: Callable[..., Stage], size: int) -> None:
-    box = stage().gpus
+def test_the_driver_knows_where_memory_was_prefetched_to(context: Callable[..., Context], size: int) -> None:
+    box = context().required_box
     whole, stream = box.allocate("managed", size, 0), box.stream(0)
     part = replace(whole, nbytes=max(size // 2, 1))
     box.host_array(whole)[:] = 1
@@ -142,16 +145,16 @@ def test_the_driver_knows_where_memory_was_prefetched_to(stage: Callable[..., St
 
 
 @pytest.mark.parametrize("nbytes", [4096, 100_003, 1 << 26])
-def test_every_stride_is_right(stage: Callable[..., Stage], nbytes: int) -> None:
-    lesson = coalescing.measure(stage(maxbytes=nbytes))
-    assert lesson.wrong == ()
+def test_every_stride_is_right(context: Callable[..., Context], nbytes: int) -> None:
+    lesson = coalescing.measure(context(maxbytes=nbytes))
+    assert lesson.mismatches == ()
     assert all(one["seconds"] > 0 for one in lesson.facts["accesses"])
 
 
 @pytest.mark.parametrize(("nbytes", "chunks"), [(4096, 1), (1 << 20, 3), (1 << 24, 16)])
-def test_every_chunk_is_right(stage: Callable[..., Stage], nbytes: int, chunks: int) -> None:
-    lesson = streams.measure(stage(maxbytes=nbytes, options={"chunks": chunks}))
-    assert lesson.wrong == ()
+def test_every_chunk_is_right(context: Callable[..., Context], nbytes: int, chunks: int) -> None:
+    lesson = streams.measure(context(maxbytes=nbytes, options={"chunks": chunks}))
+    assert lesson.mismatches == ()
     assert len(lesson.facts["chunk_bytes"]) == chunks
     for one in lesson.facts["variants"]:
         assert all(span["end"] >= span["begin"] >= 0 for span in one["spans"])

@@ -11,9 +11,9 @@ import pytest
 
 import runner
 from jobs import kernels
-from jobs.bench.memory import matmul
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.matmul_ways import PRECISIONS, Precision, Shape, launch
+from jobs.bench.lessons.matmul import lesson as matmul
+from jobs.bench.lessons.matmul.methods import PRECISIONS, Precision, Shape, launch
+from jobs.bench.lessons.protocol import Context
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -53,13 +53,13 @@ def product(run: Any, planned: Any, shape: Shape, precision: Precision) -> float
 
 
 @pytest.mark.parametrize(
-    ("way", "name"),
+    ("method", "name"),
     [("register", "float32")]
-    + [(way, name) for way in ("naive", "tiled") for name in ("float32", "float16", "bfloat16")],
+    + [(method, name) for method in ("naive", "tiled") for name in ("float32", "float16", "bfloat16")],
 )
-def test_kernels_are_right(way: str, name: str) -> None:
+def test_kernels_are_right(method: str, name: str) -> None:
     for shape in SHAPES:
-        planned = launch(way, PRECISIONS[name], shape)
+        planned = launch(method, PRECISIONS[name], shape)
         run = kernels.load(planned.file, planned.instance)
         assert product(run, planned, shape, PRECISIONS[name]) <= 1, shape
 
@@ -97,9 +97,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_kernel_is_found(fault: str, broken: Callable[..., Any]) -> None:
-    way, right, instead = BROKEN[fault]
+    method, right, instead = BROKEN[fault]
     shape, precision = (130, 132, 36), PRECISIONS["float32"]
-    planned = launch(way, precision, shape)
+    planned = launch(method, precision, shape)
     run = broken(planned.file, planned.instance, right, instead, ("--fmad=true",))
     assert product(run, planned, shape, precision) > 1
 
@@ -131,9 +131,9 @@ def test_gemm_uses_tf32_only_where_it_is_asked_to() -> None:
 
 
 @pytest.mark.parametrize("side", [1, 129, 512])
-def test_the_lesson(side: int, stage: Callable[..., Stage]) -> None:
-    lesson = matmul.measure(stage(options={"side": side}))
-    assert lesson.wrong == ()
+def test_the_lesson(side: int, context: Callable[..., Context]) -> None:
+    lesson = matmul.measure(context(options={"side": side}))
+    assert lesson.mismatches == ()
     assert len(lesson.tables[0].rows) == 11
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import runner
 from jobs import kernels
-from jobs.bench.memory.p2p_ways import peer_copies
+from jobs.bench.lessons.p2p.methods import peer_copies
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
 from runner.errors import MeshrunError
@@ -102,17 +102,17 @@ def lesson(ranks: int, tmp_path: Path, *words: str) -> Any:
     return json.loads(record.read_text())
 
 
-def test_every_way_between_all_gpus(tmp_path: Path) -> None:
+def test_every_method_between_all_gpus(tmp_path: Path) -> None:
     ranks = cupy.cuda.runtime.getDeviceCount()
     if ranks < 2:
         pytest.skip("needs two GPUs")
     found = lesson(ranks, tmp_path)
     assert found["wrong"] == []
     assert found["messages"].startswith("NCCL")
-    ways = {one["way"] for one in found["transfers"]}
-    missing = {way for cases in found["not_measured"].values() for way, *_ in cases}
-    assert ways | missing == {"copy engine", "kernel stores", "kernel loads", "NCCL", "through host"}
-    assert {"NCCL", "through host"} <= ways
+    methods = {one["method"] for one in found["transfers"]}
+    missing = {method for cases in found["not_measured"].values() for method, *_ in cases}
+    assert methods | missing == {"copy engine", "kernel stores", "kernel loads", "NCCL", "through host"}
+    assert {"NCCL", "through host"} <= methods
     reached = all(
         cupy.cuda.runtime.deviceCanAccessPeer(a, b) for a in range(ranks) for b in range(ranks) if a != b
     )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import runner
-from jobs.bench.memory import pool as lesson
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.pool_workload import account, workload
+from jobs.bench.lessons.pool import lesson
+from jobs.bench.lessons.pool.workload import account, workload
+from jobs.bench.lessons.protocol import Context
 from runner import Pool
 from runner.world import lone_world
 
@@ -91,8 +91,8 @@ def test_the_lesson() -> None:
 
     world, box = lone_world(CudaBackend(0)), runner.open_box()
     before = box.free_memory(0)
-    found = lesson.measure(Stage(world, box, 0, samples=2, maxbytes=32 << 20, options={"watch": True}))
-    assert found.wrong == ()
+    found = lesson.measure(Context(world, box, 0, samples=2, maxbytes=32 << 20, options={"watch": True}))
+    assert found.mismatches == ()
     assert [one["pool"] for one in found.facts["workload"]] == list(LABELS)
     assert all(one["peak_reserved"] >= one["peak_live"] for one in found.facts["workload"])
     assert all(one["trimmed"] == 0 for one in found.facts["workload"])

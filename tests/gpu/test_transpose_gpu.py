@@ -11,13 +11,14 @@ import pytest
 
 import runner
 from jobs import kernels
-from jobs.bench.memory import transpose
-from jobs.bench.memory.lesson import Stage
-from jobs.bench.memory.transpose_ways import BEST, SINGLE, THREADS, launch, variants
+from jobs.bench.lessons import pseudorandom
+from jobs.bench.lessons.protocol import Context
+from jobs.bench.lessons.transpose import lesson as transpose
+from jobs.bench.lessons.transpose.methods import BEST, SINGLE, THREADS, launch, variants
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
-SEEDS = itertools.count()  # other numbers each time: what a broken kernel finds in its way is wrong
+SEEDS = itertools.count()  # other numbers each time: stale results of a correct run are wrong
 SHAPES = [(1, 1), (1, 31), (31, 1), (33, 31), (64, 64), (200, 72), (72, 200), (4097, 129), (1000, 4104)]
 
 
@@ -42,11 +43,11 @@ def wrong(run: Any, planned: Any, shape: tuple[int, int], itemsize: int, offset:
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
-@pytest.mark.parametrize("way", ["naive", "tiled", "vectorised"])
-def test_kernels_are_right(way: str, itemsize: int) -> None:
+@pytest.mark.parametrize("method", ["naive", "tiled", "vectorised"])
+def test_kernels_are_right(method: str, itemsize: int) -> None:
     for shape in SHAPES:
         for offset in (0, 1):
-            planned = launch(way, shape, itemsize, offset * itemsize)
+            planned = launch(method, shape, itemsize, offset * itemsize)
             run = kernels.load(planned.file, planned.instance)
             assert wrong(run, planned, shape, itemsize, offset) == 0, (shape, offset)
 
@@ -84,8 +85,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_kernel_is_found(fault: str, broken: Callable[..., Any]) -> None:
-    way, right, instead = BROKEN[fault]
-    planned = launch(way, (200, 72), 4)
+    method, right, instead = BROKEN[fault]
+    planned = launch(method, (200, 72), 4)
     run = broken(planned.file, planned.instance, right, instead)
     # Without its barrier a warp may be lucky; not in every tile of this many.
     assert sum(wrong(run, planned, (200, 72), 4) for _ in range(1 if "stale" not in fault else 20)) > 0
@@ -105,15 +106,15 @@ def test_geam(dtype: str, shape: tuple[int, int]) -> None:
 def test_geam_changes_no_bit_of_what_the_lesson_moves(dtype: str) -> None:
     shape, words = (1024, 4096), f"u{np.dtype(dtype).itemsize}"
     source, out = cupy.empty(shape[0] * shape[1], words), cupy.zeros(shape[0] * shape[1], words)
-    transpose.fill(cupy, source)
+    pseudorandom.fill(cupy, source)
     stream = cupy.cuda.get_current_stream()
     runner.geam(*shape, np.dtype(dtype), source.data.ptr, out.data.ptr, stream)
-    assert transpose.differs(cupy, out, shape) == (0, 0)
+    assert transpose.count_mismatches(cupy, out, shape) == (0, 0)
 
 
-def test_the_lesson(stage: Callable[..., Stage]) -> None:
-    lesson = transpose.measure(stage(options={"shapes": ("1024x1024", "4097x129", "64x4096")}))
-    assert lesson.wrong == ()
+def test_the_lesson(context: Callable[..., Context]) -> None:
+    lesson = transpose.measure(context(options={"shapes": ("1024x1024", "4097x129", "64x4096")}))
+    assert lesson.mismatches == ()
     assert [len(table.rows) for table in lesson.tables] == [3, 3, 3]
     assert all(row[1] is not None for table in lesson.tables for row in table.rows)
 
@@ -124,9 +125,9 @@ def test_more_than_four_billion_bytes() -> None:
         pytest.skip("needs 19 GB of free GPU memory")
     source = cupy.empty(shape[0] * shape[1], cupy.uint32)
     out = cupy.full_like(source, 0xA5A5A5A5)
-    transpose.fill(cupy, source)
+    pseudorandom.fill(cupy, source)
     for planned in (launch("vectorised", shape, 4), launch("vectorised", shape, 4, 4)):
         assert planned.instance in (BEST[4].instance(4, 4), SINGLE.instance(4, 1))
         out[...] = 0xA5A5A5A5
         transposed(kernels.load(planned.file, planned.instance), planned, source.reshape(shape), out)
-        assert transpose.differs(cupy, out, shape) == (0, 0)
+        assert transpose.count_mismatches(cupy, out, shape) == (0, 0)

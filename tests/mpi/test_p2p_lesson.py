@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import runner
-from jobs.bench.memory.run import Asked, run
+from jobs.bench.lessons.run import LessonOptions, run
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.world import World, open_world
@@ -41,8 +41,8 @@ def record(world: World) -> Iterator[Path]:
 
 def measure(world: World, record: Path) -> Any:
     """The lesson's JSON, on every rank."""
-    asked = Asked("p2p", 1, True, (1, 1 << 20), {}, output_file=str(record))
-    run(world, runner.FailureHandler(world=world), asked, DOOR)
+    options = LessonOptions("p2p", 1, True, (1, 1 << 20), {}, output_file=str(record))
+    run(world, runner.FailureHandler(world=world), options, DOOR)
     return world.on_root(lambda: json.loads(record.read_text()))
 
 

@@ -1,0 +1,1 @@
+"""`bench memory coalescing`: a kernel's bandwidth by stride and by misalignment."""

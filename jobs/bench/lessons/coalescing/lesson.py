@@ -1,0 +1,117 @@
+"""A kernel's bandwidth by the stride and the misalignment of what it reads; on a CPU, NumPy's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import runner
+from jobs.bench.lessons.coalescing.access import Access, moved, pieces_of_load
+from jobs.bench.lessons.coalescing.explain import sentences
+from jobs.bench.lessons.coalescing.methods import CpuReads, GpuReads, Reads
+from jobs.bench.lessons.protocol import Cell, Chart, Context, Lesson, Line, Ranks, Table, rate
+from jobs.measure.sizes import size_name
+
+RANKS: Ranks = "one"
+CPU = True
+STRIDES = (1, 2, 3, 4, 5, 8, 16, 32, 33, 64)
+OFFSETS = (0, 1, 2, 4, 8, 16, 32)
+ROOM = max(*STRIDES, *OFFSETS)  # elements at the end of the buffer, so that an access can begin anywhere
+LEAST = 1 << 12  # bytes
+
+
+@dataclass(frozen=True)
+class TimedAccess:
+    access: Access
+    seconds: float
+
+    @property
+    def useful(self) -> float:
+        """Bytes per second."""
+        return self.access.useful / self.seconds
+
+
+def measure(context: Context) -> Lesson:
+    elements = context.maxbytes // 4
+    if 4 * elements < LEAST:
+        raise runner.UserError(
+            "the buffer is too small for strides",
+            got=f"-e {context.maxbytes}",
+            expected=f"at least {LEAST} bytes",
+        )
+    reads: Reads = CpuReads(context, elements) if context.box is None else GpuReads(context, elements)
+    context.progress("a plain copy")
+    copy = TimedAccess(Access(1, 0, elements), reads.copy())
+    strided = [Access(stride, 0, (elements - ROOM) // stride) for stride in STRIDES]
+    misaligned = [Access(1, offset, elements - ROOM) for offset in OFFSETS]
+    timed: dict[Access, TimedAccess] = {}
+    mismatches: list[str] = []
+    for access in dict.fromkeys([*strided, *misaligned]):
+        context.progress(f"stride {access.stride}, offset {access.first}")
+        timed[access] = TimedAccess(access, reads.gather(access))
+        wrong = reads.mismatches(access) if context.check else 0
+        if wrong:
+            mismatches.append(f"stride {access.stride}, offset {access.first}: {wrong:,} elements are wrong")
+    size = reads.piece
+    share = {access: one.useful / copy.useful for access, one in timed.items()}
+    return Lesson(
+        "coalescing",
+        f"Strided and misaligned reads of {size_name(4 * elements)} in {reads.pieces} of {4 * size} bytes, "
+        f"{context.device_name}",
+        _tables(reads, copy, [timed[a] for a in strided], [timed[a] for a in misaligned]),
+        sentences(
+            size, {a: share[a] for a in strided}, {a: share[a] for a in misaligned}, 4 * elements, reads.cache
+        ),
+        _charts(size, [timed[a] for a in strided], [timed[a] for a in misaligned]),
+        tuple(mismatches),
+        {
+            "device": context.device,
+            "bytes": 4 * elements,
+            "grain_bytes": 4 * size,
+            "copy_seconds": copy.seconds,
+            "accesses": [
+                {**vars(access), "seconds": one.seconds, "useful_bytes": access.useful,
+                 "moved_bytes": moved(access, size)}
+                for access, one in timed.items()
+            ],
+        },
+    )  # fmt: skip
+
+
+def _tables(
+    reads: Reads, copy: TimedAccess, strided: list[TimedAccess], misaligned: list[TimedAccess]
+) -> tuple[Table, Table]:
+    size, lanes = reads.piece, reads.lanes
+
+    def row(first: int, one: TimedAccess) -> tuple[Cell, ...]:
+        rates = (rate(one.access.useful, one.seconds), rate(moved(one.access, size), one.seconds))
+        load = (pieces_of_load(one.access, size, lanes),) if lanes else ()
+        return first, *rates, *load, 100 * one.useful / copy.useful
+
+    load = (f"{reads.pieces} (of a warp's load)",) if lanes else ()
+    titles = ("useful (GB/s)", "moved (GB/s)", *load, "of a copy (%)")
+    plain = rate(copy.access.useful, copy.seconds)
+    last: tuple[Cell, ...] = ("copy", plain, plain, *((None,) if lanes else ()), 100.0)
+    return (
+        Table(
+            ("stride (elements)", *titles),
+            (*(row(one.access.stride, one) for one in strided), last),
+            title="Elements of 4 bytes read at a stride, written next to each other:",
+        ),
+        Table(
+            ("offset (elements)", *titles),
+            tuple(row(one.access.first, one) for one in misaligned),
+            title="Elements read next to each other, from an offset past an aligned address:",
+        ),
+    )
+
+
+def _charts(size: int, strided: list[TimedAccess], misaligned: list[TimedAccess]) -> tuple[Chart, Chart]:
+    useful = tuple((one.access.stride, one.useful / 1e9) for one in strided)
+    whole = tuple((one.access.stride, rate(moved(one.access, size), one.seconds)) for one in strided)
+    level = misaligned[0].useful / 1e9
+    aligned = Line("aligned", ((OFFSETS[1], level), (OFFSETS[-1], level)))
+    offsets = Line("misaligned", tuple((one.access.first, one.useful / 1e9) for one in misaligned[1:]))
+    return (
+        Chart("stride (elements)", "read (GB/s)", (Line("useful", useful), Line("moved", whole))),
+        Chart("offset (elements)", "useful (GB/s)", (aligned, offsets)),
+    )

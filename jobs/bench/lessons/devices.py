@@ -1,0 +1,59 @@
+"""Where a lesson's operations run: on one stream of the rank's GPU, or on the host with NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jobs import kernels
+from jobs.bench.lessons.protocol import Context
+from jobs.measure.timers import sampled_host_seconds
+
+Operation = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and its one-dimensional grid."""
+
+    file: str
+    instance: str
+    blocks: int
+    threads: int = 256
+
+
+class Gpu:
+    def __init__(self, context: Context) -> None:
+        self.context, self.box, self.gpu = context, context.required_box, context.gpu
+        self.stream = self.box.stream(self.gpu)
+
+    def free(self) -> int:
+        """Bytes."""
+        return self.box.free_memory(self.gpu)
+
+    def settle(self) -> None:
+        """Wait for all work so far, on whichever stream."""
+        self.context.world.backend.synchronize()
+        self.box.synchronize(self.stream)
+
+    def operation(self, launch: Launch, arguments: tuple[Any, ...]) -> Operation:
+        """Loads the kernel; what is returned queues it."""
+        with self.box.on(self.gpu):
+            run = kernels.load(launch.file, launch.instance)
+        return lambda: run((launch.blocks,), (launch.threads,), arguments, stream=self.stream)
+
+
+class Host:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def free(self) -> int:
+        """Bytes."""
+        return self.context.world.backend.free_memory()
+
+    def settle(self) -> None:
+        """Nothing to wait for: every call returns when it is done."""
+
+    def seconds(self, operation: Operation) -> float:
+        return self.context.median(lambda: sampled_host_seconds(operation))

@@ -1,0 +1,132 @@
+"""Products of square matrices by kernels of growing data reuse, beside the vendor's library."""
+
+from __future__ import annotations
+
+from jobs.bench.lessons.devices import Operation
+from jobs.bench.lessons.matmul import freivalds
+from jobs.bench.lessons.matmul.explain import sentences
+from jobs.bench.lessons.matmul.methods import (
+    PRECISIONS,
+    Matrices,
+    OnCpu,
+    OnGpu,
+    Precision,
+    Shape,
+    TimedProduct,
+)
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.bench.lessons.pseudorandom import BLOCK
+from jobs.measure import patterns
+
+RANKS: Ranks = "one"
+CPU = True
+SIDES = {"cuda": 8192, "cpu": 1024}
+TITLES = ("elements", "kernel", "time (ms)", "rate (TFLOP/s)", "of the best (%)", "error", "bound")
+
+
+def measure(context: Context) -> Lesson:
+    device = OnCpu(context) if context.box is None else OnGpu(context)
+    side = context.options.get("side") or SIDES["cpu" if context.box is None else "cuda"]
+    timed: list[TimedProduct] = []
+    mismatches: list[str] = []
+    skipped: list[str] = []
+    for precision in (PRECISIONS[known] for known in device.PRECISIONS):
+        nbytes, free = 3 * side * side * precision.dtype.itemsize, device.free()
+        if nbytes + 64 * min(side * side, BLOCK) > free:
+            skipped.append(f"{precision.name} is left out: it needs {nbytes:,} bytes, and {free:,} are free.")
+            continue
+        with device.matrices((side, side, side), precision) as matrices:
+            timed += _products(context, device, (side, side, side), precision, matrices, mismatches)
+    return _lesson(context, side, timed, skipped, mismatches)
+
+
+def _products(
+    context: Context,
+    device: OnCpu | OnGpu,
+    shape: Shape,
+    precision: Precision,
+    matrices: Matrices,
+    mismatches: list[str],
+) -> list[TimedProduct]:
+    """All methods of one precision, each checked with exact factors, then timed with real ones."""
+    xp, timed = context.world.xp, []
+    bound = freivalds.bound(shape, precision)
+
+    def compute(operation: Operation) -> None:
+        """Into poisoned memory."""
+        matrices.c.view("u1")[...] = patterns.POISON
+        device.settle()
+        operation()
+        device.settle()
+
+    if context.check:
+        freivalds.fill(xp, matrices, shape, precision, exact=True)
+        for method, operation in matrices.operations.items():
+            context.progress(f"{precision.name}, {method}: checking")
+            compute(operation)
+            rows = freivalds.wrong_rows(xp, matrices, shape, precision)
+            if rows:
+                mismatches.append(
+                    f"{precision.name}, {method}: {rows:,} rows of integer products have wrong elements"
+                )
+    freivalds.fill(xp, matrices, shape, precision, exact=False)
+    device.settle()
+    for method, operation in matrices.operations.items():
+        context.progress(f"{precision.name}, {method}")
+        error = None
+        if context.check:
+            compute(operation)
+            error = freivalds.error(xp, matrices, shape, precision)
+            if error > bound:
+                mismatches.append(
+                    f"{precision.name}, {method}: error {error:.2g}, and rounding explains {bound:.2g}"
+                )
+        timed.append(TimedProduct(precision.name, method, shape, device.seconds(operation), error, bound))
+    return timed
+
+
+def _lesson(
+    context: Context, side: int, timed: list[TimedProduct], skipped: list[str], mismatches: list[str]
+) -> Lesson:
+    best: dict[str, float] = {}
+    for one in timed:
+        best[one.precision] = max(best.get(one.precision, 0.0), one.rate or 0.0)
+    rows = tuple(
+        (
+            one.precision,
+            one.method,
+            one.seconds * 1e3,
+            one.rate,
+            None if not one.rate else 100 * one.rate / best[one.precision],
+            one.error,
+            one.bound,
+        )
+        for one in timed
+    )
+    precisions = list(best)
+    lines = tuple(
+        Line(
+            method,
+            tuple((precisions.index(one.precision), one.rate) for one in timed if one.method == method),
+        )
+        for method in dict.fromkeys(one.method for one in timed)
+    )
+    return Lesson(
+        "matmul",
+        f"Matrix products, {side} x {side}, random numbers; {context.device_name}",
+        (Table(TITLES, rows),),
+        (*sentences(timed), *skipped),
+        (Chart("elements", "TFLOP/s", lines, names=tuple(precisions)),),
+        tuple(mismatches),
+        {
+            "device": context.device,
+            "samples": context.samples,
+            "measured": [
+                {
+                    "precision": one.precision, "kernel": one.method, "shape": one.shape,
+                    "seconds": one.seconds, "flops": one.flops, "error": one.error, "bound": one.bound,
+                }
+                for one in timed
+            ],
+        },
+    )  # fmt: skip

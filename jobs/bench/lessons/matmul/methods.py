@@ -1,0 +1,160 @@
+"""Methods to multiply matrices: kernels and cuBLAS on a GPU, NumPy in blocks and whole on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import runner
+from jobs import kernels
+from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
+from jobs.measure.timers import event_seconds
+
+BLOCK = 64  # rows, columns and depth that the CPU multiplies at a time
+SAMPLE_SECONDS = 20e-3  # shortest sample: products may take long
+Shape = tuple[int, int, int]  # m, n, k
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtype: of the elements. inputs, results: largest relative error of rounding an input before it is
+    multiplied, and a sum before it is stored. sums: largest error that each addition adds."""
+
+    name: str
+    dtype: np.dtype[Any]
+    inputs: float
+    sums: float
+    results: float
+
+
+SINGLE, DOUBLE = 2.0**-23, 2.0**-52
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        Precision("float32", np.dtype(np.float32), 0.0, SINGLE, 0.0),
+        Precision("tf32", np.dtype(np.float32), 2.0**-10, SINGLE, 0.0),
+        Precision("float16", np.dtype(np.float16), 0.0, SINGLE, 2.0**-11),
+        Precision("bfloat16", np.dtype(ml_dtypes.bfloat16), 0.0, SINGLE, 2.0**-8),
+        Precision("float64", np.dtype(np.float64), 0.0, DOUBLE, 0.0),
+    )
+}
+# kernel -> rows and columns of a block's tile, threads of a block
+TILES = {"naive": (8, 32, 256), "tiled": (32, 32, 1024), "register": (128, 128, 256)}
+KERNELS = {
+    "float32": ("naive", "tiled", "register"),
+    "tf32": (),
+    "float16": ("naive", "tiled"),
+    "bfloat16": ("naive", "tiled"),
+}
+
+
+def launch(method: str, precision: Precision, shape: Shape, *addresses: int) -> Launch:
+    """How a kernel multiplies (m, k) by (k, n); method: naive, tiled or, for float32, register."""
+    m, n, k = shape
+    down, across, threads = TILES[method]
+    if method == "register":
+        wide = n % 4 == 0 and k % 4 == 0 and not any(address % 16 for address in addresses)
+        instance = f"matmul_register<{str(wide).lower()}>"
+    else:
+        instance = kernels.instance(f"matmul_{method}", precision.dtype, "float32")
+    blocks = math.ceil(m / down) * math.ceil(n / across)
+    return Launch(f"matmul_{method}.cu", instance, blocks, threads)
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """a, b, c: factors and room for the product, as flat unsigned integers; the operations, by method."""
+
+    a: Any
+    b: Any
+    c: Any
+    operations: dict[str, Operation]
+
+
+@dataclass(frozen=True)
+class TimedProduct:
+    """seconds: of one product. error, bound: those of `freivalds`; error is None where not checked."""
+
+    precision: str
+    method: str
+    shape: Shape
+    seconds: float
+    error: float | None
+    bound: float
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        m, n, k = self.shape
+        return 2 * m * n * k
+
+    @property
+    def rate(self) -> float | None:
+        """TFLOP/s."""
+        return self.flops / self.seconds / 1e12 if self.seconds > 0 else None
+
+
+class OnGpu(Gpu):
+    PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+
+    @contextmanager
+    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Matrices]:
+        m, n, k = shape
+        itemsize = precision.dtype.itemsize
+        memories = [
+            self.box.allocate("device", count * itemsize, self.gpu) for count in (m * k, k * n, m * n)
+        ]
+        addresses = [memory.address for memory in memories]
+        arrays = [self.box.array(memory) for memory in memories]
+        arguments = (*arrays, *np.array(shape, np.int64))
+        try:
+            with self.box.on(self.gpu):
+                operations = {
+                    method: self.operation(launch(method, precision, shape, *addresses), arguments)
+                    for method in KERNELS[precision.name]
+                }
+                a, b, c = addresses
+                operations["cuBLAS"] = lambda: runner.gemm(precision.name, m, n, k, a, b, c, self.stream)
+                left, right, out = (array.view(f"u{itemsize}") for array in arrays)
+                yield Matrices(left, right, out, operations)
+        finally:
+            self.settle()
+            for memory in memories:
+                self.box.release(memory)
+
+    def seconds(self, operation: Operation) -> float:
+        def sample(calls: int) -> float:
+            return event_seconds(self.box, self.stream, operation, calls)
+
+        sample(1)  # loads what is launched
+        once = sample(1)
+        calls = math.ceil(SAMPLE_SECONDS / once) if once > 0 else 1
+        return self.context.median(lambda: sample(calls))
+
+
+class OnCpu(Host):
+    PRECISIONS = ("float32", "float64")
+
+    @contextmanager
+    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Matrices]:
+        m, n, k = shape
+        a, b, c = (np.empty(size, precision.dtype) for size in ((m, k), (k, n), (m, n)))
+
+        def blocked() -> None:
+            c[...] = 0
+            for y in range(0, m, BLOCK):
+                for x in range(0, n, BLOCK):
+                    for z in range(0, k, BLOCK):
+                        c[y : y + BLOCK, x : x + BLOCK] += (
+                            a[y : y + BLOCK, z : z + BLOCK] @ b[z : z + BLOCK, x : x + BLOCK]
+                        )
+
+        words = f"u{precision.dtype.itemsize}"
+        left, right, out = (matrix.reshape(-1).view(words) for matrix in (a, b, c))
+        yield Matrices(left, right, out, {"blocks of 64": blocked, "BLAS": lambda: np.matmul(a, b, out=c)})

@@ -1,0 +1,219 @@
+"""Methods of moving bytes between ranks: direct copies, a kernel's loads and stores, messages, the host.
+
+A time is from a barrier of all ranks until both ranks of a pair are done; one pair is active at a time.
+Bandwidth is of transfers that follow one another; latency is of a single small one, its call included. If one
+process issues all of several transfers, they wait behind a gate when the time begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs.bench.lessons.p2p.explain import sentences
+from jobs.bench.lessons.p2p.methods import GUARD, Direct, Endpoints, Method, opened
+from jobs.bench.lessons.p2p.results import Nominal, Pair, PeerResults
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table, rate, size_table
+from jobs.measure import check
+from jobs.measure.patterns import Copied, Segment, Untouched
+from jobs.measure.sizes import size_name
+
+RANKS: Ranks = "several"
+CPU = True
+SERIES, SERIES_BYTES = 16, 512 << 20  # transfers one after another: as many, and at least one
+BYTES = runner.DATATYPES["uint8"]
+
+
+def measure(context: Context) -> Lesson:
+    """All methods between all pairs of ranks; collective.
+
+    Raises UserError, on every rank, if there is not enough memory.
+    """
+    world = context.world
+    pairs = tuple(itertools.permutations(range(world.size), 2))
+    with opened(context) as (methods, ends):
+        found = PeerResults(
+            methods=tuple(method.label for method in methods),
+            pairs=pairs,
+            sizes=tuple(context.sizes()),
+            devices=tuple(rank.device.uuid for rank in world.ranks),
+            messages=world.arrays.label,
+            nominal=nominal(context),
+        )
+        for pair, method in itertools.product(pairs, methods):
+            reason = method.missing(*pair)
+            if reason is not None:
+                found.missing.setdefault(reason, []).append((method.label, pair))
+                continue
+            found.latency[method.label, pair] = transfer_seconds(context, method, pair, found.sizes[0], 1)
+            for nbytes in found.sizes:
+                context.progress(f"{method.label}, rank {pair[0]} to {pair[1]}, {size_name(nbytes)}")
+                count = series(nbytes) if method.pipelined else 1
+                seconds = transfer_seconds(context, method, pair, nbytes, count)
+                found.seconds[method.label, pair, nbytes] = seconds
+                if context.check:
+                    found.mismatches.extend(mismatches(context, ends, method, pair, nbytes))
+        if context.box is None:
+            for nbytes in found.sizes:
+                found.inside[nbytes] = copy_seconds(context, ends, nbytes)
+    return present(found)
+
+
+def timed(
+    context: Context, act: Callable[[], None], queued: AbstractContextManager[None] | None = None
+) -> float:
+    """Seconds from a barrier to the end of `act` on the slowest rank; collective.
+
+    queued: entered before the barrier; leaving it, when the time begins, starts what it has queued.
+    """
+    with queued or nullcontext():
+        context.world.control.barrier()
+        begin = time.perf_counter()
+    act()
+    spent: list[float] = context.world.control.allgather(time.perf_counter() - begin)
+    return max(spent)
+
+
+def transfer_seconds(context: Context, method: Method, pair: Pair, nbytes: int, count: int) -> float:
+    """Median seconds of one of `count` transfers that follow one another."""
+    if isinstance(method, Direct) and count > 1:
+        return context.median(
+            lambda: timed(context, method.finish, method.queued(*pair, nbytes, count)) / count
+        )
+    return context.median(lambda: timed(context, lambda: method.move(*pair, nbytes, count)) / count)
+
+
+def series(nbytes: int) -> int:
+    """How many transfers outweigh the time to begin and to end."""
+    return max(1, min(SERIES, SERIES_BYTES // nbytes))
+
+
+def copy_seconds(context: Context, ends: Endpoints, nbytes: int) -> float:
+    """Median seconds of a copy inside rank 0, while the others wait."""
+    count = series(nbytes)
+
+    def copies() -> None:
+        if context.world.rank == 0:
+            for _ in range(count):
+                np.copyto(ends.incoming[:nbytes], ends.outgoing[:nbytes])
+
+    return context.median(lambda: timed(context, copies) / count)
+
+
+def mismatches(context: Context, ends: Endpoints, method: Method, pair: Pair, nbytes: int) -> list[str]:
+    """One transfer of new data into poisoned memory: what is wrong there, on every rank; collective."""
+    world, (source, target) = context.world, pair
+    seed = zlib.crc32(f"{method.label} {pair} {nbytes}".encode())
+    sent = Segment(0, nbytes, Copied(seed, 0), source)
+    if world.rank == source:
+        check.fill(ends.outgoing[:nbytes], BYTES, [sent])
+    if world.rank == target:
+        check.poison(ends.incoming[: nbytes + GUARD])
+    world.backend.synchronize()
+    world.control.barrier()
+    method.move(source, target, nbytes, 1)
+    world.control.barrier()
+    found = None
+    if world.rank == target:
+        expected = [sent, Segment(nbytes, GUARD, Untouched())]
+        found = check.verify(ends.incoming[: nbytes + GUARD], BYTES, expected)
+    found = world.control.allgather(found)[target]
+    if found is None:
+        return []
+    got, expected_text = (check.text(bits, BYTES) for bits in (found.got_bits, found.expected_bits))
+    return [
+        f"{method.label}, rank {source} to rank {target}, {size_name(nbytes)}: {found.count} bytes wrong, "
+        f"the first at {found.offset}: got {got}, expected {expected_text}"
+    ]
+
+
+def nominal(context: Context) -> tuple[Nominal, ...]:
+    """What the links of every rank's GPU can carry, nothing on CPUs; collective."""
+    if context.box is None:
+        return ()
+    links = runner.gpu_links(context.world.here.device.uuid)
+    mine = Nominal(links.nvlink.rate, links.nvlink.source, links.pcie.rate, links.pcie.source)
+    return tuple(context.world.control.allgather(mine))
+
+
+def present(found: PeerResults) -> Lesson:
+    """All that is printed, drawn and recorded."""
+    where = "GPUs" if any(found.devices) else "ranks, host memory"
+    lines, (source, target) = _lines(found), found.first
+    return Lesson(
+        name="p2p",
+        title=f"Methods between {len(found.devices)} {where}; messages by {found.messages}",
+        tables=(
+            size_table(found.sizes, lines, f"From rank {source} to rank {target}, by size"),
+            *(_matrix(found, method) for method in found.methods),
+            _latencies(found),
+        ),
+        explanation=tuple(sentences(found, lines)),
+        charts=(Chart("size", "bandwidth (GB/s)", lines, bytes=True),),
+        mismatches=tuple(found.mismatches),
+        facts=_facts(found),
+    )
+
+
+def _lines(found: PeerResults) -> tuple[Line, ...]:
+    """Bandwidth by size of the first pair."""
+    pair = found.first
+    lines = [
+        Line(method, tuple((float(size), found.bandwidth(method, pair, size)) for size in found.sizes))
+        for method in found.methods
+    ]
+    if found.inside:
+        copies = tuple((float(size), rate(size, found.inside[size])) for size in found.sizes)
+        lines.append(Line("copy in a rank", copies))
+    return tuple(lines)
+
+
+def _matrix(found: PeerResults, method: str) -> Table:
+    ranks = range(len(found.devices))
+    return Table(
+        ("from", *(f"to {target} (GB/s)" for target in ranks)),
+        tuple((source, *(found.bandwidth(method, (source, t)) for t in ranks)) for source in ranks),
+        f"{method}, {size_name(found.sizes[-1])}",
+    )
+
+
+def _latencies(found: PeerResults) -> Table:
+    return Table(
+        ("from, to", *(f"{method} (us)" for method in found.methods)),
+        tuple(
+            (f"{s}, {t}", *(found.microseconds(method, (s, t)) for method in found.methods))
+            for s, t in found.pairs
+        ),
+        f"Latency of a single transfer of {size_name(found.sizes[0])}",
+    )
+
+
+def _facts(found: PeerResults) -> dict[str, Any]:
+    """Seconds and bytes. `way` is the earlier name of `method`, kept for one release."""
+    return {
+        "messages": found.messages,
+        "devices": list(found.devices),
+        "transfers": [
+            {"method": method, "way": method, "source": s, "target": t, "bytes": nbytes, "seconds": seconds}
+            for (method, (s, t), nbytes), seconds in found.seconds.items()
+        ],
+        "latencies": [
+            {
+                "method": method, "way": method, "source": s, "target": t, "bytes": found.sizes[0],
+                "seconds": seconds,
+            }
+            for (method, (s, t)), seconds in found.latency.items()
+        ],
+        "copies_inside": [{"bytes": nbytes, "seconds": s} for nbytes, s in found.inside.items()],
+        "not_measured": {
+            reason: [[method, *pair] for method, pair in cases] for reason, cases in found.missing.items()
+        },
+        "nominal": [vars(one) for one in found.nominal],
+    }  # fmt: skip

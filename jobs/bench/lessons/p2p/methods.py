@@ -1,0 +1,270 @@
+"""Methods that move bytes from one rank's memory into another's, behind one call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from jobs import kernels
+from jobs.bench.copy.engines import ENGINES, Queue
+from jobs.bench.lessons.protocol import Context
+from jobs.measure.gate import Gate
+from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
+from runner import Box, Gpu, Memory, World
+
+HOST = "through host"  # label of that method
+GUARD = 64  # bytes behind what arrives, which must stay as they are
+THREADS, DEPTH, BLOCKS_PER_PROCESSOR = 256, 4, 8  # DEPTH: of kernels/peer.cu
+
+
+class Method(Protocol):
+    @property
+    def label(self) -> str:
+        """For tables."""
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether a transfer can be issued before the one before is done."""
+
+    def missing(self, source: int, target: int) -> str | None:
+        """Why it cannot move bytes from rank `source` to `target`; the same on every rank."""
+
+    def move(self, source: int, target: int, nbytes: int, count: int) -> None:
+        """This rank's part of `count` transfers, one after another; returns when they are done.
+
+        From `source`'s outgoing to `target`'s incoming memory. Every rank calls it; the others do nothing.
+        """
+
+
+@dataclass(frozen=True)
+class PeerBuffers:
+    """A rank's device memory, or another's as this rank's GPU reaches it; incoming is GUARD bytes longer."""
+
+    outgoing: Memory
+    incoming: Memory
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """A rank's memory as flat uint8 arrays; incoming is GUARD bytes longer."""
+
+    outgoing: Any
+    incoming: Any
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages between ranks: NCCL's between GPUs, else MPI's."""
+
+    world: World
+    ends: Endpoints
+    pipelined: bool = True
+
+    @property
+    def label(self) -> str:
+        return self.world.arrays.label.replace(",", " ").split()[0]
+
+    def missing(self, source: int, target: int) -> str | None:
+        return None
+
+    def move(self, source: int, target: int, nbytes: int, count: int) -> None:
+        sends, receives = [], []
+        if self.world.rank == source:
+            sends = [(target, self.ends.outgoing[:nbytes])]
+        if self.world.rank == target:
+            receives = [(source, self.ends.incoming[:nbytes])]
+        if sends or receives:
+            for _ in range(count):
+                self.world.arrays.exchange(sends, receives).wait()
+            self.world.backend.synchronize()
+
+
+class ThroughHost:
+    """Device to pinned host memory, MPI, pinned host memory to device, each step after the last is done."""
+
+    label, pipelined = HOST, False
+
+    def __init__(self, context: Context, own: PeerBuffers, pinned: Memory) -> None:
+        self.world, self.box, self.own, self.pinned = context.world, context.required_box, own, pinned
+        self.host = self.box.host_array(pinned)
+        self.stream = self.box.stream(context.gpu)
+
+    def missing(self, source: int, target: int) -> str | None:
+        return None
+
+    def move(self, source: int, target: int, nbytes: int, count: int) -> None:
+        for _ in range(count):
+            if self.world.rank == source:
+                self._copy(self.pinned, self.own.outgoing, nbytes)
+                self.world.control.exchange([(target, self.host[:nbytes])], []).wait()
+            if self.world.rank == target:
+                self.world.control.exchange([], [(source, self.host[:nbytes])]).wait()
+                self._copy(self.own.incoming, self.pinned, nbytes)
+
+    def _copy(self, target: Memory, source: Memory, nbytes: int) -> None:
+        self.box.copy(target, source, nbytes, self.stream)
+        self.box.synchronize(self.stream)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """own: this rank's memory. peers: the other ranks', by rank, if this rank's GPU reaches it.
+
+    reasons: why not, of every rank, by the peer's rank.
+    """
+
+    own: PeerBuffers
+    peers: dict[int, PeerBuffers]
+    reasons: Sequence[dict[int, str]]
+
+
+class Direct:
+    """Without the host: `queue` issues copies by a GPU's copy engine or by its threads.
+
+    pulls: the receiving GPU does it, by loads; else the sending one, by stores.
+    """
+
+    pipelined = True
+
+    def __init__(
+        self, context: Context, reach: Reach, gate: Gate, label: str, queue: Queue, *, pulls: bool
+    ) -> None:
+        self.world, self.box = context.world, context.required_box
+        self.gpu = self.box.gpus[context.gpu]
+        self.reach, self.label, self.queue, self.pulls = reach, label, queue, pulls
+        self.gate, self.stream = gate, self.box.stream(context.gpu)
+
+    def missing(self, source: int, target: int) -> str | None:
+        actor, peer = (target, source) if self.pulls else (source, target)
+        return self.reach.reasons[actor].get(peer)
+
+    def move(self, source: int, target: int, nbytes: int, count: int) -> None:
+        if self._acts(source, target):
+            self._issue(source, target, nbytes, count)
+            self.finish()
+
+    @contextmanager
+    def queued(self, source: int, target: int, nbytes: int, count: int) -> Iterator[None]:
+        """Queue what `move` does; it begins at the end of this context, and `finish` waits for it.
+
+        Call `move` once before: behind the closed gate no kernel may be loaded.
+        """
+        if not self._acts(source, target):
+            yield
+            return
+        with self.gate.closed():
+            self.gate.hold(self.gpu.index, self.stream)
+            self._issue(source, target, nbytes, count)
+            yield
+
+    def finish(self) -> None:
+        self.box.synchronize(self.stream)
+        self.gate.check()
+
+    def _acts(self, source: int, target: int) -> bool:
+        return self.world.rank == (target if self.pulls else source)
+
+    def _issue(self, source: int, target: int, nbytes: int, count: int) -> None:
+        if self.pulls:
+            here, there = self.reach.peers[source].outgoing, self.reach.own.incoming
+        else:
+            here, there = self.reach.own.outgoing, self.reach.peers[target].incoming
+        self.queue(self.box, self.gpu, there, here, nbytes, count, self.stream)
+
+
+def peer_copies(
+    box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, count: int, stream: Any
+) -> None:
+    """Queue copies by threads of `gpu`; both memories begin at a multiple of 16 bytes.
+
+    Unlike the kernels of `bench copy`, which move whole rounds of 16 bytes, it moves any number of bytes.
+    """
+    blocks = math.ceil(nbytes / (16 * THREADS * DEPTH))
+    grid = min(blocks, gpu.processors * BLOCKS_PER_PROCESSOR)
+    arguments = tuple(np.uint64(value) for value in (source.address, target.address, nbytes))
+    with box.on(gpu.index):
+        kernel = kernels.load("peer.cu", "peer_copy")
+        for _ in range(count):  # with nothing else between two launches
+            kernel((grid,), (THREADS,), arguments, stream=stream)
+
+
+@contextmanager
+def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
+    """Every method that there is, and this rank's memory; collective.
+
+    Raises UserError, on every rank, if there is not enough memory.
+    """
+    world, box, nbytes = context.world, context.box, context.maxbytes + GUARD
+    if box is None:
+        here = [rank.host_id for rank in world.ranks].count(world.here.host_id)
+        world.collective_call(lambda: context.require_host_memory(here * (context.maxbytes + nbytes)))
+        ends = Endpoints(_touched(context.maxbytes), _touched(nbytes))
+        yield (Messages(world, ends),), ends
+        return
+
+    def allocated() -> tuple[PeerBuffers, Memory, Gate]:
+        out, into = (allocate_exportable(box, nbytes, context.gpu) for _ in range(2))
+        gate, stream = Gate(box, context.gpu), box.stream(context.gpu)
+        gate.hold(context.gpu, stream)  # open: its kernel is loaded now
+        box.synchronize(stream)
+        return PeerBuffers(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
+
+    own, pinned, gate = world.collective_call(allocated)
+    ends = Endpoints(box.array(own.outgoing), box.array(own.incoming))
+    shared = PeerMemory(world.control, box)
+    reach = _reach(context, shared, own)
+    yield (
+        (
+            Direct(context, reach, gate, "copy engine", ENGINES["ce"].queue, pulls=False),
+            Direct(context, reach, gate, "kernel stores", peer_copies, pulls=False),
+            Direct(context, reach, gate, "kernel loads", peer_copies, pulls=True),
+            Messages(world, ends),
+            ThroughHost(context, own, pinned),
+        ),
+        ends,
+    )
+    gate.release()
+    shared.close()
+    box.release(own.outgoing)
+    box.release(own.incoming)
+
+
+def _reach(context: Context, shared: PeerMemory, own: PeerBuffers) -> Reach:
+    """The peers whose memory this rank's GPU reaches, and why not the others; collective."""
+    world, box = context.world, context.required_box
+    handles = shared.publish({(world.rank, name): memory for name, memory in vars(own).items()})
+    indices = {gpu.uuid: gpu.index for gpu in box.gpus}
+    peers: dict[int, PeerBuffers] = {}
+    reasons: dict[int, str] = {}
+    for peer, there in enumerate(world.ranks):
+        problem = "; ".join(dict.fromkeys(handles[peer, name].problem for name in vars(own)))
+        index = indices.get(there.device.uuid)
+        if peer == world.rank:
+            continue
+        if there.host_id != world.here.host_id:
+            reasons[peer] = "on another host, whose memory is not reached directly"
+        elif problem:
+            reasons[peer] = f"rank {peer}'s memory cannot be exported: {problem}"
+        elif index is None:
+            reasons[peer] = f"rank {world.rank}'s process does not see rank {peer}'s GPU"
+        elif not box.connect(context.gpu, index):
+            reasons[peer] = f"rank {world.rank}'s GPU has no peer access to rank {peer}'s"
+        else:
+            try:
+                peers[peer] = PeerBuffers(
+                    **{name: shared.open(handles[peer, name], context.gpu, index) for name in vars(own)}
+                )
+            except Unreachable as reason:
+                reasons[peer] = f"rank {world.rank} cannot open rank {peer}'s memory: {reason}"
+    return Reach(own, peers, world.control.allgather(reasons))
+
+
+def _touched(nbytes: int) -> np.ndarray[Any, Any]:
+    array = np.empty(nbytes, np.uint8)
+    array[::4096] = 0  # the system backs a page when it is first written
+    return array

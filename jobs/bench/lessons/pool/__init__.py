@@ -1,0 +1,1 @@
+"""`bench memory pool`: allocation from the driver and from pools."""

@@ -1,0 +1,267 @@
+"""Allocation from the driver and from pools: time by size, time of a whole workload, and memory held."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import runner
+from jobs.bench.lessons.pool.explain import sentences
+from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
+from jobs.bench.lessons.pool.results import CallTimes, PassTimes, PoolResults
+from jobs.bench.lessons.pool.workload import LEAST, Step, account, play, workload
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.measure.sizes import size_name
+from runner import Pool
+
+RANKS: Ranks = "one"
+CPU = True
+ALLOCATIONS = 300  # in the workload
+PASSES = 3  # samples of it at most: on a host, where pages are touched, each takes seconds
+REPEATED, REPEATED_BYTES = 20, 1 << 30  # allocations of a size after the first: as many, and at least one
+MIB = 1 << 20
+INTERVALS = 50  # of the workload, in a chart of digits
+POINTS = 200  # of the workload, in a chart
+
+
+def measure(context: Context) -> Lesson:
+    """All pools. At most a quarter of free memory is allocated at a time; a pool holds at most half.
+
+    Raises UserError if a pool gives no memory.
+    """
+    free = context.world.backend.free_memory()
+    most = max(1, min(context.maxbytes, free // 4))
+    with opened(context, free // 2) as pools:
+        used = _used(context)
+        steps = workload(most, ALLOCATIONS)
+        found = PoolResults(
+            on_gpu=context.box is not None,
+            requested=context.maxbytes,
+            most=most,
+            pools=tuple(pool.label for pool in pools),
+            sizes=tuple(sizes(most)),
+            allocations=ALLOCATIONS,
+        )
+        for pool in pools:
+            cycle(pool, LEAST, settled=True)  # what the library does once
+            for nbytes in found.sizes:
+                context.progress(f"{pool.label}, {size_name(nbytes)}")
+                found.times[pool.label, nbytes] = call_times(pool, nbytes, context.samples)
+            context.progress(f"{pool.label}, {ALLOCATIONS} allocations")
+            found.passes[pool.label] = pass_times(pool, steps, min(context.samples, PASSES))
+            # The host takes memory only when it is touched.
+            found.accounts[pool.label] = account(pool, steps, used, settle=not found.on_gpu)
+    if context.check:
+        found.mismatches.extend(line for account in found.accounts.values() for line in account.overlaps)
+    return _lesson(found, context.device_name, watch=bool(context.options.get("watch")))
+
+
+@contextmanager
+def opened(context: Context, most: int) -> Iterator[Sequence[Pool]]:
+    """The pools of this rank's device, the driver's or the system's own calls first; closed at the end."""
+    with ExitStack() as stack:
+        if context.box is None:
+            pools: Sequence[Pool] = (Malloc(), FreeLists(most))
+        else:
+            stack.enter_context(context.box.on(context.gpu))
+            pools = runner.open_pools(most)
+        for pool in pools:
+            stack.enter_context(closing(pool))
+        yield pools
+
+
+def sizes(most: int) -> list[int]:
+    """LEAST, times 4, ... up to `most`."""
+    found = [min(LEAST, most)]
+    while found[-1] * 4 <= most:
+        found.append(found[-1] * 4)
+    return found
+
+
+def call_times(pool: Pool, nbytes: int, samples: int) -> CallTimes:
+    """Medians: of allocations when the pool holds nothing, and of those that follow."""
+    firsts, agains, releases = ({False: list[float](), True: list[float]()} for _ in range(3))
+    for settled in (False, True):
+        for _ in range(samples):
+            pool.settle()
+            pool.trim()
+            firsts[settled].append(cycle(pool, nbytes, settled)[0])
+            for _ in range(max(1, min(REPEATED, REPEATED_BYTES // nbytes))):
+                taken, given = cycle(pool, nbytes, settled)
+                agains[settled].append(taken)
+                releases[settled].append(given)
+    kinds = (firsts, agains, releases)
+    return CallTimes(*(statistics.median(kind[s]) for kind in kinds for s in (False, True)))
+
+
+def cycle(pool: Pool, nbytes: int, settled: bool) -> tuple[float, float]:
+    """Seconds of an allocation and of its release; settled: each until it is done."""
+    begin = time.perf_counter()
+    handle = pool.allocate(nbytes)
+    if settled:
+        pool.settle(handle)
+    allocated = time.perf_counter()
+    pool.release(handle)
+    del handle  # on a host, this gives it back
+    if settled:
+        pool.settle()
+    return allocated - begin, time.perf_counter() - allocated
+
+
+def pass_times(pool: Pool, steps: Sequence[Step], samples: int) -> PassTimes:
+    """Medians of the workload's times: when the pool holds nothing, and with what it has kept since."""
+    found = list[tuple[float, float, float]]()
+    for _ in range(samples):
+        pool.settle()
+        pool.trim()
+        settled = play(pool, steps, settle=True), play(pool, steps, settle=True)
+        found.append((*settled, play(pool, steps, settle=False)))
+    return PassTimes(*map(statistics.median, zip(*found, strict=True)))
+
+
+def _used(context: Context) -> Callable[[], int]:
+    """Bytes in use: of the GPU, by any process; on a host, this process's pages."""
+    if context.box is None:
+        statm, page = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
+        return lambda: int(statm.read_text().split()[1]) * page
+    box, gpu = context.box, context.box.gpus[context.gpu]
+    return lambda: gpu.memory - box.free_memory(gpu.index)
+
+
+def _lesson(found: PoolResults, device: str, *, watch: bool) -> Lesson:
+    tables = [*(_calls(found, pool) for pool in found.pools), _workload(found)]
+    charts = [_by_size(found)]
+    if watch:
+        for what, unit, rows in _memory_over_run(found):
+            tables.append(_digits_table(what, rows))
+            charts.append(_over_run(unit, rows))
+    return Lesson(
+        name="pool",
+        title=f"Allocation on {device}",
+        tables=tuple(tables),
+        explanation=tuple(sentences(found)),
+        charts=tuple(charts),
+        mismatches=tuple(found.mismatches),
+        facts=_facts(found, device, watch),
+    )
+
+
+def _calls(found: PoolResults, pool: str) -> Table:
+    """Times of single calls by size."""
+    more = "sync" if found.on_gpu else "touch"
+    kinds = {"first": "first", f"first+{more}": "first_settled"}
+    kinds |= {"again": "again", f"again+{more}": "again_settled", "release": "release"}
+    if found.on_gpu:  # on a host a release is done when the call is
+        kinds[f"release+{more}"] = "release_settled"
+    rows = tuple(
+        (size_name(size), *(getattr(found.times[pool, size], name) * 1e6 for name in kinds.values()))
+        for size in found.sizes
+    )
+    return Table(("size", *(f"{title} (us)" for title in kinds)), rows, pool)
+
+
+def _workload(found: PoolResults) -> Table:
+    more = "sync" if found.on_gpu else "touch"
+    titles = (
+        "pool", f"first+{more} (ms)", f"again+{more} (ms)", "again (ms)",
+        "most in use (MiB)", "most held (MiB)", "fragmentation (%)", "held at end (MiB)", "trimmed (MiB)",
+    )  # fmt: skip
+    rows = tuple(
+        (
+            pool, spent.first * 1e3, spent.again * 1e3, spent.alone * 1e3, kept.live / MIB,
+            kept.peak.reserved / MIB, 100 * kept.peak.fragmentation, kept.left / MIB, kept.trimmed / MIB,
+        )
+        for pool, spent, kept in ((pool, found.passes[pool], found.accounts[pool]) for pool in found.pools)
+    )  # fmt: skip
+    return Table(
+        titles,
+        rows,
+        f"{found.allocations} allocations and releases, at most {size_name(found.most)} at a time",
+    )
+
+
+def _by_size(found: PoolResults) -> Chart:
+    kinds = ("first", "again") if found.on_gpu else ("first_settled", "again_settled")
+    lines = tuple(
+        Line(
+            f"{pool}, {kind.partition('_')[0]}",
+            tuple((float(size), getattr(found.times[pool, size], kind) * 1e6) for size in found.sizes),
+        )
+        for pool in found.pools
+        for kind in kinds
+    )
+    return Chart("size", "allocation (us)", lines, bytes=True, log_y=True)
+
+
+Rows = list[tuple[str, list[int]]]  # label, bytes after each step
+
+
+def _memory_over_run(found: PoolResults) -> list[tuple[str, str, Rows]]:
+    """(title, unit, rows): bytes that each pool held, and bytes in use on the device while it ran."""
+    accounts = list(found.accounts.items())
+    held = [("requested", [moment.live for moment in accounts[0][1].moments])]
+    held += [(pool, [moment.reserved for moment in kept.moments]) for pool, kept in accounts]
+    used = [(pool, [moment.used for moment in kept.moments]) for pool, kept in accounts]
+    whose = "The GPU's memory in use" if found.on_gpu else "This process's memory"
+    return [("Held", "held (MiB)", held), (whose, "in use (MiB)", used)]
+
+
+def _digits_table(what: str, rows: Rows) -> Table:
+    top = max(max(values) for _, values in rows)
+    drawn = tuple((name, digits(values, top), max(values) / MIB) for name, values in rows)
+    return Table(
+        ("", "from begin to end", "most (MiB)"), drawn, f"{what} over the run, 9 is {size_name(top)}"
+    )
+
+
+def _over_run(unit: str, rows: Rows) -> Chart:
+    lines = tuple(
+        Line(label, tuple((float(at), value / MIB) for at, value in thinned(values)))
+        for label, values in rows
+    )
+    return Chart("step", unit, lines, log_x=False)
+
+
+def digits(values: Sequence[int], top: int) -> str:
+    """The highest value of each of INTERVALS parts of the run as a digit, 9 for `top`."""
+    return "".join(str(9 * value // top if top else 0) for _, value in thinned(values, INTERVALS))
+
+
+def thinned(values: Sequence[int], points: int = POINTS) -> list[tuple[int, int]]:
+    """At most so many (step, value): the highest of each interval, steps from 1."""
+    length = -(-len(values) // points)
+    starts = range(0, len(values), length)
+    return [(start + 1, max(values[start : start + length])) for start in starts]
+
+
+def _facts(found: PoolResults, device: str, watch: bool) -> dict[str, Any]:
+    """Seconds and bytes."""
+    return {
+        "device": device,
+        "requested": found.requested,
+        "asked": found.requested,  # its earlier name, kept for one release
+        "most": found.most,
+        "times": [{"pool": pool, "bytes": n, **asdict(times)} for (pool, n), times in found.times.items()],
+        "workload": [
+            {
+                "pool": pool,
+                "allocations": found.allocations,
+                "seconds": asdict(found.passes[pool]),
+                "peak_live": kept.live,
+                "peak_reserved": kept.peak.reserved,
+                "fragmentation": kept.peak.fragmentation,
+                "left": kept.left,
+                "trimmed": kept.trimmed,
+                **(
+                    {"moments": [[one.live, one.reserved, one.used] for one in kept.moments]} if watch else {}
+                ),
+            }
+            for pool, kept in found.accounts.items()
+        ],
+    }

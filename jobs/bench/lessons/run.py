@@ -1,0 +1,98 @@
+"""Measure one lesson, print it and write its record, on all ranks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import runner
+from jobs.bench.lessons import show
+from jobs.bench.lessons.protocol import Context, Lesson
+from jobs.measure.exit_codes import NeedsGpu, WrongResults
+from jobs.measure.record_file import create_outputs, recorded_environment
+from jobs.measure.status_line import CLEAR
+from runner import World
+
+
+@dataclass(frozen=True)
+class LessonOptions:
+    """What was given on the command line. own: the options of this lesson only, by name."""
+
+    name: str
+    samples: int
+    check: bool
+    sizes: tuple[int, int]
+    own: dict[str, Any]
+    output_file: str | None = None
+    plot: str | None = None
+
+
+def run(world: World, handler: runner.FailureHandler, options: LessonOptions, door: Any) -> dict[str, Any]:
+    """The completion record. Raises WrongResults, after everything is printed."""
+    options = world.control.broadcast(options)
+    module = importlib.import_module(f"jobs.bench.lessons.{options.name}.lesson")
+    _refuse(world, module, options.name)
+    path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
+    box = runner.open_box() if world.here.device.kind == "cuda" else None
+    shown = world.rank == 0 and door.columns
+    try:
+        context = Context(
+            world,
+            box,
+            world.here.device.index,
+            options.samples,
+            options.check,
+            *options.sizes,
+            options.own,
+            _progress if shown else lambda step: None,
+        )
+        lesson: Lesson = module.measure(context)
+    finally:
+        if box is not None:
+            box.close()
+    if world.rank == 0:
+        if shown:
+            sys.stderr.write(CLEAR)
+        sys.stdout.write(show.text(lesson))
+        if path is not None:
+            runner.write_file(Path(path), show.record(lesson, recorded_environment(runner.environment())))
+        if options.plot:
+            show.draw(lesson, options.plot)
+    if world.control.broadcast(not any(table.rows for table in lesson.tables)):
+        raise runner.UserError(f"{options.name}: nothing was measured", hint="smaller sizes", everywhere=True)
+    mismatches = world.control.broadcast(lesson.mismatches)
+    if mismatches:
+        raise WrongResults(f"{options.name}: " + "; ".join(mismatches[:4]), everywhere=True)
+    return {"command": "bench memory", "lesson": options.name, "ranks": world.size}
+
+
+def _refuse(world: World, module: Any, name: str) -> None:
+    if world.here.device.kind != "cuda" and not module.CPU:
+        raise NeedsGpu(
+            f"bench memory {name} needs a GPU, and this is a CPU",
+            hint="meshrun doctor lists the GPUs",
+            everywhere=True,
+        )
+    if module.RANKS == "one" and world.size > 1:
+        raise runner.UserError(
+            f"bench memory {name} measures one GPU",
+            got=f"{world.size} ranks",
+            expected="one rank",
+            hint=f"meshrun bench memory {name}",
+            everywhere=True,
+        )
+    if module.RANKS == "several" and world.size == 1:
+        raise runner.UserError(
+            f"bench memory {name} measures between ranks",
+            got="1 rank",
+            hint=f"meshrun -n 2 bench memory {name}",
+            everywhere=True,
+        )
+
+
+def _progress(step: str) -> None:
+    sys.stderr.write(f"{CLEAR}{step}")
+    sys.stderr.flush()

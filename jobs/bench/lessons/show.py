@@ -1,0 +1,155 @@
+"""A lesson as text, as JSON and as a drawing."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.bench.lessons.protocol import Cell, Chart, Lesson, Table, Timeline
+from jobs.measure import plots
+from jobs.measure.sizes import size_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 100
+
+
+def text(lesson: Lesson) -> str:
+    """Tables, then the explanation, as whole lines."""
+    lines = [f"# {lesson.title}", ""]
+    for table in lesson.tables:
+        lines += [*([table.title] if table.title else ()), *columns(table), ""]
+    for sentence in lesson.explanation:
+        lines += textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def columns(table: Table) -> list[str]:
+    """First column aligned to the left, the others to the right; units on a line of their own."""
+    titles = [title.partition(" (") for title in table.titles]
+    heads = tuple(head for head, _, _ in titles)
+    units = tuple(f"({unit}" if unit else "" for _, _, unit in titles)
+    rows = [heads, *([units] if any(units) else []), *(tuple(map(cell, row)) for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.rjust(width) if at else text.ljust(width)
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def cell(value: Cell) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 10000 else f"{value:.0f}"
+    return str(value)
+
+
+def record(lesson: Lesson, environment: Sequence[str]) -> str:
+    """JSON of all that was measured. environment: NAME=value."""
+    whole = {
+        "version": version("meshrun"),
+        "lesson": lesson.name,
+        "title": lesson.title,
+        "tables": [asdict(table) for table in lesson.tables],
+        "explanation": lesson.explanation,
+        "mismatches": lesson.mismatches,
+        # Earlier names of these two, kept for one release.
+        "said": lesson.explanation,
+        "wrong": lesson.mismatches,
+        **lesson.facts,
+        "environment": list(environment),
+    }
+    return json.dumps(_finite(whole), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """The same, with null for numbers that JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def draw(lesson: Lesson, target: str | Path) -> None:
+    """The charts side by side, in .html with the tables below. Raises UserError as `plots.save` does."""
+
+    def figure(canvas: Figure) -> None:
+        panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0] if lesson.charts else ()
+        for axes, chart in zip(panels, lesson.charts, strict=True):
+            if isinstance(chart, Timeline):
+                _timeline(axes, chart)
+            else:
+                _chart(axes, chart)
+
+    sheets = [
+        plots.Sheet(one.titles, [map(cell, row) for row in one.rows], one.title) for one in lesson.tables
+    ]
+    plots.save(figure, Path(target), lesson.title, sheets)
+
+
+def _chart(axes: Axes, chart: Chart) -> None:
+    axes.set_ylabel(chart.y)
+    (_groups if chart.names else _lines)(axes, chart)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize="small")
+
+
+def _groups(axes: Axes, chart: Chart) -> None:
+    """A group of bars for each name, one bar a line."""
+    wide = 0.8 / max(len(chart.lines), 1)
+    for number, line in enumerate(chart.lines):
+        known = [(x + (number + 0.5) * wide - 0.4, y) for x, y in line.points if y is not None]
+        axes.bar([x for x, _ in known], [y for _, y in known], wide, label=line.label)
+    plots.names(axes, range(len(chart.names)), chart.names)
+    plots.from_zero(axes)
+    axes.set_xlabel(chart.x)
+    axes.grid(True, axis="y", color="0.9")
+    axes.set_axisbelow(True)
+
+
+def _lines(axes: Axes, chart: Chart) -> None:
+    for line in chart.lines:
+        points = [(x, y) for x, y in line.points if y is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=".", label=line.label)
+    places = sorted({x for line in chart.lines for x, _ in line.points})
+    if chart.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        plots.from_zero(axes)
+    if chart.log_x:
+        plots.against(axes, places, lambda x: size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
+    else:
+        axes.set_xlabel(chart.x)
+        axes.grid(True, color="0.9")
+
+
+def _timeline(axes: Axes, chart: Timeline) -> None:
+    lanes = list(dict.fromkeys(lane for lane, *_ in chart.spans))
+    labels = list(dict.fromkeys(label for _, label, *_ in chart.spans))
+    zero = min((begin for *_, begin, _ in chart.spans), default=0.0)
+    for lane, label, begin, end in chart.spans:
+        colour = f"C{labels.index(label) % 10}"
+        axes.barh(lanes.index(lane), (end - begin) * 1e3, left=(begin - zero) * 1e3, color=colour, height=0.6)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.set_xlabel("time (ms)")
+    axes.set_title(chart.title)
+    for number, label in enumerate(labels):
+        axes.barh(0, 0, color=f"C{number % 10}", label=label)
+    if labels:  # below the bars, which fill the panel
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(labels))

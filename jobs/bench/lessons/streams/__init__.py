@@ -1,0 +1,1 @@
+"""`bench memory streams`: a map in chunks on one to four streams."""

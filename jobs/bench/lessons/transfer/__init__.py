@@ -1,0 +1,1 @@
+"""`bench memory transfer`: copies between host and GPU, by the kind of host memory and by size."""

@@ -1,0 +1,1 @@
+"""`bench memory transpose`: transposes of a matrix beside a plain copy."""

@@ -1,0 +1,136 @@
+"""Transposes of a matrix beside a plain copy, which moves the same number of bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+import runner
+from jobs.bench.lessons import pseudorandom
+from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.bench.lessons.transpose.explain import sentences
+from jobs.bench.lessons.transpose.methods import Matrix, OnCpu, OnGpu, Shape, TimedTranspose
+from jobs.measure import patterns
+
+RANKS: Ranks = "one"
+CPU = True
+SHAPES = {
+    "cuda": ((8192, 8192), (32768, 32768), (65536, 512), (512, 65536), (4097, 129)),
+    "cpu": ((2048, 2048), (8192, 512), (512, 8192), (4097, 129)),
+}
+DTYPES = ("float16", "float32", "float64")
+
+
+def measure(context: Context) -> Lesson:
+    device = OnCpu(context) if context.box is None else OnGpu(context)
+    shapes = [parse(text) for text in context.options.get("shapes") or ()]
+    timed: list[TimedTranspose] = []
+    mismatches: list[str] = []
+    skipped: list[str] = []
+    for dtype in map(np.dtype, context.options.get("dtypes") or DTYPES):
+        for shape in shapes or SHAPES["cpu" if context.box is None else "cuda"]:
+            title = f"{dtype.name}, {shape[0]} x {shape[1]}"
+            nbytes, free = shape[0] * shape[1] * dtype.itemsize, device.free()
+            check_bytes = 64 * min(shape[0] * shape[1], pseudorandom.BLOCK)
+            if 2 * nbytes + check_bytes > free:
+                skipped.append(
+                    f"{title} is left out: it needs twice {nbytes:,} bytes, and {free:,} are free."
+                )
+                continue
+            with device.matrix(shape, dtype) as matrix:
+                seconds = _seconds(context, device, title, shape, matrix, mismatches)
+            timed.append(TimedTranspose(shape, dtype, seconds))
+    return _lesson(context, device.METHODS, timed, skipped, mismatches)
+
+
+def parse(text: str) -> Shape:
+    """ "8192x512" -> (8192, 512). Raises UserError."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if found is None:
+        raise runner.UserError("not a matrix shape", got=text, expected="such as 8192x512")
+    return int(found[1]), int(found[2])
+
+
+def _seconds(
+    context: Context, device: OnCpu | OnGpu, title: str, shape: Shape, matrix: Matrix, mismatches: list[str]
+) -> dict[str, float | None]:
+    """By method; each is checked before it is timed."""
+    xp = context.world.xp
+    if context.check:
+        context.progress(f"{title}: filling")
+    pseudorandom.fill(xp, matrix.source)
+    device.settle()
+    seconds: dict[str, float | None] = {}
+    for method, operation in matrix.operations.items():
+        context.progress(f"{title}: {method}")
+        if operation is None:
+            seconds[method] = None
+            continue
+        if context.check:
+            matrix.target.view(np.uint8)[...] = patterns.POISON
+            device.settle()
+            operation()
+            device.settle()
+            expected = shape if method != "copy" else (shape[0] * shape[1], 1)
+            count, first = count_mismatches(xp, matrix.target, expected)
+            if count:
+                mismatches.append(f"{title}, {method}: {count:,} elements are wrong, the first at {first:,}")
+        seconds[method] = device.seconds(operation)
+    return seconds
+
+
+def count_mismatches(xp: Any, target: Any, shape: Shape) -> tuple[int, int]:
+    """How many elements differ from the transpose of a filled matrix, and the place of the first.
+
+    shape: (rows, columns) of the matrix.
+    """
+    rows, columns = map(np.uint64, shape)
+    return pseudorandom.count_mismatches(xp, target, lambda place: place % rows * columns + place // rows)
+
+
+def _lesson(
+    context: Context,
+    methods: tuple[str, ...],
+    timed: list[TimedTranspose],
+    skipped: list[str],
+    mismatches: list[str],
+) -> Lesson:
+    titles = (
+        "shape",
+        *(f"{method} (GB/s)" for method in methods),
+        *(f"{method} (% of copy)" for method in methods[1:]),
+    )
+    tables, charts = [], []
+    for dtype in dict.fromkeys(one.dtype for one in timed):
+        group = [one for one in timed if one.dtype == dtype]
+        names = tuple(f"{one.shape[0]} x {one.shape[1]}" for one in group)
+        rows = tuple(
+            (
+                name,
+                *map(one.rate, methods),
+                *(None if (part := one.of_copy(method)) is None else 100 * part for method in methods[1:]),
+            )
+            for name, one in zip(names, group, strict=True)
+        )
+        tables.append(Table(titles, rows, dtype.name))
+        lines = tuple(Line(method, tuple(enumerate(one.rate(method) for one in group))) for method in methods)
+        charts.append(Chart(f"shape, {dtype.name}", "GB/s", lines, names=names))
+    cache = 0 if context.box is None else context.box.gpus[context.gpu].cache
+    return Lesson(
+        "transpose",
+        f"Transposes, read plus written bytes a second; {context.device_name}",
+        tuple(tables) or (Table(titles, ()),),
+        (*sentences(timed, cache), *skipped),
+        tuple(charts),
+        tuple(mismatches),
+        {
+            "device": context.device,
+            "samples": context.samples,
+            "measured": [
+                {"dtype": one.dtype.name, "shape": one.shape, "seconds": one.seconds, "bytes": one.nbytes}
+                for one in timed
+            ],
+        },
+    )

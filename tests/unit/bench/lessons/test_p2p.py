@@ -1,0 +1,429 @@
+"""`bench memory p2p` on ranks as threads: on host memory, and on GPUs made of NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs import kernels
+from jobs.bench.lessons import show
+from jobs.bench.lessons.p2p import lesson as p2p
+from jobs.bench.lessons.p2p.results import Nominal, PeerResults
+from jobs.bench.lessons.protocol import Context, Lesson
+from runner import Gpu, Memory, UserError, World
+
+POISON = 0x5C  # not the checks' own
+DIRECT = ("copy engine", "kernel stores", "kernel loads")
+Damage = Callable[[int, int, int], None]  # of (target, source, nbytes)
+
+
+@dataclass
+class Machine:
+    """What the ranks' processes have in common: GPUs, and the memory that is exported.
+
+    visible: which GPUs a rank's process sees, all where it is not said. apart: pairs without peer access.
+    unexported, unattached: ranks whose calls fail. damage: of a method's transfers, after they are done.
+    """
+
+    size: int
+    visible: dict[int, list[int]] = field(default_factory=dict)
+    apart: set[tuple[int, int]] = field(default_factory=set)
+    unexported: set[int] = field(default_factory=set)
+    unattached: set[int] = field(default_factory=set)
+    damage: dict[str, Damage] = field(default_factory=dict)
+    shared: dict[bytes, tuple[int, str, Memory]] = field(default_factory=dict)
+    attached: dict[int, list[int]] = field(default_factory=dict)  # address -> ranks that hold it
+    acts: list[tuple[str, int, str, str]] = field(default_factory=list)
+    gates: list[int] = field(default_factory=list)  # the rank of each that was passed
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class FakeBox:
+    """One rank's: what is queued is done when it is waited for."""
+
+    def __init__(self, machine: Machine, rank: int) -> None:
+        self.machine, self.rank = machine, rank
+        self.seen = machine.visible.get(rank, list(range(machine.size)))
+        self.gpus = [
+            Gpu(index, "made up", uuid(number), "", 4, 1 << 30, 0, None, 90)
+            for index, number in enumerate(self.seen)
+        ]
+        self.kept: dict[int, np.ndarray[Any, Any]] = {}
+        self.names: dict[int, str] = {}
+        self.current: int | None = None
+
+    @contextmanager
+    def on(self, gpu: int) -> Iterator[None]:
+        before, self.current = self.current, gpu
+        yield
+        self.current = before
+
+    def allocate(self, kind: Any, nbytes: int, gpu: int) -> Memory:
+        if nbytes > self.gpus[gpu].memory:
+            raise UserError(f"there is not enough {kind} memory for GPU {gpu}", got=nbytes)
+        array = np.full(nbytes + 16, POISON, np.uint8)
+        array = array[-array.ctypes.data % 16 :][:nbytes]
+        self.kept[array.ctypes.data] = array
+        self.names[array.ctypes.data] = f"{self.rank} {kind}"
+        return Memory(array.ctypes.data, nbytes, kind, gpu)
+
+    def release(self, memory: Memory) -> None:
+        holders = self.machine.attached.get(memory.address, [])
+        if memory.address in self.kept:
+            assert not holders, "released while a peer has it attached"
+            del self.kept[memory.address]
+        else:
+            holders.remove(self.rank)
+
+    def array(self, memory: Memory) -> np.ndarray[Any, Any]:
+        return self.kept[memory.address]
+
+    host_array = array
+
+    def export(self, memory: Memory) -> bytes:
+        if self.rank in self.machine.unexported:
+            raise RuntimeError("cudaErrorNotSupported: operation not supported\nmore lines")
+        handle = f"{self.rank} {memory.address}".encode()
+        self.machine.shared[handle] = (self.rank, self.names[memory.address], memory)
+        return handle
+
+    def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
+        assert self.current is not None, "into which GPU's address space"
+        if self.rank in self.machine.unattached:
+            raise RuntimeError("cudaErrorMapBufferObjectFailed: mapping of buffer object failed")
+        owner, _, memory = self.machine.shared[handle]
+        assert self.gpus[gpu].uuid == uuid(owner)
+        assert owner != self.rank, "a process cannot open its own handle"
+        assert nbytes == memory.nbytes
+        with self.machine.lock:
+            self.machine.attached.setdefault(memory.address, []).append(self.rank)
+        return replace(memory, gpu=gpu)
+
+    def connect(self, gpu: int, peer: int) -> bool:
+        return (self.seen[gpu], self.seen[peer]) not in self.machine.apart
+
+    def stream(self, gpu: int) -> list[Callable[[], None]]:
+        return []
+
+    def copy(self, target: Memory, source: Memory, nbytes: int, stream: list[Callable[[], None]]) -> None:
+        method = "copy engine" if source.kind == target.kind == "device" else "through host"
+        self.queue(method, target.address, source.address, nbytes, stream)
+
+    def queue(self, method: str, target: int, source: int, nbytes: int, stream: list[Any]) -> None:
+        def act() -> None:
+            ctypes.memmove(target, source, nbytes)
+            if target not in self.kept or source not in self.kept or method == "through host":
+                self.machine.damage.get(method, lambda *_: None)(target, source, nbytes)
+            self.machine.acts.append((method, self.rank, self.owner(source), self.owner(target)))
+
+        stream.append(act)
+
+    def owner(self, address: int) -> str:
+        names = {memory.address: name for _, name, memory in self.machine.shared.values()}
+        return names.get(address, "host")
+
+    def synchronize(self, stream: list[Callable[[], None]]) -> None:
+        while stream:
+            stream.pop(0)()
+
+    def load(self, file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
+        assert (file, instance) in (("peer.cu", "peer_copy"), ("gate.cu", "gate"))
+        return self.gate if instance == "gate" else self.peer
+
+    def gate(self, grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: list[Any]) -> None:
+        latch = self.kept[int(arguments[0])][:8].view(np.uint32)
+
+        def passed() -> None:
+            assert latch[0], "waited for, and closed"
+            self.machine.gates.append(self.rank)
+
+        stream.append(passed)
+
+    def peer(self, grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: list[Any]) -> None:
+        assert all(type(argument) is np.uint64 for argument in arguments)
+        assert self.current is not None
+        assert 1 <= grid[0] <= 32
+        source, target, nbytes = map(int, arguments)
+        method = "kernel stores" if source in self.kept else "kernel loads"
+        self.queue(method, target, source, nbytes, stream)
+
+
+def uuid(number: int) -> str:
+    return f"GPU-{number}"
+
+
+@pytest.fixture
+def measured(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Lesson]]:
+    """The lesson of every rank; on GPUs where `machine` is given."""
+    mine = threading.local()
+
+    def load(file: str, instance: str) -> Callable[..., None]:
+        launch: Callable[..., None] = mine.box.load(file, instance)
+        return launch
+
+    monkeypatch.setattr(kernels, "load", load)
+
+    def call(
+        ranks: int, machine: Machine | None = None, hosts: Any = None, check: bool = True, **sizes: int
+    ) -> list[Lesson]:
+        words: dict[str, Any] = {"minbytes": 64, "maxbytes": 4099} | sizes
+
+        def body(world: World) -> Lesson:
+            if machine is None:
+                return p2p.measure(Context(world, None, samples=1, check=check, **words))
+            world.ranks = tuple(
+                replace(rank, device=replace(rank.device, kind="cuda", uuid=uuid(rank.number)))
+                for rank in world.ranks
+            )
+            box: Any = FakeBox(machine, world.rank)
+            mine.box = box
+            gpu = box.seen.index(world.rank)
+            made = Context(world, box, gpu, samples=1, check=check, **words)
+            result = p2p.measure(made)
+            assert not any("device" in box.names[address] for address in box.kept)
+            return result
+
+        return on_ranks(ranks, body, hosts=hosts)
+
+    return call
+
+
+def methods_measured(lesson: Lesson) -> set[tuple[str, int, int]]:
+    return {(one["method"], one["source"], one["target"]) for one in lesson.facts["transfers"]}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_host_memory_between_all_pairs(measured: Any, ranks: int) -> None:
+    lessons = measured(ranks)
+    assert lessons[0].mismatches == ()
+    assert methods_measured(lessons[0]) == {("threads", *pair) for pair in permutations(range(ranks), 2)}
+    assert {one["bytes"] for one in lessons[0].facts["transfers"]} == {64, 256, 1024, 4096}
+    assert [one["bytes"] for one in lessons[0].facts["copies_inside"]] == [64, 256, 1024, 4096]
+    assert all(one["seconds"] > 0 for one in lessons[0].facts["transfers"])
+    assert lessons[0].facts == lessons[-1].facts, "every rank has the same figures"
+
+
+def test_every_method_between_gpus(measured: Any) -> None:
+    machine = Machine(3)
+    found = measured(3, machine)[0]
+    assert found.mismatches == ()
+    assert found.facts["not_measured"] == {}
+    names = {*DIRECT, "threads", "through host"}
+    assert methods_measured(found) == {
+        (method, *pair) for method in names for pair in permutations(range(3), 2)
+    }
+    for method, actor, source, target in machine.acts:
+        if method in DIRECT:
+            assert source != target
+            assert actor == int((target if method == "kernel loads" else source)[0])
+            assert {"device"} == {source[2:], target[2:]}
+    text = show.text(found)
+    assert "copy engine, 4 KiB" in text
+    assert "the bandwidth through the host" in text
+
+
+def test_direct_transfers_are_queued_before_their_time_begins(measured: Any) -> None:
+    machine = Machine(2)
+    measured(2, machine, check=False)
+    # Both of the pair's ranks make theirs ready; then three methods of two pairs and four sizes, twice each.
+    assert sorted(machine.gates) == [0] * 25 + [1] * 25
+    direct = [one for one in machine.acts if one[0] in DIRECT]
+    assert len(direct) == 3 * 2 * 2 * (1 + 4 * 16)
+
+
+def test_what_is_not_measured_is_said(measured: Any) -> None:
+    machine = Machine(3, visible={1: [1]}, apart={(2, 0)}, unexported=set(), unattached=set())
+    found = measured(3, machine)[0]
+    missing = found.facts["not_measured"]
+    assert found.mismatches == ()
+    assert missing["rank 1's process does not see rank 0's GPU"] == [
+        ["kernel loads", 0, 1], ["copy engine", 1, 0], ["kernel stores", 1, 0]
+    ]  # fmt: skip
+    assert sorted(missing["rank 2's GPU has no peer access to rank 0's"]) == [
+        ["copy engine", 2, 0], ["kernel loads", 0, 2], ["kernel stores", 2, 0]
+    ]  # fmt: skip
+    assert ("copy engine", 0, 1) in methods_measured(found)
+    assert ("kernel loads", 0, 1) not in methods_measured(found)
+    assert ("through host", 1, 0) in methods_measured(found)
+    assert any(
+        "Not measured: kernel loads, copy engine, kernel stores (0 to 1, 1 to 0)" in s
+        for s in found.explanation
+    )
+
+
+@pytest.mark.parametrize("kind", ["unexported", "unattached"])
+def test_a_rank_that_cannot_share_does_not_stop_the_others(measured: Any, kind: str) -> None:
+    found = measured(3, Machine(3, **{kind: {1}}))[0]
+    (_, others) = next(iter(found.facts["not_measured"].items()))
+    assert all(1 in pair for _, *pair in others)
+    reasons = " ".join(found.facts["not_measured"])
+    assert "rank 1" in reasons
+    assert "more lines" not in reasons
+    assert {("copy engine", 0, 2), ("kernel loads", 2, 0), ("threads", 0, 1)} <= methods_measured(found)
+
+
+def test_ranks_on_two_hosts(measured: Any) -> None:
+    found = measured(3, Machine(3), hosts=["a", "a", "b"])[0]
+    direct = {(source, target) for method, source, target in methods_measured(found) if method in DIRECT}
+    assert direct == {(0, 1), (1, 0)}
+    assert {(s, t) for method, s, t in methods_measured(found) if method == "through host"} == set(
+        permutations(range(3), 2)
+    )
+    assert list(found.facts["not_measured"]) == ["on another host, whose memory is not reached directly"]
+
+
+def short(target: int, source: int, nbytes: int) -> None:
+    ctypes.memset(target + nbytes - 1, 0xA5, 1)
+
+
+def beyond(target: int, source: int, nbytes: int) -> None:
+    ctypes.memset(target + nbytes, 0x11, 1)
+
+
+def nothing(target: int, source: int, nbytes: int) -> None:
+    ctypes.memset(target, 0xA5, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "at"), [(short, "4095"), (beyond, "4096"), (nothing, "0")], ids=["short", "beyond", "nothing"]
+)
+@pytest.mark.parametrize("method", DIRECT)
+def test_wrong_data_is_named_and_the_rest_goes_on(
+    measured: Any, method: str, damage: Damage, at: str
+) -> None:
+    lessons = measured(2, Machine(2, damage={method: damage}), minbytes=4096, maxbytes=4096)
+    assert len(lessons[0].mismatches) == 2
+    first = lessons[0].mismatches[0]
+    assert first.startswith(f"{method}, rank 0 to rank 1, 4 KiB: ")
+    assert f"the first at {at}: got " in first
+    assert lessons[1].mismatches == lessons[0].mismatches
+    assert len(methods_measured(lessons[0])) == 10
+
+
+def test_wrong_data_through_the_host(measured: Any) -> None:
+    def flipped(target: int, source: int, nbytes: int) -> None:
+        byte = ctypes.c_uint8.from_address(target + 5)
+        byte.value ^= 4
+
+    calls: list[int] = []  # two of a transfer: down to the host, and up again
+
+    def every_other(target: int, source: int, nbytes: int) -> None:
+        calls.append(target)
+        if len(calls) % 2:
+            flipped(target, source, nbytes)
+
+    found = measured(2, Machine(2, damage={"through host": every_other}), minbytes=64, maxbytes=64)[0]
+    assert [line[:37] for line in found.mismatches] == [
+        "through host, rank 0 to rank 1, 64 B:", "through host, rank 1 to rank 0, 64 B:"
+    ]  # fmt: skip
+
+
+def test_checks_can_be_left_out(measured: Any) -> None:
+    assert measured(2, Machine(2, damage=dict.fromkeys(DIRECT, nothing)), check=False)[0].mismatches == ()
+
+
+def test_too_much_is_refused_on_every_rank(measured: Any) -> None:
+    with pytest.raises(UserError, match="not enough") as caught:
+        measured(2, Machine(2), maxbytes=1 << 40)
+    assert caught.value.everywhere
+    with pytest.raises(UserError, match="not enough") as caught:
+        measured(2, maxbytes=1 << 50)
+    assert caught.value.everywhere
+
+
+# Tables and sentences of invented figures
+
+
+def made(**changes: Any) -> PeerResults:
+    pairs, sizes = ((0, 1), (1, 0)), (4096, 1 << 20)
+    rates = {
+        "copy engine": (1e9, 400e9), "NCCL": (2e9, 300e9), "through host": (0.1e9, 10e9),
+    }  # fmt: skip
+    seconds = {
+        (method, pair, size): size / rates[method][at] * (1 + pair[0])
+        for method in rates for pair in pairs for at, size in enumerate(sizes)
+    }  # fmt: skip
+    latency = {
+        (method, pair): time
+        for method, time in zip(rates, (8e-6, 9e-6, 40e-6), strict=True) for pair in pairs
+    }  # fmt: skip
+    nominal = (Nominal(450.0, "18 links", 64.0, "PCIe 5"), Nominal(450.0, "18 links", 64.0, "PCIe 5"))
+    words: dict[str, Any] = {
+        "methods": tuple(rates), "pairs": pairs, "sizes": sizes, "devices": ("GPU-a", "GPU-b"),
+        "messages": "NCCL 2.27.3", "nominal": nominal, "seconds": seconds, "latency": latency,
+    }  # fmt: skip
+    return PeerResults(**(words | changes))
+
+
+def test_ratios_and_crossings() -> None:
+    said = p2p.present(made()).explanation
+    assert said == (
+        "Fastest: NCCL from 4 KiB on, copy engine from 1 MiB on.",
+        "1 MiB from 0 to 1 by copy engine, 400 GB/s: 40 times the bandwidth through the host; 88.9% of its "
+        "links' 450 GB/s (18 links).",
+    )
+
+
+def test_tables() -> None:
+    tables = p2p.present(made()).tables
+    assert [table.title for table in tables] == [
+        "From rank 0 to rank 1, by size", "copy engine, 1 MiB", "NCCL, 1 MiB", "through host, 1 MiB",
+        "Latency of a single transfer of 4 KiB",
+    ]  # fmt: skip
+    assert tables[1].rows == ((0, None, pytest.approx(400)), (1, pytest.approx(200), None))
+    assert tables[-1].titles == ("from, to", "copy engine (us)", "NCCL (us)", "through host (us)")
+
+
+@pytest.mark.parametrize(
+    ("nominal", "words"),
+    [
+        (
+            Nominal(None, "no active NVLink", 64.0, "PCIe 5"),
+            "625.0% of its links' 64 GB/s (PCIe 5)",
+        ),
+        (
+            Nominal(None, "no NVML", None, "no NVML"),
+            "peak of its links unknown (no NVML; no NVML)",
+        ),
+    ],
+)
+def test_links_that_are_not_known(nominal: Nominal, words: str) -> None:
+    assert words in " ".join(p2p.present(made(nominal=(nominal, nominal))).explanation)
+
+
+def test_ranks_that_share_a_gpu() -> None:
+    said = " ".join(p2p.present(made(devices=("GPU-a", "GPU-a"))).explanation)
+    assert "share a GPU, so that direct copies stay inside it: 0 to 1." in said
+    assert "450" not in said
+
+
+def test_nothing_measured_directly() -> None:
+    whole = made()
+    only = {key: value for key, value in whole.seconds.items() if key[0] != "copy engine"}
+    late = {key: value for key, value in whole.latency.items() if key[0] != "copy engine"}
+    reason = {"no peer access": [("copy engine", (0, 1)), ("copy engine", (1, 0))]}
+    shown = p2p.present(made(seconds=only, latency=late, missing=reason))
+    said = " ".join(shown.explanation)
+    assert "Fastest: NCCL from 4 KiB on." in said
+    assert "Not measured: copy engine (0 to 1, 1 to 0): no peer access." in said
+    assert shown.tables[0].rows[0][1] is None
+
+
+def test_of_many_pairs_the_extremes_are_named() -> None:
+    pairs = tuple(permutations(range(3), 2))
+    seconds = {("MPI", pair, 1000): 1e-6 * (1 + pair[0] + 3 * pair[1]) for pair in pairs}
+    latency = {("MPI", pair): 1e-6 for pair in pairs}
+    found = PeerResults(
+        ("MPI",), pairs, (1000,), ("", "", ""), "MPI", (), seconds, latency, inside={1000: 1e-6}
+    )
+    said = " ".join(p2p.present(found).explanation)
+    assert "by MPI, 0.25 GB/s: 25.0% of the bandwidth of a copy inside rank 0." in said
+    assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in said
