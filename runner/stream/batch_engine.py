@@ -26,7 +26,7 @@ from runner.result_type import type_of, type_without_cells
 from runner.spans import Spans
 from runner.storage import HostArray, Sink, commit, open_sink, open_source
 from runner.storage.folder import Folder
-from runner.stream.ends import Task
+from runner.stream.ends import Step
 from runner.window import Window
 from runner.work import Work
 from runner.world import World
@@ -66,9 +66,9 @@ class BatchEngine:
     def join(self) -> None:
         """Nothing: the threads do no work on the device."""
 
-    def begin(self, slot: ImageSlot, number: int) -> list[Task]:
+    def begin(self, slot: ImageSlot, number: int) -> list[Step]:
         slot.number = number
-        return [Task("read", self._ends.folder.images[number].size, partial(self._read, slot))]
+        return [Step("read", self._ends.folder.images[number].size, partial(self._read, slot))]
 
     def compute(self, slot: ImageSlot, idle: Callable[[], None]) -> None:
         assert slot.work is not None
@@ -77,9 +77,9 @@ class BatchEngine:
             slot.result = self._result(slot.number, slot.work, slot.block)
         slot.block = None
 
-    def finish(self, slot: ImageSlot) -> list[Task]:
+    def finish(self, slot: ImageSlot) -> list[Step]:
         assert slot.result is not None
-        return [Task("write", slot.result.nbytes, partial(self._write, slot))]
+        return [Step("write", slot.result.nbytes, partial(self._write, slot))]
 
     def release(self, slot: ImageSlot) -> None:
         slot.work = slot.result = None

@@ -20,7 +20,7 @@ from runner.pipeline import call_rows, result_buffer
 from runner.result_type import unheard
 from runner.spans import Stage
 from runner.stream.direct import Direct
-from runner.stream.ends import Ends, Task, shaped
+from runner.stream.ends import Ends, Step, shaped
 from runner.window import Window
 
 BYTES = np.dtype(np.uint8)
@@ -31,7 +31,7 @@ class DeviceSlot:
     """Buffers, as bytes: on the device, and pinned ones; of the chunk that has them: the rest.
 
     marks: begin and end of what the device does, and the bytes moved. result: on the device. loaded: the
-    file's bytes go straight to the device. stored: tasks by which the result goes straight to its file.
+    file's bytes go straight to the device. stored: steps that write the result straight to its file.
     """
 
     device: Array
@@ -42,7 +42,7 @@ class DeviceSlot:
     marks: list[tuple[Stage, int, Mark, Mark]] = field(default_factory=list)
     result: Any = None
     loaded: bool = False
-    stored: list[Task] | None = None
+    stored: list[Step] | None = None
 
 
 class DeviceEngine:
@@ -96,7 +96,7 @@ class DeviceEngine:
     def join(self) -> None:
         self._lanes.join()
 
-    def begin(self, slot: DeviceSlot, number: int) -> list[Task]:
+    def begin(self, slot: DeviceSlot, number: int) -> list[Step]:
         slot.number, slot.window = number, self._ends.window(number)
         loads = self._direct.reads(slot.window, slot.device) if self._direct else None
         slot.loaded = loads is not None
@@ -130,7 +130,7 @@ class DeviceEngine:
                 fetched = lanes.fetch(slot.result, slot.target[:nbytes], end)
                 slot.marks.append(("from device", nbytes, *fetched))
 
-    def finish(self, slot: DeviceSlot) -> list[Task]:
+    def finish(self, slot: DeviceSlot) -> list[Step]:
         for stage, moved, begin, end in slot.marks:
             last = self._lanes.passed(end)
             self._ends.spans.add(stage, slot.number, self._lanes.passed(begin), last, moved)

@@ -13,7 +13,7 @@ from runner.comm import Array
 from runner.partition import Region, Shape
 from runner.storage import Sink, Source
 from runner.storage.flat import FlatSink, FlatSource, stretch
-from runner.stream.ends import Ends, Task
+from runner.stream.ends import Ends, Step
 from runner.window import Window
 
 
@@ -39,20 +39,20 @@ class Direct:
         self._source = open_file(source.path, False) if isinstance(source, FlatSource) else None
         self._sink = open_file(sink.partial, True) if isinstance(sink, FlatSink) else None
 
-    def reads(self, window: Window, target: Array) -> list[Task] | None:
+    def reads(self, window: Window, target: Array) -> list[Step] | None:
         """What a window is made of, read to `target`, flat uint8; None where it is in several stretches."""
         source, (region, *more) = self._ends.source, [region for region, _ in window.reads()]
         if self._source is None or more or (offset := _read_at(source, region)) is None:
             return None
         part = target[: region.size * source.dtype.itemsize]
-        return [Task("read", part.nbytes, partial(self._source.read, part, offset))]
+        return [Step("read", part.nbytes, partial(self._source.read, part, offset))]
 
-    def writes(self, region: Region, result: Array) -> list[Task] | None:
+    def writes(self, region: Region, result: Array) -> list[Step] | None:
         """A contiguous result, written to `region` of the output; None where that is in several stretches."""
         if self._sink is None or (offset := _write_at(self._ends.sink, region)) is None:
             return None
         part = result.reshape(-1).view(np.uint8)
-        return [Task("write", part.nbytes, partial(self._sink.write, part, offset))]
+        return [Step("write", part.nbytes, partial(self._sink.write, part, offset))]
 
     def close(self) -> None:
         for file in (self._source, self._sink):

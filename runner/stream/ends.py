@@ -21,7 +21,7 @@ from runner.world import World
 PIECE = 8 << 20  # bytes that one thread reads or writes, so that several share a chunk
 
 
-class Task(NamedTuple):
+class Step(NamedTuple):
     """Something for a thread to do: a part of one stage of a chunk. moved: bytes."""
 
     stage: Stage
@@ -58,21 +58,21 @@ class Ends:
             results = max(results, self.work.output_region(region).size * self.result_dtype.itemsize)
         return blocks, results
 
-    def reads(self, window: Window, target: HostArray) -> list[Task]:
+    def reads(self, window: Window, target: HostArray) -> list[Step]:
         """All that is read for a window, to an array of its shape `staged`, in pieces."""
         return [
-            Task("read", part.nbytes, partial(self.source.read, rows, part))
+            Step("read", part.nbytes, partial(self.source.read, rows, part))
             for region, place in window.reads()
             for rows, part in _pieces(
                 region, target[place], self.source.chunks[0] if self.source.chunks else 1
             )
         ]
 
-    def writes(self, region: Region, result: HostArray) -> list[Task]:
+    def writes(self, region: Region, result: HostArray) -> list[Step]:
         """All that is written of `region` of the output, in pieces."""
         align = self.sink.chunks[0] if self.sink.chunks else 1
         return [
-            Task("write", part.nbytes, partial(self.sink.write, rows, part))
+            Step("write", part.nbytes, partial(self.sink.write, rows, part))
             for rows, part in _pieces(region, result, align)
         ]
 
@@ -80,7 +80,7 @@ class Ends:
 class Engine(Protocol):
     """What happens to a chunk between its file and the other one.
 
-    The main thread calls all but `join`, which every thread calls before its first task, and `finish`.
+    The main thread calls all but `join`, which every thread calls before its first step, and `finish`.
     Slots are room for one chunk each.
     """
 
@@ -88,13 +88,13 @@ class Engine(Protocol):
 
     def join(self) -> None: ...
 
-    def begin(self, slot: Any, number: int) -> list[Task]:
+    def begin(self, slot: Any, number: int) -> list[Step]:
         """What threads have to do before `compute`."""
 
     def compute(self, slot: Any, idle: Callable[[], None]) -> None:
         """Make the chunk's result, or issue all that makes it. idle: to be called during what takes long."""
 
-    def finish(self, slot: Any) -> list[Task]:
+    def finish(self, slot: Any) -> list[Step]:
         """In a thread, when the result is there: what threads have to do with it."""
 
     def release(self, slot: Any) -> None:

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from runner.spans import Spans
-from runner.stream.ends import Engine, Task
+from runner.stream.ends import Engine, Step
 
 LOOK = 0.01  # seconds between two calls of `idle` while nothing happens
 
@@ -52,28 +52,28 @@ def stream(
     # Besides those that read and write, one for each chunk that waits for the device.
     pool = ThreadPoolExecutor(threads + depth, "stream", initializer=told, initargs=(engine.join,))
 
-    def after(tasks: list[Task], event: Event, number: int) -> None:
-        """Have threads do `tasks`; the last one to end notes when each stage was, and puts `event`."""
-        lock, left = threading.Lock(), len(tasks)
+    def after(steps: list[Step], event: Event, number: int) -> None:
+        """Have threads do `steps`; the last one to end notes when each stage was, and puts `event`."""
+        lock, left = threading.Lock(), len(steps)
         times: dict[Any, tuple[float, float, int]] = {}
 
-        def do(task: Task) -> None:
+        def do(step: Step) -> None:
             nonlocal left
             begin = time.perf_counter()
-            task.do()
+            step.do()
             end = time.perf_counter()
             with lock:
                 left -= 1
-                first, last, moved = times.get(task.stage, (begin, end, 0))
-                times[task.stage] = min(first, begin), max(last, end), moved + task.moved
+                first, last, moved = times.get(step.stage, (begin, end, 0))
+                times[step.stage] = min(first, begin), max(last, end), moved + step.moved
                 if left:
                     return
             for stage, (first, last, moved) in times.items():
                 spans.add(stage, number, first, last, moved)
             events.put(event)
 
-        for task in tasks:
-            pool.submit(told, do, task)
+        for step in steps:
+            pool.submit(told, do, step)
 
     def wait_and_write(slot: Any) -> None:
         after(engine.finish(slot), (slot, "written"), slot.number)

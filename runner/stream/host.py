@@ -10,7 +10,7 @@ import numpy as np
 from runner.backend import poison
 from runner.pipeline import call_rows, slabs, windows
 from runner.storage import HostArray
-from runner.stream.ends import Ends, Task, shaped
+from runner.stream.ends import Ends, Step, shaped
 from runner.window import Window
 
 
@@ -46,7 +46,7 @@ class HostEngine:
     def join(self) -> None:
         pass
 
-    def begin(self, slot: HostSlot, number: int) -> list[Task]:
+    def begin(self, slot: HostSlot, number: int) -> list[Step]:
         ends, work = self._ends, self._ends.work
         slot.number, slot.window = number, ends.window(number)
         region = work.output_region(slot.window.region)
@@ -75,7 +75,7 @@ class HostEngine:
                     out[...] = result
                 idle()
 
-    def finish(self, slot: HostSlot) -> list[Task]:
+    def finish(self, slot: HostSlot) -> list[Step]:
         return self._ends.writes(self._ends.work.output_region(slot.window.region), slot.result)
 
     def release(self, slot: HostSlot) -> None:

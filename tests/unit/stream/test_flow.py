@@ -21,14 +21,14 @@ from runner.chunks import Chunks
 from runner.spans import STAGES, Spans
 from runner.storage import open_sink, open_source
 from runner.stream.device import DeviceEngine
-from runner.stream.ends import Ends, Task
+from runner.stream.ends import Ends, Step
 from runner.stream.flow import stream
 from runner.stream.host import HostEngine
 from runner.work import decide
 from runner.world import lone_world
 
 PATIENCE = 10  # seconds after which a thread that waits for others fails its test
-Step = Callable[[int], None]
+Act = Callable[[int], None]
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +46,10 @@ def nothing(number: int) -> None:
 class Scripted:
     """An engine whose steps are the test's; it notes what is under way, and the order of the computed."""
 
-    read: Step = nothing
-    compute_: Step = nothing
-    finish_: Step = nothing
-    write: Step = nothing
+    read: Act = nothing
+    compute_: Act = nothing
+    finish_: Act = nothing
+    write: Act = nothing
     parts: int = 1
     begun: list[int] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
@@ -64,20 +64,20 @@ class Scripted:
     def join(self) -> None:
         pass
 
-    def begin(self, slot: Any, number: int) -> list[Task]:
+    def begin(self, slot: Any, number: int) -> list[Step]:
         slot.number = number
         self.begun.append(number)
         self.most = max(self.most, len(self.begun) - len(self.released))
-        return [Task("read", 5, lambda: self.read(number))] * self.parts
+        return [Step("read", 5, lambda: self.read(number))] * self.parts
 
     def compute(self, slot: Any, idle: Callable[[], None]) -> None:
         self.compute_(slot.number)
         self.computed.append(slot.number)
 
-    def finish(self, slot: Any) -> list[Task]:
+    def finish(self, slot: Any) -> list[Step]:
         number = slot.number
         self.finish_(number)
-        return [Task("write", 3, lambda: self.write(number))] * self.parts
+        return [Step("write", 3, lambda: self.write(number))] * self.parts
 
     def release(self, slot: Any) -> None:
         self.released.append(slot.number)
@@ -121,7 +121,7 @@ def test_parts_of_a_chunk_are_read_at_once() -> None:
     flow(Scripted(read=waits_for_others(3), parts=3), [0], threads=3)
 
 
-def waits_for_others(count: int) -> Step:
+def waits_for_others(count: int) -> Act:
     meeting = threading.Barrier(count)
 
     def wait(number: int) -> None:
@@ -184,7 +184,7 @@ class Broken(Exception):
     pass
 
 
-def breaks_at(bad: int) -> Step:
+def breaks_at(bad: int) -> Act:
     def step(number: int) -> None:
         if number == bad:
             raise Broken(number)
