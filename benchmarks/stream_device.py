@@ -42,7 +42,7 @@ from runner.stream.ends import PIECE, Ends
 from runner.stream.flow import stream
 from runner.stream.options import StreamOptions
 from runner.stream.run import threads_of
-from runner.work import Work, decide
+from runner.work import Task, plan_task
 from runner.world import World, open_world
 
 ROW = 1 << 20  # bytes
@@ -149,13 +149,13 @@ def bare(world: World, nbytes: int) -> float:
     return 2 * (nbytes // piece) * piece * world.size / min(times) / 1e9
 
 
-def shares(world: World, path: Path, rows: int) -> tuple[Source, Work, list[Region]]:
-    """An open input, the job's work on it, and this rank's regions of `rows` rows."""
+def shares(world: World, path: Path, rows: int) -> tuple[Source, Task, list[Region]]:
+    """An open input, the job's task on it, and this rank's regions of `rows` rows."""
     source = open_source(path)
-    work = decide(light, {}, source.shape, source.dtype, 1)
-    regions = Chunks(work.partition, rows)
+    task = plan_task(light, {}, source.shape, source.dtype, 1)
+    regions = Chunks(task.partition, rows)
     first, last = bounds(len(regions), world.size, world.rank)
-    return source, work, [regions[number] for number in range(first, last)]
+    return source, task, [regions[number] for number in range(first, last)]
 
 
 def bare_files(world: World, path: Path, target: Path) -> float:
@@ -183,10 +183,10 @@ def bare_files(world: World, path: Path, target: Path) -> float:
 
 
 def pinned(world: World, path: Path, depth: int, chunk: int) -> float:
-    source, work, _ = shares(world, path, 1)
-    chunks = Chunks(work.partition, chunk // ROW)
+    source, task, _ = shares(world, path, 1)
+    chunks = Chunks(task.partition, chunk // ROW)
     nothing: Any = Nothing(source.shape, source.dtype)
-    ends = Ends(world, work, chunks, nothing, nothing, Spans())
+    ends = Ends(world, task, chunks, nothing, nothing, Spans())
     engine = DeviceEngine(ends)
     world.control.barrier()
     stream(

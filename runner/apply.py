@@ -14,7 +14,7 @@ from runner.phases import Phases
 from runner.pipeline import Pipeline, quiet
 from runner.storage import MemorySource
 from runner.transaction import OutputTransaction
-from runner.work import decide
+from runner.work import plan_task
 from runner.world import World, lone_world
 
 
@@ -34,13 +34,13 @@ def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> An
     if job.kind != "map":
         source = MemorySource(array)
         return call(Run(world, job, parameters, source, None, Options(), OutputTransaction(), quiet, phases))
-    work = decide(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
-    pipeline = Pipeline(world, work, phases)
-    block = world.backend.empty(pipeline.plan.shape, work.dtype)
+    task = plan_task(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
+    pipeline = Pipeline(world, task, phases)
+    block = world.backend.empty(pipeline.plan.shape, task.dtype)
     block[pipeline.plan.core] = array
-    work = pipeline.prepare(block)
-    assert work.result is not None
-    whole = world.backend.empty(*work.result)
+    task = pipeline.prepare(block)
+    assert task.result is not None
+    whole = world.backend.empty(*task.result)
     for region, result in pipeline.results(block):
         whole[region.slices] = result
     return whole

@@ -26,7 +26,7 @@ from runner.storage.folder import LOSSY, Folder
 from runner.stream.batch import Batch
 from runner.stream.dealt import Show
 from runner.transaction import OutputTransaction
-from runner.work import Work, decide
+from runner.work import Task, plan_task
 from runner.world import World
 
 
@@ -57,7 +57,7 @@ class BatchRun:
             world,
             self.folder,
             self.target,
-            self.decide,
+            self.plan_task,
             options.stream,
             self.transaction,
             self.phases,
@@ -87,9 +87,9 @@ class BatchRun:
             "stream": details,
         }
 
-    def decide(self, shape: Shape, dtype: np.dtype[Any]) -> Work:
+    def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
         options = self.options
-        return decide(
+        return plan_task(
             self.job, self.parameters, shape, dtype, 1, boundary=options.boundary, cval=options.cval
         )
 
@@ -139,13 +139,13 @@ class BatchRun:
             name = images[number].name
             leave_cache(into / name)
             file, written = open_source(self.folder.path / name), open_source(into / name)
-            work = self.decide(file.shape, file.dtype)
-            tail = written.shape[work.leading :]
-            work = work if work.result else work.with_result(tail, written.dtype)
-            wrong = wrong or _unlike(name, work, written)
-            for box in () if wrong else self._boxes(work, name):
+            task = self.plan_task(file.shape, file.dtype)
+            tail = written.shape[task.leading :]
+            task = task if task.result else task.with_result(tail, written.dtype)
+            wrong = wrong or _unlike(name, task, written)
+            for box in () if wrong else self._boxes(task, name):
                 boxes, cells = boxes + 1, cells + box.size
-                if wrong is None and (found := compare(work, file, written, box)):
+                if wrong is None and (found := compare(task, file, written, box)):
                     wrong = failure(found, f" of {name}")
         everyone = world.control.allgather((wrong, boxes, cells))
         for found_wrong, _, _ in everyone:
@@ -160,18 +160,18 @@ class BatchRun:
             "seconds": time.perf_counter() - begin,
         }
 
-    def _boxes(self, work: Work, name: str) -> Iterator[Region]:
+    def _boxes(self, task: Task, name: str) -> Iterator[Region]:
         if self.options.verify == "full":
-            return everything(work.partition, 0, work.cut_axes)
-        return sample(work.partition, 0, work.cut_axes, f"{self.world.nonce}/{name}")
+            return everything(task.partition, 0, task.cut_axes)
+        return sample(task.partition, 0, task.cut_axes, f"{self.world.nonce}/{name}")
 
 
-def _unlike(name: str, work: Work, written: Source) -> RunError | None:
-    if work.known == (written.shape, written.dtype):
+def _unlike(name: str, task: Task, written: Source) -> RunError | None:
+    if task.known == (written.shape, written.dtype):
         return None
     return RunError(
         f"verification failed: {name} is no such array on disk",
         got=f"{written.dtype} of shape {written.shape}",
-        expected=f"{work.known[1]} of shape {work.known[0]}",
+        expected=f"{task.known[1]} of shape {task.known[0]}",
         everywhere=True,
     )

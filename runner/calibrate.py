@@ -32,7 +32,7 @@ from runner.stream.device import DeviceEngine
 from runner.stream.ends import Ends
 from runner.stream.flow import stream
 from runner.stream.options import DEPTH
-from runner.work import decide
+from runner.work import plan_task
 from runner.world import lone_world
 
 FILE = 1 << 30  # bytes, or less where the disk or the memory is small
@@ -213,9 +213,9 @@ class Streaming:
     def __call__(self, source: Source, sink: Sink) -> float:
         world = lone_world(self.backend)
         sink.threads = threads_of(world)
-        work = decide(_same, {}, source.shape, source.dtype, 1)
-        chunks = Chunks(work.partition, PIECE // ROW)
-        ends = Ends(world, work, chunks, source, sink, Spans())
+        task = plan_task(_same, {}, source.shape, source.dtype, 1)
+        chunks = Chunks(task.partition, PIECE // ROW)
+        ends = Ends(world, task, chunks, source, sink, Spans())
         stream(
             DeviceEngine(ends),
             ends.spans,

@@ -18,7 +18,7 @@ from runner.errors import UserError
 from runner.halo import Widths
 from runner.partition import Region, Shape, grid_size
 from runner.stream.options import StreamOptions
-from runner.work import Work
+from runner.work import Task
 
 HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its memory
 DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays
@@ -68,7 +68,7 @@ class Facts:
 
 
 def is_streamed(
-    work: Work,
+    task: Task,
     options: StreamOptions,
     files: Files,
     *,
@@ -82,22 +82,22 @@ def is_streamed(
     when the output is written in chunks of its own, and on devices when a block is `FILLS` chunks or more,
     unless it is to be kept whole. An input that one rank reads for all is never streamed.
     """
-    fills = asynchronous and not keep_whole and fills_pipeline(work)
+    fills = asynchronous and not keep_whole and fills_pipeline(task)
     return files.parallel and (options.named is not None or files.chunked_output or fills or too_large)
 
 
-def fills_pipeline(work: Work) -> bool:
+def fills_pipeline(task: Task) -> bool:
     """Whether a device copies and computes long enough for copies, kernels and files to overlap."""
-    largest = max((block.size for block in work.partition), default=0)
-    return largest * work.dtype.itemsize >= FILLS * ON_DEVICE
+    largest = max((block.size for block in task.partition), default=0)
+    return largest * task.dtype.itemsize >= FILLS * ON_DEVICE
 
 
-def is_too_large(work: Work, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
+def is_too_large(task: Task, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
     """Whether a rank's block, whole in memory, needs more than the rank may use.
 
     A result that is not declared counts as large as the input, whether it is known by now or not.
     """
-    use = memory_use(replace(work, result=work.declared(work.shape)), block, asynchronous=asynchronous)
+    use = memory_use(replace(task, result=task.declared(task.shape)), block, asynchronous=asynchronous)
     if asynchronous:  # the function's own arrays are as large as its block
         return 2 * use.device > limits.device
     return use.host > limits.host
@@ -163,21 +163,21 @@ def chunk_memory(
     return MemoryUse(twice * padded + result, 0)
 
 
-def memory_use(work: Work, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
+def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
     """`chunk_memory` of a region, and of a chunk of the input's file, decoded, of which a part is wanted.
 
     A result that is not known yet is taken to be as large as the input.
     """
-    shape, dtype = work.result or (work.shape, work.dtype)
-    cells = math.prod(region.shape[: work.leading]) * math.prod(shape[work.leading :])
+    shape, dtype = task.result or (task.shape, task.dtype)
+    cells = math.prod(region.shape[: task.leading]) * math.prod(shape[task.leading :])
     result = cells * dtype.itemsize
-    use = chunk_memory(region.shape, work.widths, work.dtype, result, asynchronous=asynchronous)
-    decoded = math.prod(files.source_chunks) * work.dtype.itemsize if files.source_chunks else 0
+    use = chunk_memory(region.shape, task.widths, task.dtype, result, asynchronous=asynchronous)
+    decoded = math.prod(files.source_chunks) * task.dtype.itemsize if files.source_chunks else 0
     return MemoryUse(use.host + decoded, use.device)
 
 
-def plan_chunks(work: Work, facts: Facts, options: StreamOptions, kept_rows: int | None = None) -> Chunks:
-    """The chunks of `work.partition`. kept_rows: of an unfinished run, whose chunks stay as they are.
+def plan_chunks(task: Task, facts: Facts, options: StreamOptions, kept_rows: int | None = None) -> Chunks:
+    """The chunks of `task.partition`. kept_rows: of an unfinished run, whose chunks stay as they are.
 
     Raises UserError where not even the smallest chunk fits.
     """
@@ -185,11 +185,11 @@ def plan_chunks(work: Work, facts: Facts, options: StreamOptions, kept_rows: int
     if options.chunk_bytes is not None:
         budget.check_chunk(options.chunk_bytes)
     align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
-    blocks = [block for block in work.partition if block.size]
-    fitting = (_rows_that_fit(work, block, facts, options, budget, kept_rows) for block in blocks)
+    blocks = [block for block in task.partition if block.size]
+    fitting = (_rows_that_fit(task, block, facts, options, budget, kept_rows) for block in blocks)
     rows = min(fitting, default=0)
     if kept_rows is None:  # no chunk is longer than its block
-        longest = max(block.shape[0] for block in work.partition)
+        longest = max(block.shape[0] for block in task.partition)
         rows = min(rows, -(-longest // align) * align)
     elif 0 < rows < kept_rows:
         raise UserError(
@@ -199,16 +199,16 @@ def plan_chunks(work: Work, facts: Facts, options: StreamOptions, kept_rows: int
             hint="--depth 1, or memory as in the first run",
             everywhere=True,
         )
-    return Chunks(work.partition, max(rows, 1))
+    return Chunks(task.partition, max(rows, 1))
 
 
 def _rows_that_fit(
-    work: Work, block: Region, facts: Facts, options: StreamOptions, budget: Budget, kept_rows: int | None
+    task: Task, block: Region, facts: Facts, options: StreamOptions, budget: Budget, kept_rows: int | None
 ) -> int:
     align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
-    wanted = kept_rows or _wanted_rows(work, block, facts, options, align)
+    wanted = kept_rows or _wanted_rows(task, block, facts, options, align)
     one, two = (
-        memory_use(work, _extended(block, rows), asynchronous=facts.asynchronous, files=facts.files)
+        memory_use(task, _extended(block, rows), asynchronous=facts.asynchronous, files=facts.files)
         for rows in (align, 2 * align)
     )
     return budget.rows(one, two, wanted=max(wanted, align), align=align)
@@ -218,11 +218,11 @@ def _extended(block: Region, rows: int) -> Region:
     return replace(block, stop=(block.start[0] + rows, *block.stop[1:]))
 
 
-def _wanted_rows(work: Work, block: Region, facts: Facts, options: StreamOptions, align: int) -> int:
+def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions, align: int) -> int:
     """Rows of a chunk, were memory no limit."""
-    low, high = work.widths[0]
-    across = zip(block.shape[1:], work.widths[1:], strict=True)
-    row = math.prod(n + sum(width) for n, width in across) * work.dtype.itemsize
+    low, high = task.widths[0]
+    across = zip(block.shape[1:], task.widths[1:], strict=True)
+    row = math.prod(n + sum(width) for n, width in across) * task.dtype.itemsize
     if options.chunk_bytes is not None:
         if (rows := options.chunk_bytes // row - low - high) < align:
             least = "a row" if align == 1 else f"the {align} rows of a chunk of the output"
@@ -235,7 +235,7 @@ def _wanted_rows(work: Work, block: Region, facts: Facts, options: StreamOptions
         return rows
     rows = max((ON_DEVICE if facts.asynchronous else ON_HOST) // row, 4 * (low + high), 1)
     # Enough chunks to keep every rank busy to the end.
-    rows = min(rows, -(-work.shape[0] // (facts.ranks * options.under_way)))
+    rows = min(rows, -(-task.shape[0] // (facts.ranks * options.under_way)))
     # To decode a part of a file's chunk takes as long as the whole.
     natural = facts.files.source_chunks[0] if facts.files.source_chunks else 1
     return -(-rows // natural) * natural

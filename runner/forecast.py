@@ -30,7 +30,7 @@ from runner.partition import Partition, Region, Shape, parse_grid
 from runner.rates import Machine
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
-from runner.work import Work
+from runner.work import Task
 
 NO_OPTIONS = StreamOptions()
 GAIN = 0.95  # more ranks help where they take less than this part of the time
@@ -99,7 +99,7 @@ class Forecast:
 
 
 def forecast(
-    work: Work,
+    task: Task,
     machine: Machine,
     hosts: int = 1,
     options: StreamOptions = NO_OPTIONS,
@@ -108,14 +108,14 @@ def forecast(
     grid: str | None = None,
     keep_whole: bool = False,
 ) -> Forecast:
-    """What `work`, cut into a block for each rank and with its result known, will take on machines alike.
+    """What `task`, cut into a block for each rank and with its result known, will take on machines alike.
 
     hosts: with as many ranks on each as can be, the last with fewer. grid: --grid as given, by which chunks
     are cut too. keep_whole: the run is not streamed to overlap copies with kernels.
 
     Raises UserError where the run is streamed and not even a chunk of one row fits.
     """
-    ranks, gpu = work.partition.size, machine.gpus > 0
+    ranks, gpu = task.partition.size, machine.gpus > 0
     local = min(-(-ranks // hosts), ranks)
     limits = memory_limits(
         options,
@@ -125,28 +125,28 @@ def forecast(
         sharing=-(-local // max(machine.gpus, 1)),
     )
     facts = Facts(ranks, gpu, limits, files)
-    too_large = is_too_large(work, work.partition[0], limits, asynchronous=gpu)  # the largest block
-    if is_streamed(work, options, files, asynchronous=gpu, too_large=too_large, keep_whole=keep_whole):
-        part = _streamed(work, machine, local, facts, options, grid)
+    too_large = is_too_large(task, task.partition[0], limits, asynchronous=gpu)  # the largest block
+    if is_streamed(task, options, files, asynchronous=gpu, too_large=too_large, keep_whole=keep_whole):
+        part = _streamed(task, machine, local, facts, options, grid)
     else:
-        part = _in_one_piece(work, machine, local)
+        part = _in_one_piece(task, machine, local)
     rows = _rows(part, machine)
     of_a_chunk = [row.seconds / max(part.chunks, 1) for row in rows if row.name in STAGES]
     fill = sum(of_a_chunk) - max(of_a_chunk) if part.streamed else 0.0
     base, each = machine.start
-    return Forecast(ranks, hosts, work.partition.grid, part, tuple(rows), fill, base + each * local)
+    return Forecast(ranks, hosts, task.partition.grid, part, tuple(rows), fill, base + each * local)
 
 
 def by_ranks(
     last: Forecast,
-    work: Work,
+    task: Task,
     machine: Machine,
     options: StreamOptions = NO_OPTIONS,
     files: Files = PLAIN,
     *,
     grid: str | None = None,
 ) -> list[Forecast]:
-    """The same with 1, 2, 4, ... ranks, hosts filled one after another, then `last`, that of `work` itself.
+    """The same with 1, 2, 4, ... ranks, hosts filled one after another, then `last`, that of `task` itself.
 
     Axes that are cut into more than one part stay those that may be cut.
     """
@@ -155,7 +155,7 @@ def by_ranks(
     found = []
     for ranks in (1 << power for power in range((last.ranks - 1).bit_length())):
         text = "x".join("0" * axes) if axes > 1 else str(ranks)
-        cut = replace(work, partition=Partition(work.shape, parse_grid(text, work.shape, ranks)))
+        cut = replace(task, partition=Partition(task.shape, parse_grid(text, task.shape, ranks)))
         text_given = None if grid is None else text
         found.append(forecast(cut, machine, -(-ranks // local), options, files, grid=text_given))
     return [*found, last]
@@ -167,47 +167,47 @@ def enough(forecasts: Sequence[Forecast]) -> int:
     return min(one.ranks for one in forecasts if one.total * GAIN <= best)
 
 
-def _in_one_piece(work: Work, machine: Machine, local: int) -> Part:
+def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
     """Each rank has its block. The first blocks are the largest."""
-    every = [_moved(work, work.partition[rank], machine, halo_read=False) for rank in range(local)]
-    region = work.partition[0]
-    memory = memory_use(work, region, asynchronous=machine.gpus > 0)
+    every = [_moved(task, task.partition[rank], machine, halo_read=False) for rank in range(local)]
+    region = task.partition[0]
+    memory = memory_use(task, region, asynchronous=machine.gpus > 0)
     return Part(
         False, min(region.size, 1), region.shape[0] if region.size else 0, memory, every[0], _sum(every)
     )
 
 
 def _streamed(
-    work: Work, machine: Machine, local: int, facts: Facts, options: StreamOptions, grid: str | None
+    task: Task, machine: Machine, local: int, facts: Facts, options: StreamOptions, grid: str | None
 ) -> Part:
     """Chunks of the blocks of a grid, or of the whole array, dealt to the ranks."""
     text, blocks = streamed_grid(grid, facts.ranks)
-    work = replace(work, partition=Partition(work.shape, parse_grid(text, work.shape, blocks)))
-    chunks = plan_chunks(work, facts, options)
+    task = replace(task, partition=Partition(task.shape, parse_grid(text, task.shape, blocks)))
+    chunks = plan_chunks(task, facts, options)
     if not len(chunks):
         nothing: Bytes = dict.fromkeys(STAGES, 0)
         return Part(True, 0, 0, MemoryUse(0, 0), nothing, nothing, chunks)
     largest, most = chunks[0], -(-len(chunks) // facts.ranks)
-    one = _moved(work, largest, machine, halo_read=True)
+    one = _moved(task, largest, machine, halo_read=True)
     every = _sum(
-        _moved(work, block, machine, halo_read=True, chunks=-(-block.shape[0] // chunks.rows))
-        for block in work.partition
+        _moved(task, block, machine, halo_read=True, chunks=-(-block.shape[0] // chunks.rows))
+        for block in task.partition
     )
     mine, of_host = (
         {stage: min(count * moved, every[stage]) for stage, moved in one.items()}
         for count in (most, most * local)
     )
-    each = memory_use(work, largest, asynchronous=facts.asynchronous, files=facts.files)
+    each = memory_use(task, largest, asynchronous=facts.asynchronous, files=facts.files)
     memory = MemoryUse(options.under_way * each.host, options.under_way * each.device)
     return Part(True, most, largest.shape[0], memory, mine, of_host, chunks)
 
 
-def _result_bytes(work: Work, region: Region) -> int:
-    assert work.result is not None
-    return work.output_region(region).size * work.result[1].itemsize
+def _result_bytes(task: Task, region: Region) -> int:
+    assert task.result is not None
+    return task.output_region(region).size * task.result[1].itemsize
 
 
-def _moved(work: Work, region: Region, machine: Machine, *, halo_read: bool, chunks: int = 1) -> Bytes:
+def _moved(task: Task, region: Region, machine: Machine, *, halo_read: bool, chunks: int = 1) -> Bytes:
     """Bytes of the cells of `region` through each stage.
 
     halo_read: the halo comes from the file, for each of so many chunks of rows; else from the ranks beside.
@@ -215,14 +215,14 @@ def _moved(work: Work, region: Region, machine: Machine, *, halo_read: bool, chu
     """
     if region.size == 0:
         return dict.fromkeys(STAGES, 0)
-    padded = [n + sum(width) for n, width in zip(region.shape, work.widths, strict=True)]
-    padded[0] = region.shape[0] + chunks * sum(work.widths[0])
-    from_file = [halo_read and (axis == 0 or parts > 1) for axis, parts in enumerate(work.partition.grid)]
+    padded = [n + sum(width) for n, width in zip(region.shape, task.widths, strict=True)]
+    padded[0] = region.shape[0] + chunks * sum(task.widths[0])
+    from_file = [halo_read and (axis == 0 or parts > 1) for axis, parts in enumerate(task.partition.grid)]
     read = math.prod(n if f else m for n, m, f in zip(padded, region.shape, from_file, strict=True))
-    read *= work.dtype.itemsize
-    result = _result_bytes(work, region)
+    read *= task.dtype.itemsize
+    result = _result_bytes(task, region)
     copied = (read, result) if machine.gpus else (0, 0)
-    kernel = math.prod(padded) * work.dtype.itemsize + result
+    kernel = math.prod(padded) * task.dtype.itemsize + result
     return dict(zip(STAGES, (read, copied[0], kernel, copied[1], result), strict=True))
 
 

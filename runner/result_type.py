@@ -20,38 +20,38 @@ from runner.backend import Backend
 from runner.comm import Array
 from runner.here import Here
 from runner.partition import Region, Shape
-from runner.work import Work
+from runner.work import Task
 
 ResultType = tuple[Shape, np.dtype[Any]]  # lengths of the axes after the `leading` ones, and the dtype
 Row = tuple[Region, Array]  # some own cells of the array, and their padded block
 
 
 def result_type(
-    work: Work,
+    task: Task,
     backend: Backend,
     *,
     ranks: int = 1,
     host: str = "",
     first_row: Callable[[], Row] | None = None,
 ) -> ResultType:
-    """The type of the result of `work`, which does not declare it, from a call on as few zeros as can be.
+    """The type of the result of `task`, which does not declare it, from a call on as few zeros as can be.
 
     first_row: reads the array's first row. A function that raises on zeros, as one that inverts a matrix
     may, is called on that row instead, which a run computes once more; without `first_row` what it raised
     is raised.
     """
-    if 0 in work.shape:
-        return type_without_cells(work)
-    cells = tuple(1 if cut else n for cut, n in zip(work.cut_axes, work.shape, strict=True))
+    if 0 in task.shape:
+        return type_without_cells(task)
+    cells = tuple(1 if cut else n for cut, n in zip(task.cut_axes, task.shape, strict=True))
     region = Region((0,) * len(cells), cells)
-    padded = tuple(n + sum(width) for n, width in zip(cells, work.widths, strict=True))
+    padded = tuple(n + sum(width) for n, width in zip(cells, task.widths, strict=True))
 
     def call(region: Region, block: Array) -> ResultType:
         stream, xp = backend.stream, backend.xp
-        here = Here(0, ranks, host, region.start, region.shape, work.shape, stream, xp)
-        return type_of(work, work.call(block, here, None))
+        here = Here(0, ranks, host, region.start, region.shape, task.shape, stream, xp)
+        return type_of(task, task.call(block, here, None))
 
-    zeros = backend.empty(padded, work.dtype)
+    zeros = backend.empty(padded, task.dtype)
     zeros.fill(0)
     try:
         with np.errstate(all="ignore"), unheard(failures=first_row is None):
@@ -65,19 +65,19 @@ def result_type(
         return call(*first_row())
 
 
-def with_known_result(work: Work, backend: Backend) -> Work:
-    """`work` with its result's shape and dtype, for a forecast; raises what the function raises on zeros."""
-    return work if work.result is not None else work.with_result(*result_type(work, backend))
+def with_known_result(task: Task, backend: Backend) -> Task:
+    """`task` with its result's shape and dtype, for a forecast; raises what the function raises on zeros."""
+    return task if task.result is not None else task.with_result(*result_type(task, backend))
 
 
-def type_of(work: Work, result: Array) -> ResultType:
+def type_of(task: Task, result: Array) -> ResultType:
     """The type of a result of any part of the array."""
-    return tuple(result.shape[work.leading :]), np.dtype(result.dtype)
+    return tuple(result.shape[task.leading :]), np.dtype(result.dtype)
 
 
-def type_without_cells(work: Work) -> ResultType:
+def type_without_cells(task: Task) -> ResultType:
     """For an array without cells, on which no function is called: the input's own."""
-    return work.shape[work.leading :], work.dtype
+    return task.shape[task.leading :], task.dtype
 
 
 @contextmanager

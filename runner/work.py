@@ -19,7 +19,7 @@ NUMBERS = "biufc"  # kinds of dtypes
 
 
 @dataclass(frozen=True)
-class Work:
+class Task:
     """A map job, its parameters, and the array it is applied to.
 
     shape, dtype: of the input. result: shape and dtype of the output, None until it is known.
@@ -74,7 +74,7 @@ class Work:
             region.start[: self.leading] + (0,) * len(tail), region.stop[: self.leading] + tuple(tail)
         )
 
-    def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Work:
+    def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Task:
         return replace(self, result=(self.shape[: self.leading] + tail, dtype))
 
     def call(self, block: Array, here: Here, out: Array | None) -> Array:
@@ -116,7 +116,7 @@ class Work:
             )
 
 
-def decide(
+def plan_task(
     job: Job,
     parameters: dict[str, Any],
     shape: Shape,
@@ -126,7 +126,7 @@ def decide(
     grid: str | None = None,
     boundary: str | None = None,
     cval: float | None = None,
-) -> Work:
+) -> Task:
     """Check the input against the job and cut it. UserError for whatever cannot be."""
     if not shape:
         raise UserError("the input is a single number", got="no axes", expected="an array")
@@ -143,26 +143,26 @@ def decide(
     constant = job.cval if cval is None else cval
     if chosen == "constant":
         _check_constant(constant, dtype)
-    work = Work(job, parameters, shape, dtype, Partition(shape, parts), widths, chosen, constant)
-    declared = work.declared(shape)
+    task = Task(job, parameters, shape, dtype, Partition(shape, parts), widths, chosen, constant)
+    declared = task.declared(shape)
     if declared is not None:
-        if declared[0][: work.leading] != shape[: work.leading]:
-            raise _changes_a_cut_axis(work, declared[0])
-        work = replace(work, result=declared)
-    return work
+        if declared[0][: task.leading] != shape[: task.leading]:
+            raise _changes_a_cut_axis(task, declared[0])
+        task = replace(task, result=declared)
+    return task
 
 
-def _changes_a_cut_axis(work: Work, result: Shape) -> UserError:
+def _changes_a_cut_axis(task: Task, result: Shape) -> UserError:
     """Axis 0 and those before one with a halo are always cut; others only where --grid says so."""
-    always = max((axis + 1 for axis, width in enumerate(work.widths) if width != (0, 0)), default=1)
+    always = max((axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0)), default=1)
     axes = f"lengths along the first {always} axes" if always > 1 else "length along the first axis"
     hint = f"a result with the input's {axes}, which every --grid cuts"
-    if result[:always] == work.shape[:always]:
+    if result[:always] == task.shape[:always]:
         hint = f"--grid {'x'.join('0' * always)}, which cuts no other axis"
     return UserError(
-        f"job {work.job.name}: the result changes an axis along which the array is cut",
-        got=f"{result} from {work.shape}",
-        expected=f"the first {f'{work.leading} axes' if work.leading > 1 else 'axis'} unchanged",
+        f"job {task.job.name}: the result changes an axis along which the array is cut",
+        got=f"{result} from {task.shape}",
+        expected=f"the first {f'{task.leading} axes' if task.leading > 1 else 'axis'} unchanged",
         hint=hint,
     )
 

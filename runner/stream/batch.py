@@ -24,14 +24,14 @@ from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
-from runner.stream.batch_engine import BatchEnds, BatchEngine, Decide, naming, sink_for
+from runner.stream.batch_engine import BatchEnds, BatchEngine, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
 from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
-from runner.stream.identity import of_work
+from runner.stream.identity import of_task
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
 from runner.transaction import OutputTransaction
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
@@ -42,7 +42,7 @@ class Batch:
     world: World
     folder: Folder
     target: Path
-    decide: Decide
+    plan_task: PlanTask
     options: StreamOptions
     transaction: OutputTransaction
     phases: Phases
@@ -63,12 +63,12 @@ class Batch:
         """
         world, images = self.world, self.folder.images
         kept = world.on_root(lambda: look(self._journal, self.partial, self.options))
-        work = self._sample()
-        depth = self._depth(work)
-        finished = world.on_root(lambda: self._settle(kept, of_work(world, work, self.inputs)))
+        task = self._sample()
+        depth = self._depth(task)
+        finished = world.on_root(lambda: self._settle(kept, of_task(world, task, self.inputs)))
         self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
-        ends = BatchEnds(world, self.folder, self.partial, self.decide, self._spans)
+        ends = BatchEnds(world, self.folder, self.partial, self.plan_task, self._spans)
         log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, lambda: self._sync(ends))) as syncer:
             deal = work_off(
@@ -83,7 +83,7 @@ class Batch:
                 total=sum(image.size for image in images),
                 show=self.show,
             )
-        self._about = {"job": work.job.name, "input": str(self.folder.path), "output": str(self.target)}
+        self._about = {"job": task.job.name, "input": str(self.folder.path), "output": str(self.target)}
         self._check_unchanged()
         return {
             "chunks": len(images),
@@ -122,28 +122,28 @@ class Batch:
             self.transaction.set_recovery_hint(None)
             raise
 
-    def _sample(self) -> Work:
-        """The work on the largest image, with its result's shape and dtype, which its file can hold."""
+    def _sample(self) -> Task:
+        """The task for the largest image, with its result's shape and dtype, which its file can hold."""
         world, largest = self.world, max(self.folder.images, key=lambda image: image.size)
         path = self.folder.path / largest.name
         source: Source = world.on_root(lambda: open_source(path))
 
-        def decide() -> Work:
+        def plan_task() -> Task:
             with naming(path, error=UserError):
-                return self.decide(source.shape, source.dtype)
+                return self.plan_task(source.shape, source.dtype)
 
-        def check(work: Work) -> None:
+        def check(task: Task) -> None:
             with naming(path, error=UserError):
-                sink_for(self.partial, path.name, *work.known, world.nonce)
+                sink_for(self.partial, path.name, *task.known, world.nonce)
 
-        work = known_result(world, world.collective_call(decide), source)
-        world.on_root(lambda: check(work))
-        return work
+        task = known_result(world, world.collective_call(plan_task), source)
+        world.on_root(lambda: check(task))
+        return task
 
-    def _depth(self, work: Work) -> int:
+    def _depth(self, task: Task) -> int:
         """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
         memory is enough for so many of the largest one."""
-        takes = memory_use(work, work.partition[0], asynchronous=self.world.backend.asynchronous).host
+        takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
         room = (
             self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
         )
@@ -156,9 +156,9 @@ class Batch:
             )
         return max(1, min(threads_of(self.world) + self.options.under_way, room))
 
-    def _settle(self, kept: Identity | None, work: Identity) -> set[int]:
+    def _settle(self, kept: Identity | None, task: Identity) -> set[int]:
         """Begin the output, or go on with one: the images that are finished. On rank 0."""
-        wanted = {**work, "input": str(self.folder.path.resolve())}
+        wanted = {**task, "input": str(self.folder.path.resolve())}
         keys = settle(
             self.world,
             self.transaction,

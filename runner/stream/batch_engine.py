@@ -28,10 +28,10 @@ from runner.storage import HostArray, Sink, commit, open_sink, open_source
 from runner.storage.folder import Folder
 from runner.stream.ends import Step
 from runner.window import Window
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
-Decide = Callable[[Shape, np.dtype[Any]], Work]  # for an image, in one block; UserError
+PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # for an image, in one block; UserError
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class BatchEnds:
     world: World
     folder: Folder
     into: Path
-    decide: Decide
+    plan_task: PlanTask
     spans: Spans = field(default_factory=Spans)
     written: deque[Path] = field(default_factory=deque)
 
 
 @dataclass
 class ImageSlot:
-    """An image under way: its work, its padded block, and its result."""
+    """An image under way: its task, its padded block, and its result."""
 
     number: int = -1
-    work: Work | None = None
+    task: Task | None = None
     block: HostArray | None = None
     result: HostArray | None = None
 
@@ -71,10 +71,10 @@ class BatchEngine:
         return [Step("read", self._ends.folder.images[number].size, partial(self._read, slot))]
 
     def compute(self, slot: ImageSlot, idle: Callable[[], None]) -> None:
-        assert slot.work is not None
+        assert slot.task is not None
         assert slot.block is not None
         with naming(self._path(slot)):
-            slot.result = self._result(slot.number, slot.work, slot.block)
+            slot.result = self._result(slot.number, slot.task, slot.block)
         slot.block = None
 
     def finish(self, slot: ImageSlot) -> list[Step]:
@@ -82,7 +82,7 @@ class BatchEngine:
         return [Step("write", slot.result.nbytes, partial(self._write, slot))]
 
     def release(self, slot: ImageSlot) -> None:
-        slot.work = slot.result = None
+        slot.task = slot.result = None
 
     def _path(self, slot: ImageSlot) -> Path:
         return self._ends.folder.path / self._ends.folder.images[slot.number].name
@@ -91,26 +91,26 @@ class BatchEngine:
         image, path = self._ends.folder.images[slot.number], self._path(slot)
         with naming(path, "mend it or take it out of the folder, then the command with --resume"):
             source = open_source(path)
-            work = slot.work = self._ends.decide(source.shape, source.dtype)
-            window = Window(work.partition[0], work.shape, work.widths, work.boundary, work.cval)
+            task = slot.task = self._ends.plan_task(source.shape, source.dtype)
+            window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
             assert window.inside is not None
-            slot.block = np.empty(window.shape, work.dtype)
+            slot.block = np.empty(window.shape, task.dtype)
             source.read(window.region, slot.block[window.inside])
             window.fill(slot.block)
             found = path.stat()
             if (found.st_size, found.st_mtime_ns) != (image.size, image.changed):
                 raise RunError(f"{path} has changed since the run began", hint="the command with --resume")
 
-    def _result(self, number: int, work: Work, block: HostArray) -> HostArray:
+    def _result(self, number: int, task: Task, block: HostArray) -> HostArray:
         world, spans, on_gpu = self._ends.world, self._ends.spans, self._ends.world.backend.asynchronous
         own: Array = block
         if on_gpu:
-            own = world.backend.empty(block.shape, work.dtype)
+            own = world.backend.empty(block.shape, task.dtype)
             with spans("to device", number, block.nbytes):
                 world.backend.upload(block, own)
                 world.backend.synchronize()
         begin = perf_counter()
-        result = result_of(world, work, own)
+        result = result_of(world, task, own)
         world.backend.synchronize()
         spans.add("kernel", number, begin, perf_counter(), block.nbytes + result.nbytes)
         if not on_gpu:
@@ -134,31 +134,31 @@ class BatchEngine:
         self._ends.written.append(sink.path)
 
 
-def result_of(world: World, work: Work, block: Array) -> Array:
+def result_of(world: World, task: Task, block: Array) -> Array:
     """The job's result for an array's padded block on this rank's device, C-contiguous."""
-    region, backend = work.partition[0], world.backend
+    region, backend = task.partition[0], world.backend
     rows = (0, region.shape[0])
     whole: Array = None
-    ranges = slabs(region, work.widths[0], work.dtype.itemsize, rows)
+    ranges = slabs(region, task.widths[0], task.dtype.itemsize, rows)
     parts = [rows] if backend.asynchronous and region.size else ranges
-    for (first, last), window in windows(block, parts, sum(work.widths[0])):
-        if whole is None and work.result is not None:
-            whole = _empty(world, work)
-        out = whole[first:last] if work.fills else None
-        found = call_rows(world, work, region, window, (first, last), out)
+    for (first, last), window in windows(block, parts, sum(task.widths[0])):
+        if whole is None and task.result is not None:
+            whole = _empty(world, task)
+        out = whole[first:last] if task.fills else None
+        found = call_rows(world, task, region, window, (first, last), out)
         if whole is None:
-            work = work.with_result(*type_of(work, found))
-            whole = _empty(world, work)
+            task = task.with_result(*type_of(task, found))
+            whole = _empty(world, task)
         if found is not out:
             whole[first:last] = found
     if whole is None:  # without cells
-        whole = _empty(world, work if work.result else work.with_result(*type_without_cells(work)))
+        whole = _empty(world, task if task.result else task.with_result(*type_without_cells(task)))
     return whole
 
 
-def _empty(world: World, work: Work) -> Array:
-    result = world.backend.empty(*work.known)
-    if work.fills:
+def _empty(world: World, task: Task) -> Array:
+    result = world.backend.empty(*task.known)
+    if task.fills:
         poison(result)
     return result
 

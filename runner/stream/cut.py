@@ -30,23 +30,25 @@ from runner.storage import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.stream.options import StreamOptions
 from runner.window import Window
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
 def in_chunks(
-    world: World, work: Work, source: Source, target: Path, options: StreamOptions, whole: bool = False
-) -> Work | None:
-    """The work with its result known, where the run is streamed (`is_streamed`); else None. Collective.
+    world: World, task: Task, source: Source, target: Path, options: StreamOptions, whole: bool = False
+) -> Task | None:
+    """The task with its result known, where the run is streamed (`is_streamed`); else None. Collective.
 
     whole: it is to be kept whole. UserError where an option asks for chunks and a file cannot.
     """
     files = Files(source.parallel, split(target)[0].suffix.lower() in FOLDERS)
     asynchronous = world.backend.asynchronous
-    decide = partial(is_streamed, work, options, files, asynchronous=asynchronous, keep_whole=whole)
+    streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
     # Memory is looked at only where nothing else decides: an option for it is checked with the chunks.
-    if decide(too_large=False) or (source.parallel and decide(too_large=_is_too_large(world, work, options))):
-        known = known_result(world, work, source)
+    if streamed(too_large=False) or (
+        source.parallel and streamed(too_large=_is_too_large(world, task, options))
+    ):
+        known = known_result(world, task, source)
         if world.on_root(lambda: open_sink(target, *known.known, KEPT)).parallel:
             return known
     if options.named is not None:
@@ -54,10 +56,10 @@ def in_chunks(
     return None
 
 
-def _is_too_large(world: World, work: Work, options: StreamOptions) -> bool:
+def _is_too_large(world: World, task: Task, options: StreamOptions) -> bool:
     """Whether some rank's block does not fit its memory whole; the same on every rank."""
     mine = is_too_large(
-        work, work.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
+        task, task.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
     )
     return any(world.control.allgather(mine))
 
@@ -83,56 +85,56 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
 
 
 def chunks_of(
-    world: World, work: Work, source: Source, sink: Sink, options: StreamOptions, rows: int | None
+    world: World, task: Task, source: Source, sink: Sink, options: StreamOptions, rows: int | None
 ) -> Chunks:
-    """The chunks of `work.partition`, the same on every rank; collective.
+    """The chunks of `task.partition`, the same on every rank; collective.
 
     rows: of an unfinished run, whose chunks stay as they are. Raises UserError where not even the smallest
     chunk fits.
     """
-    if sink.chunks and math.prod(work.partition.grid) > 1:
+    if sink.chunks and math.prod(task.partition.grid) > 1:
         raise UserError(
             f"{sink.path} is written in chunks of its own, whole rows at a time",
-            got=f"--grid {'x'.join(map(str, work.partition.grid))}",
+            got=f"--grid {'x'.join(map(str, task.partition.grid))}",
             hint="no --grid",
             everywhere=True,
         )
     everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))
     files = Files(source_chunks=source.chunks, sink_chunks=sink.chunks)
     facts = Facts(world.size, world.backend.asynchronous, least(everyone), files)
-    return plan_chunks(work, facts, options, rows)
+    return plan_chunks(task, facts, options, rows)
 
 
-def known_result(world: World, work: Work, source: Source) -> Work:
-    """The work with its result's shape and dtype, from one trial call on rank 0 where they are not declared.
+def known_result(world: World, task: Task, source: Source) -> Task:
+    """The task with its result's shape and dtype, from one trial call on rank 0 where they are not declared.
 
     Collective. The trial is on zeros, or on the first row where the function fails on those (`result_type`).
     """
-    if work.result is not None:
-        return work
+    if task.result is not None:
+        return task
 
     def trial() -> ResultType:
         return result_type(
-            work,
+            task,
             world.backend,
             ranks=world.size,
             host=world.here.host,
-            first_row=lambda: _first_row(world, work, source),
+            first_row=lambda: _first_row(world, task, source),
         )
 
-    return work.with_result(*world.on_root(trial))
+    return task.with_result(*world.on_root(trial))
 
 
-def _first_row(world: World, work: Work, source: Source) -> tuple[Region, Array]:
+def _first_row(world: World, task: Task, source: Source) -> tuple[Region, Array]:
     """The first row of the first block, and its padded block on this rank's device."""
-    row = Region((0,) * len(work.shape), (1, *work.partition[0].stop[1:]))
-    window = Window(row, work.shape, work.widths, work.boundary, work.cval)
-    staged = np.empty(window.staged, work.dtype)
+    row = Region((0,) * len(task.shape), (1, *task.partition[0].stop[1:]))
+    window = Window(row, task.shape, task.widths, task.boundary, task.cval)
+    staged = np.empty(window.staged, task.dtype)
     for region, place in window.reads():
         source.read(region, staged[place])
     block = world.backend.xp.asarray(staged)
     if window.direct:
         return row, block
-    padded = world.backend.empty(window.shape, work.dtype)
+    padded = world.backend.empty(window.shape, task.dtype)
     window.assemble(block, padded)
     return row, padded

@@ -59,7 +59,7 @@ class DeviceEngine:
 
     def slots(self, count: int) -> list[DeviceSlot]:
         device, pinned, window = self._backend.empty, self._backend.host_empty, self._ends.window(0)
-        if any(width != (0, 0) for width in self._ends.work.widths):
+        if any(width != (0, 0) for width in self._ends.task.widths):
             self._padded = device((self._blocks,), BYTES)  # kernels run one after another: one will do
         slots = [
             DeviceSlot(
@@ -82,7 +82,7 @@ class DeviceEngine:
         raises on zeros compiles its kernels when it is called on its first chunk.
         """
         slot.number, slot.window, slot.loaded = 0, self._ends.window(0), False
-        slot.source[: math.prod(slot.window.staged) * self._ends.work.dtype.itemsize] = 0
+        slot.source[: math.prod(slot.window.staged) * self._ends.task.dtype.itemsize] = 0
         try:
             with unheard(failures=False), np.errstate(all="ignore"):
                 self.compute(slot, lambda: None)
@@ -102,13 +102,13 @@ class DeviceEngine:
         slot.loaded = loads is not None
         if loads is not None:
             return loads
-        staged = shaped(slot.source, slot.window.staged, self._ends.work.dtype)
+        staged = shaped(slot.source, slot.window.staged, self._ends.task.dtype)
         return self._ends.reads(slot.window, staged)
 
     def compute(self, slot: DeviceSlot, idle: Callable[[], None]) -> None:
-        ends, work, window, lanes = self._ends, self._ends.work, slot.window, self._lanes
+        ends, task, window, lanes = self._ends, self._ends.task, slot.window, self._lanes
         with lanes.named(f"chunk {slot.number}"):
-            staged = shaped(slot.device, window.staged, work.dtype)
+            staged = shaped(slot.device, window.staged, task.dtype)
             if not slot.loaded:
                 sent = lanes.send(slot.source[: staged.nbytes], slot.device)
                 slot.marks.append(("to device", staged.nbytes, *sent))
@@ -116,15 +116,15 @@ class DeviceEngine:
             begin = lanes.mark()
             block = staged
             if not window.direct:
-                block = shaped(self._padded, window.shape, work.dtype)
+                block = shaped(self._padded, window.shape, task.dtype)
                 window.assemble(staged, block)
             rows = window.region.shape[0]
-            out = result_buffer(work, window.region.shape, self._backend)
-            slot.result = self._kept(call_rows(ends.world, work, window.region, block, (0, rows), out))
+            out = result_buffer(task, window.region.shape, self._backend)
+            slot.result = self._kept(call_rows(ends.world, task, window.region, block, (0, rows), out))
             end = lanes.mark()
             nbytes = slot.result.nbytes
             slot.marks.append(("kernel", block.nbytes + nbytes, begin, end))
-            region = work.output_region(window.region)
+            region = task.output_region(window.region)
             slot.stored = self._direct.writes(region, slot.result) if self._direct else None
             if slot.stored is None:
                 fetched = lanes.fetch(slot.result, slot.target[:nbytes], end)
@@ -136,7 +136,7 @@ class DeviceEngine:
             self._ends.spans.add(stage, slot.number, self._lanes.passed(begin), last, moved)
         if slot.stored is not None:
             return slot.stored
-        region = self._ends.work.output_region(slot.window.region)
+        region = self._ends.task.output_region(slot.window.region)
         result = shaped(slot.target, region.shape, self._ends.result_dtype)
         return self._ends.writes(region, result)
 

@@ -15,7 +15,7 @@ from runner.partition import Region
 from runner.spans import Spans, Stage
 from runner.storage import HostArray, Sink, Source
 from runner.window import Window
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 PIECE = 8 << 20  # bytes that one thread reads or writes, so that several share a chunk
@@ -34,28 +34,28 @@ class Ends:
     """A streamed run's two files, what is done between them, and this rank's notes of when."""
 
     world: World
-    work: Work
+    task: Task
     chunks: Chunks
     source: Source
     sink: Sink
     spans: Spans
 
     def window(self, number: int) -> Window:
-        work = self.work
-        return Window(self.chunks[number], work.shape, work.widths, work.boundary, work.cval)
+        task = self.task
+        return Window(self.chunks[number], task.shape, task.widths, task.boundary, task.cval)
 
     @property
     def result_dtype(self) -> np.dtype[Any]:
-        return self.work.known[1]
+        return self.task.known[1]
 
     @property
     def largest(self) -> tuple[int, int]:
         """Bytes of the largest padded block (what is read for it is no larger) and of the largest result."""
         blocks = results = 0
         for region in self.chunks.largest:
-            padded = (n + sum(width) for n, width in zip(region.shape, self.work.widths, strict=True))
-            blocks = max(blocks, math.prod(padded) * self.work.dtype.itemsize)
-            results = max(results, self.work.output_region(region).size * self.result_dtype.itemsize)
+            padded = (n + sum(width) for n, width in zip(region.shape, self.task.widths, strict=True))
+            blocks = max(blocks, math.prod(padded) * self.task.dtype.itemsize)
+            results = max(results, self.task.output_region(region).size * self.result_dtype.itemsize)
         return blocks, results
 
     def reads(self, window: Window, target: HostArray) -> list[Step]:

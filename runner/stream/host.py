@@ -47,36 +47,36 @@ class HostEngine:
         pass
 
     def begin(self, slot: HostSlot, number: int) -> list[Step]:
-        ends, work = self._ends, self._ends.work
+        ends, task = self._ends, self._ends.task
         slot.number, slot.window = number, ends.window(number)
-        region = work.output_region(slot.window.region)
-        slot.block = shaped(slot.source, slot.window.shape, work.dtype)
+        region = task.output_region(slot.window.region)
+        slot.block = shaped(slot.source, slot.window.shape, task.dtype)
         slot.result = shaped(slot.target, region.shape, ends.result_dtype)
         inside = slot.window.inside
-        slot.staged = np.empty(slot.window.staged, work.dtype) if inside is None else None
+        slot.staged = np.empty(slot.window.staged, task.dtype) if inside is None else None
         return ends.reads(slot.window, slot.block[inside] if slot.staged is None else slot.staged)
 
     def compute(self, slot: HostSlot, idle: Callable[[], None]) -> None:
-        ends, work, window = self._ends, self._ends.work, slot.window
+        ends, task, window = self._ends, self._ends.task, slot.window
         with ends.spans("kernel", slot.number, slot.block.nbytes + slot.result.nbytes):
             if slot.staged is not None:
                 window.assemble(slot.staged, slot.block)
             elif not window.direct:
                 window.fill(slot.block)
             rows = (0, window.region.shape[0])
-            parts = slabs(window.region, work.widths[0], work.dtype.itemsize, rows)
-            for part, cells in windows(slot.block, parts, sum(work.widths[0])):
+            parts = slabs(window.region, task.widths[0], task.dtype.itemsize, rows)
+            for part, cells in windows(slot.block, parts, sum(task.widths[0])):
                 out = slot.result[slice(*part)]
-                if work.fills:
+                if task.fills:
                     poison(out)
-                given = out if work.fills else None
-                result = call_rows(ends.world, work, window.region, cells, part, given)
+                given = out if task.fills else None
+                result = call_rows(ends.world, task, window.region, cells, part, given)
                 if result is not out:
                     out[...] = result
                 idle()
 
     def finish(self, slot: HostSlot) -> list[Step]:
-        return self._ends.writes(self._ends.work.output_region(slot.window.region), slot.result)
+        return self._ends.writes(self._ends.task.output_region(slot.window.region), slot.result)
 
     def release(self, slot: HostSlot) -> None:
         slot.staged = None

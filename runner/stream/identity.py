@@ -16,41 +16,41 @@ from runner.declaration import Job
 from runner.inputs import Inputs
 from runner.report.record import plain
 from runner.storage import Source
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
-def identity(world: World, work: Work, source: Source, chunks: Chunks, inputs: Inputs) -> dict[str, Any]:
+def identity(world: World, task: Task, source: Source, chunks: Chunks, inputs: Inputs) -> dict[str, Any]:
     """Of a run, for its journal; plain values. On rank 0."""
     size, changed, files, _ = inputs.states["input"]
     return {
-        **of_work(world, work, inputs),
+        **of_task(world, task, inputs),
         "input": str(source.path.resolve()),
         "input_array": source.name,
         "input_order": source.form.order or "C",
         "input_bytes": size,
         "input_changed_ns": changed,
         "input_files": files,
-        "shape": list(work.shape),
-        "dtype": str(work.dtype),
-        "halo": [list(width) for width in work.widths],
-        "grid": list(work.partition.grid),
+        "shape": list(task.shape),
+        "dtype": str(task.dtype),
+        "halo": [list(width) for width in task.widths],
+        "grid": list(task.partition.grid),
         "rows": chunks.rows,
-        "result_shape": list(work.known[0]),
-        "result_dtype": str(work.known[1]),
+        "result_shape": list(task.known[0]),
+        "result_dtype": str(task.known[1]),
     }
 
 
-def of_work(world: World, work: Work, inputs: Inputs) -> dict[str, Any]:
+def of_task(world: World, task: Task, inputs: Inputs) -> dict[str, Any]:
     """What is done, to whatever array. On rank 0."""
     return {
         "meshrun": _version(),
-        "job": work.job.name,
-        "code": code_of(work.job),
-        "parameters": plain(work.parameters),
+        "job": task.job.name,
+        "code": code_of(task.job),
+        "parameters": plain(task.parameters),
         "files": inputs.of_parameters,
-        "boundary": work.boundary,
-        "cval": plain(work.cval),
+        "boundary": task.boundary,
+        "cval": plain(task.cval),
         "device": world.backend.device.kind,  # whose rounding the result has
     }
 

@@ -27,7 +27,7 @@ from runner.stream.identity import identity
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import look, settle
 from runner.transaction import OutputTransaction
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
@@ -36,7 +36,7 @@ class Streaming:
     """One streamed run, for `write` and then `commit`; collective."""
 
     world: World
-    work: Work
+    task: Task
     source: Source
     target: Path
     options: StreamOptions
@@ -55,17 +55,17 @@ class Streaming:
         the input has changed meanwhile.
         """
         world, options = self.world, self.options
-        self.work = known_result(world, self.work, self.source)
-        self.sink = open_sink(self.target, *self.work.known, KEPT)
+        self.task = known_result(world, self.task, self.source)
+        self.sink = open_sink(self.target, *self.task.known, KEPT)
         self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
         kept = world.on_root(lambda: look(self.journal, self.sink.partial, options))
         rows = kept.get("rows") if kept else None
-        chunks = chunks_of(world, self.work, self.source, self.sink, options, rows)
+        chunks = chunks_of(world, self.task, self.source, self.sink, options, rows)
         finished = world.on_root(lambda: self._settle(kept, chunks))
         self.transaction.set_recovery_hint("finished chunks are kept; the same command with --resume goes on")
         todo = [number for number in range(len(chunks)) if number not in finished]
-        ends = Ends(world, self.work, chunks, self.source, self.sink, self._spans)
+        ends = Ends(world, self.task, chunks, self.source, self.sink, self._spans)
         direct = self._direct(ends)
         engine = DeviceEngine(ends, direct) if world.backend.asynchronous else HostEngine(ends)
         with closing(direct) if direct else nullcontext():
@@ -91,11 +91,11 @@ class Streaming:
     @property
     def _about(self) -> dict[str, Any]:
         files = {"input": str(self.source.path), "output": str(self.target)}
-        return {"job": self.work.job.name, **files}
+        return {"job": self.task.job.name, **files}
 
     def _settle(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
         """On rank 0."""
-        whole, partial = identity(self.world, self.work, self.source, chunks, self.inputs), self.sink.partial
+        whole, partial = identity(self.world, self.task, self.source, chunks, self.inputs), self.sink.partial
         return settle(
             self.world,
             self.transaction,
@@ -116,9 +116,9 @@ class Streaming:
             found = read_back(sink)
         except UserError as reason:
             raise UserError(wrong, got=reason.what, hint=anew) from reason
-        cells, dtype = math.prod(self.work.known[0]), self.work.known[1].newbyteorder("=")
+        cells, dtype = math.prod(self.task.known[0]), self.task.known[1].newbyteorder("=")
         if (math.prod(found.shape), found.dtype, found.chunks) != (cells, dtype, sink.chunks):
-            got, expected = f"{found.dtype} of shape {found.shape}", f"{dtype} of shape {self.work.known[0]}"
+            got, expected = f"{found.dtype} of shape {found.shape}", f"{dtype} of shape {self.task.known[0]}"
             raise UserError(wrong, got=got, expected=expected, hint=anew)
 
     def _direct(self, ends: Ends) -> Direct | None:
@@ -135,7 +135,7 @@ class Streaming:
 
     def _work_off(self, engine: Engine, ends: Ends, todo: list[int]) -> list[tuple[int, int]]:
         """Do what is to be done; how many chunks each rank had of its own, and of others."""
-        world, itemsize = self.world, self.work.dtype.itemsize
+        world, itemsize = self.world, self.task.dtype.itemsize
         log = self.journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, self.sink.sync)) as syncer:
             syncer.sync()  # before this rank writes: what an earlier run has left may not get to the disk
@@ -148,7 +148,7 @@ class Streaming:
                 depth=self.options.under_way,
                 done=syncer.done,
                 left=sum(ends.chunks[number].size for number in todo) * itemsize,
-                total=sum(region.size for region in self.work.partition) * itemsize,
+                total=sum(region.size for region in self.task.partition) * itemsize,
                 show=self.show,
             )
             if len(world.hosts) > 1:  # another host may read the output, or this one be lost, before long

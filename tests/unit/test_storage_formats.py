@@ -41,7 +41,7 @@ from runner.storage import (
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.paths import KEPT, is_kept
 from runner.storage.unmapped import Unmapped
-from runner.work import decide
+from runner.work import plan_task
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 NEEDS = {".zarr": "zarr", ".h5": "h5py", ".tif": "tifffile"}
@@ -450,7 +450,7 @@ def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data:
     box = Region(tuple(a for a, _ in pairs), tuple(b + 1 for _, b in pairs))
     array = np.random.default_rng(0).random(shape)
     job = runner.map_blocks(halo=widths, boundary=boundary, cval=7.0)(lambda block: block)
-    work = decide(job, {}, shape, array.dtype, 1)
+    task = plan_task(job, {}, shape, array.dtype, 1)
     more = {"constant_values": 7} if boundary == "constant" else {}
     whole_padded = np.pad(array, widths, PAD[boundary], **more)
     expected = whole_padded[
@@ -459,4 +459,4 @@ def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data:
             for (a, b), (low, high) in zip(zip(box.start, box.stop, strict=True), widths, strict=True)
         )
     ]
-    np.testing.assert_array_equal(padded(work, Unmapped(MemorySource(array)), box), expected)
+    np.testing.assert_array_equal(padded(task, Unmapped(MemorySource(array)), box), expected)

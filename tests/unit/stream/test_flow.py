@@ -24,7 +24,7 @@ from runner.stream.device import DeviceEngine
 from runner.stream.ends import Ends, Step
 from runner.stream.flow import stream
 from runner.stream.host import HostEngine
-from runner.work import decide
+from runner.work import plan_task
 from runner.world import lone_world
 
 PATIENCE = 10  # seconds after which a thread that waits for others fails its test
@@ -293,17 +293,17 @@ def ends_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) -> Ends
         shape = (block.shape[0] - 2 * halo, block.shape[1])
         return sum(block[i : i + shape[0]].astype(np.float64) for i in range(2 * halo + 1))
 
-    work = decide(neighbours, {}, source.shape, source.dtype, 1).with_result((6,), np.dtype(np.float64))
-    sink = open_sink(folder / "out.npy", *work.known, "stream")
+    task = plan_task(neighbours, {}, source.shape, source.dtype, 1).with_result((6,), np.dtype(np.float64))
+    sink = open_sink(folder / "out.npy", *task.known, "stream")
     sink.create()
-    return Ends(lone_world(backend), work, Chunks(work.partition, rows), source, sink, Spans())
+    return Ends(lone_world(backend), task, Chunks(task.partition, rows), source, sink, Spans())
 
 
 def moved(ends: Ends) -> dict[tuple[str, int], int]:
     """What each stage of each chunk has to move, from the definition."""
     found: dict[tuple[str, int], int] = {}
     for number, region in enumerate(ends.chunks[n] for n in range(len(ends.chunks))):
-        halo = ends.work.widths[0][0]
+        halo = ends.task.widths[0][0]
         read = min(region.stop[0] + halo, 19) - max(region.start[0] - halo, 0)
         rows = region.shape[0]
         result = rows * 6 * 8
@@ -353,10 +353,10 @@ def test_cells_that_a_function_leaves_out_are_poison_not_another_chunks(
         out[:, ::2] = block[:, ::2]
 
     ends = ends_of(tmp_path, backend(), halo=0)
-    work = decide(every_second, {}, (19, 6), np.dtype(np.float32), 1)
-    sink = open_sink(tmp_path / "other.npy", *work.known, "stream")
+    task = plan_task(every_second, {}, (19, 6), np.dtype(np.float32), 1)
+    sink = open_sink(tmp_path / "other.npy", *task.known, "stream")
     sink.create()
-    ends = replace(ends, work=work, sink=sink)
+    ends = replace(ends, task=task, sink=sink)
     engine = DeviceEngine(ends) if ends.world.backend.asynchronous else HostEngine(ends)
     flow(engine, range(len(ends.chunks)), depth=1, spans=ends.spans)
     found = open_source(sink.partial).array
