@@ -24,7 +24,7 @@ from runner.boxes import everything, sample
 from runner.compare import differs, unlike
 from runner.declaration import Job
 from runner.errors import RunError, UserError
-from runner.here import Here
+from runner.here import BlockContext
 from runner.partition import Region, Shape, owner
 from runner.pipeline import Progress, quiet, result_buffer
 from runner.reduce import Tiles, reduce_array, to_host
@@ -186,7 +186,7 @@ def expect(task: Task, block: HostArray, box: Region) -> tuple[HostArray, HostAr
     shape, dtype = task.output_region(box).shape, task.known[1]
     largest = _largest(block) if dtype.kind in "fc" else 0.0
     if task.job.reference is None:
-        here = Here(0, 1, "", box.start, box.shape, task.shape, None, np)
+        here = BlockContext(0, 1, "", box.start, box.shape, task.shape, None, np)
         expected = task.call(block, here, result_buffer(task, box.shape, CpuBackend()))
         tolerance: Any = None
     else:

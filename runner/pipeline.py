@@ -20,7 +20,7 @@ from runner.backend import Backend, poison
 from runner.comm import Array, Message
 from runner.errors import RunError
 from runner.exchange import HaloPlan
-from runner.here import Here
+from runner.here import BlockContext
 from runner.partition import Region, Shape
 from runner.phases import Phases
 from runner.result_type import ResultType, type_of, type_without_cells
@@ -242,7 +242,7 @@ def call_rows(
     """
     first, last = rows
     part, ranks, backend = region.rows(first, last), (world.rank, world.size, world.here.host), world.backend
-    here = Here(*ranks, part.start, part.shape, task.shape, backend.stream, backend.xp)
+    here = BlockContext(*ranks, part.start, part.shape, task.shape, backend.stream, backend.xp)
     if out is not None and out.shape[0] > last - first:
         out = out[first:last]
     result = task.call(window, here, out)

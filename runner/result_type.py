@@ -18,7 +18,7 @@ import numpy as np
 
 from runner.backend import Backend
 from runner.comm import Array
-from runner.here import Here
+from runner.here import BlockContext
 from runner.partition import Region, Shape
 from runner.work import Task
 
@@ -48,7 +48,7 @@ def result_type(
 
     def call(region: Region, block: Array) -> ResultType:
         stream, xp = backend.stream, backend.xp
-        here = Here(0, ranks, host, region.start, region.shape, task.shape, stream, xp)
+        here = BlockContext(0, ranks, host, region.start, region.shape, task.shape, stream, xp)
         return type_of(task, task.call(block, here, None))
 
     zeros = backend.empty(padded, task.dtype)

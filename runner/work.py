@@ -12,7 +12,7 @@ from runner.comm import Array
 from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.halo import BOUNDARIES, Widths, check_widths, normalize
-from runner.here import Here
+from runner.here import BlockContext
 from runner.partition import Partition, Region, Shape, parse_grid
 
 NUMBERS = "biufc"  # kinds of dtypes
@@ -77,7 +77,7 @@ class Task:
     def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Task:
         return replace(self, result=(self.shape[: self.leading] + tail, dtype))
 
-    def call(self, block: Array, here: Here, out: Array | None) -> Array:
+    def call(self, block: Array, here: BlockContext, out: Array | None) -> Array:
         """The job's result for a padded block, in `out` if there is one; checked to be of the right shape."""
         services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}
@@ -86,7 +86,7 @@ class Task:
         self._check(result, here)
         return result
 
-    def _check(self, result: Any, here: Here) -> None:
+    def _check(self, result: Any, here: BlockContext) -> None:
         declared = self.declared(here.block)
         leading = here.block[: self.leading]
         name = self.job.name

@@ -45,7 +45,7 @@ def quick() -> Iterator[None]:
 
 
 @runner.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
-def counted(block: Any, *, here: runner.Here, gain: int = 2) -> Any:
+def counted(block: Any, *, here: runner.BlockContext, gain: int = 2) -> Any:
     """Notes the shapes of the images that it is called for; not where a row is tried before the work."""
     if here.block == here.shape:
         CALLED.append(here.shape)

@@ -34,7 +34,7 @@ CALLED: list[int] = []  # first rows of those that it did
 
 
 @runner.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
-def fragile(block: Any, *, out: Any, here: runner.Here, gain: int = 3) -> None:
+def fragile(block: Any, *, out: Any, here: runner.BlockContext, gain: int = 3) -> None:
     if here.offset[0] in FAILING:
         raise ZeroDivisionError("fragile")
     CALLED.append(here.offset[0])
