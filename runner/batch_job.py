@@ -156,14 +156,14 @@ class BatchRun:
             "against": REFERENCE if self.job.reference else RERUN,
             "boxes": sum(entry[1] for entry in everyone),
             "cells": sum(entry[2] for entry in everyone),
-            "seed": world.nonce,
+            "seed": world.run_id,
             "seconds": time.perf_counter() - begin,
         }
 
     def _boxes(self, task: Task, name: str) -> Iterator[Region]:
         if self.options.verify == "full":
             return everything(task.partition, 0, task.cut_axes)
-        return sample(task.partition, 0, task.cut_axes, f"{self.world.nonce}/{name}")
+        return sample(task.partition, 0, task.cut_axes, f"{self.world.run_id}/{name}")
 
 
 def _unlike(name: str, task: Task, written: Source) -> RunError | None:

@@ -90,7 +90,7 @@ def verify(
         "against": REFERENCE if task.job.reference else RERUN,
         "boxes": sum(entry[1] for entry in found),
         "cells": sum(entry[2] for entry in found),
-        "seed": world.nonce,
+        "seed": world.run_id,
         "seconds": time.perf_counter() - begin,
     }
 
@@ -102,7 +102,7 @@ def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]
         return iter(())
     if mode == "full":
         return chain.from_iterable(everything(task.partition, rank, task.cut_axes) for rank in ranks)
-    return chain.from_iterable(sample(task.partition, rank, task.cut_axes, world.nonce) for rank in ranks)
+    return chain.from_iterable(sample(task.partition, rank, task.cut_axes, world.run_id) for rank in ranks)
 
 
 def leave_cache(written: Path) -> None:

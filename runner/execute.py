@@ -181,7 +181,7 @@ def _result(run: Run) -> Record:
             hint="reference= in its decorator",
             everywhere=True,
         )
-    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.nonce)
+    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.run_id)
     if partial is not None:
         run.transaction.track_partial(partial)
     value = call(run, output)

@@ -175,7 +175,7 @@ def _create(run: Run, task: Task) -> Sink:
     def create() -> Sink:
         assert task.result is not None
         assert run.target is not None
-        sink = open_sink(run.target, *task.result, run.world.nonce)
+        sink = open_sink(run.target, *task.result, run.world.run_id)
         if run.options.verify != "off" and not sink.lossless:
             raise UserError(
                 f"--verify reads the output back, and {run.target.suffix} does not keep it exactly",

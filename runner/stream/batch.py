@@ -69,7 +69,7 @@ class Batch:
         self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
         ends = BatchEnds(world, self.folder, self.partial, self.plan_task, self._spans)
-        log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
+        log = self._journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, lambda: self._sync(ends))) as syncer:
             deal = work_off(
                 world,
@@ -134,7 +134,7 @@ class Batch:
 
         def check(task: Task) -> None:
             with naming(path, error=UserError):
-                sink_for(self.partial, path.name, *task.known, world.nonce)
+                sink_for(self.partial, path.name, *task.known, world.run_id)
 
         task = known_result(world, world.collective_call(plan_task), source)
         world.on_root(lambda: check(task))

@@ -126,8 +126,8 @@ class BatchEngine:
         assert result is not None
         path = self._path(slot)
         with naming(path):
-            nonce = self._ends.world.nonce
-            sink = sink_for(self._ends.into, path.name, result.shape, result.dtype, nonce)
+            run_id = self._ends.world.run_id
+            sink = sink_for(self._ends.into, path.name, result.shape, result.dtype, run_id)
             sink.create()
             sink.write(Region((0,) * result.ndim, result.shape), result)
             commit(sink)
@@ -163,10 +163,10 @@ def _empty(world: World, task: Task) -> Array:
     return result
 
 
-def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sink:
+def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Sink:
     """A sink for an image's result; UserError where a file of that name cannot hold it."""
     try:
-        return open_sink(into / name, shape, dtype, nonce)
+        return open_sink(into / name, shape, dtype, run_id)
     except UserError as failure:
         failure.hint = "the images as .npy files, which hold anything: an output has its image's name"
         raise

@@ -136,7 +136,7 @@ class Streaming:
     def _work_off(self, engine: Engine, ends: Ends, todo: list[int]) -> list[tuple[int, int]]:
         """Do what is to be done; how many chunks each rank had of its own, and of others."""
         world, itemsize = self.world, self.task.dtype.itemsize
-        log = self.journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
+        log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, self.sink.sync)) as syncer:
             syncer.sync()  # before this rank writes: what an earlier run has left may not get to the disk
             found = work_off(

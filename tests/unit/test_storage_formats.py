@@ -322,12 +322,12 @@ def fill_up(*_: Any, **__: Any) -> NoReturn:
 
 
 @pytest.mark.parametrize("suffix", FLAT)
-@pytest.mark.parametrize("nonce", ["nonce", KEPT])
+@pytest.mark.parametrize("run_id", ["nonce", KEPT])
 def test_a_disk_that_is_full_midway_says_what_is_missing(
-    tmp_path: Path, suffix: str, nonce: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, suffix: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runner.storage.room.fallocate", unclaimable)
-    sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), nonce)
+    sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), run_id)
     sink.create()
     third = Region((0, 0), (1 << 10, 1 << 10))
     sink.write(third, np.ones(third.shape, "f4"))
@@ -337,7 +337,7 @@ def test_a_disk_that_is_full_midway_says_what_is_missing(
     found = re.search(r"expected ([\d,]+) bytes for the rest\. Try: (.*)", str(caught.value))
     assert found, caught.value
     assert (8 << 20) - (64 << 10) <= int(found[1].replace(",", "")) <= (8 << 20) + (64 << 10)
-    assert found[2] == HINTS[nonce]
+    assert found[2] == HINTS[run_id]
 
 
 def test_room_that_was_claimed_is_not_asked_for_again(
@@ -358,12 +358,12 @@ def test_an_output_of_which_nothing_was_made_is_nothing_to_go_on_with(
     monkeypatch.setattr("runner.storage.room.fallocate", fill_up)
     folder = partial_path(tmp_path / "images", KEPT)
     folder.mkdir()
-    for path, nonce, hint in (
+    for path, run_id, hint in (
         (tmp_path / "a.npy", KEPT, HINTS["nonce"]),
         (folder / "a.npy", "nonce", HINTS[KEPT]),
     ):
         with pytest.raises(RunError, match="No space left on device") as caught:
-            open_sink(path, (8,), np.dtype("f4"), nonce).create()
+            open_sink(path, (8,), np.dtype("f4"), run_id).create()
         assert caught.value.hint == hint
 
 
