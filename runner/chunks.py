@@ -2,7 +2,7 @@
 
 A chunk is some neighbouring rows of one block of a partition. It is read from the file with its halo,
 whichever rank computes the cells beside it. How many rows it has is decided in `chunking`; which rank
-computes it is decided at run time (`deal`), so that a run can be resumed on another number of ranks.
+computes it is decided at run time by work stealing (`deal`), so a run can resume on any number of ranks.
 """
 
 from __future__ import annotations

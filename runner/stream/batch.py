@@ -26,7 +26,7 @@ from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
 from runner.stream.batch_engine import BatchEnds, BatchEngine, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
-from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
+from runner.stream.dealt import Show, draw, process_chunks, report, threads_of, unseen
 from runner.stream.identity import of_task
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
@@ -71,7 +71,7 @@ class Batch:
         ends = BatchEnds(world, self.folder, self.partial, self.plan_task, self._spans)
         log = self._journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, lambda: self._sync(ends))) as syncer:
-            deal = work_off(
+            counts = process_chunks(
                 world,
                 self.options,
                 BatchEngine(ends),
@@ -90,8 +90,8 @@ class Batch:
             "rows": None,
             "depth": depth,
             "resumed": len(finished),
-            "own": [one[0] for one in deal],
-            "taken_over": [one[1] for one in deal],
+            "own": [one[0] for one in counts],
+            "taken_over": [one[1] for one in counts],
             **report(world, self.phases, ends.spans),
         }
 

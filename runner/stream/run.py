@@ -18,7 +18,7 @@ from runner.spans import Spans
 from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.paths import KEPT, suffix
 from runner.stream.cut import chunks_of, known_result
-from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
+from runner.stream.dealt import Show, draw, process_chunks, report, threads_of, unseen
 from runner.stream.device import DeviceEngine
 from runner.stream.direct import Direct
 from runner.stream.ends import Ends, Engine
@@ -69,7 +69,7 @@ class Streaming:
         direct = self._direct(ends)
         engine = DeviceEngine(ends, direct) if world.backend.asynchronous else HostEngine(ends)
         with closing(direct) if direct else nullcontext():
-            deal = self._work_off(engine, ends, todo)
+            counts = self._process_chunks(engine, ends, todo)
         self._check_unchanged()
         return {
             "chunks": len(chunks),
@@ -77,8 +77,8 @@ class Streaming:
             "depth": options.under_way,
             "resumed": len(finished),
             "direct": direct is not None,
-            "own": [one[0] for one in deal],
-            "taken_over": [one[1] for one in deal],
+            "own": [one[0] for one in counts],
+            "taken_over": [one[1] for one in counts],
             **report(world, self.phases, ends.spans),
         }
 
@@ -133,13 +133,13 @@ class Streaming:
         self.sink.create()
         self.sink.sync()
 
-    def _work_off(self, engine: Engine, ends: Ends, todo: list[int]) -> list[tuple[int, int]]:
+    def _process_chunks(self, engine: Engine, ends: Ends, todo: list[int]) -> list[tuple[int, int]]:
         """Do what is to be done; how many chunks each rank had of its own, and of others."""
         world, itemsize = self.world, self.task.dtype.itemsize
         log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, self.sink.sync)) as syncer:
             syncer.sync()  # before this rank writes: what an earlier run has left may not get to the disk
-            found = work_off(
+            found = process_chunks(
                 world,
                 self.options,
                 engine,
