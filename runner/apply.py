@@ -11,7 +11,7 @@ from runner.declaration import Job
 from runner.execute import call
 from runner.options import Options, Run
 from runner.phases import Phases
-from runner.pipeline import Pipeline, quiet
+from runner.pipeline import Pipeline, no_progress
 from runner.storage import MemorySource
 from runner.transaction import OutputTransaction
 from runner.work import plan_task
@@ -33,7 +33,9 @@ def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> An
     phases = Phases(world.backend.synchronize)
     if job.kind != "map":
         source = MemorySource(array)
-        return call(Run(world, job, parameters, source, None, Options(), OutputTransaction(), quiet, phases))
+        return call(
+            Run(world, job, parameters, source, None, Options(), OutputTransaction(), no_progress, phases)
+        )
     task = plan_task(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
     pipeline = Pipeline(world, task, phases)
     block = world.backend.empty(pipeline.plan.shape, task.dtype)

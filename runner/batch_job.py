@@ -18,13 +18,13 @@ from runner.inputs import Inputs
 from runner.options import Options
 from runner.partition import Region, Shape, bounds
 from runner.phases import Phases
-from runner.pipeline import Progress
+from runner.pipeline import OnProgress
 from runner.report.record import Record
 from runner.storage import Source, open_source
 from runner.storage.faults import listing
 from runner.storage.folder import LOSSY, Folder
 from runner.stream.batch import Batch
-from runner.stream.dealt import Show
+from runner.stream.dealt import OnStreamProgress
 from runner.transaction import OutputTransaction
 from runner.work import Task, plan_task
 from runner.world import World
@@ -42,8 +42,8 @@ class BatchRun:
     options: Options
     transaction: OutputTransaction
     phases: Phases
-    show: Show
-    proof: Progress
+    show: OnStreamProgress
+    proof: OnProgress
     inputs: Inputs
 
     def run(self) -> Record:

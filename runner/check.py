@@ -26,7 +26,7 @@ from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.here import BlockContext
 from runner.partition import Region, Shape, owner
-from runner.pipeline import Progress, quiet, result_buffer
+from runner.pipeline import OnProgress, no_progress, result_buffer
 from runner.reduce import Tiles, reduce_array, to_host
 from runner.storage import HostArray, Sink, Source, read_back, reopen
 from runner.work import Task
@@ -58,7 +58,7 @@ def verify(
     mode: str,
     *,
     dealt: bool = False,
-    progress: Progress = quiet,
+    progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Check the file that `sink` wrote; collective. The record of the check; RunError on every rank if wrong.
 

@@ -15,14 +15,14 @@ from runner.inputs import note
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, Run
 from runner.phases import Phases
-from runner.pipeline import Progress, quiet
+from runner.pipeline import OnProgress, no_progress
 from runner.record_builder import phase_table, places, versions
 from runner.reduce import Tiles, reduce_array
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.storage import Source, check_output, check_place, open_source, split
 from runner.storage.folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
-from runner.stream.dealt import Show, unseen
+from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.transaction import OutputTransaction
 from runner.world import World, open_world
 
@@ -65,9 +65,9 @@ def execute(
     options: Options,
     *,
     transaction: OutputTransaction,
-    progress: Progress = quiet,
-    show: Show = unseen,
-    proof: Progress = quiet,
+    progress: OnProgress = no_progress,
+    show: OnStreamProgress = no_stream_progress,
+    proof: OnProgress = no_progress,
 ) -> Record:
     """`run` in an open world; the caller handles failures and rolls `transaction` back.
 

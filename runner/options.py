@@ -17,10 +17,10 @@ from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES
 from runner.inputs import Inputs
 from runner.phases import Phases
-from runner.pipeline import Progress, quiet
+from runner.pipeline import OnProgress, no_progress
 from runner.signature import FORM
 from runner.storage import Form, Source
-from runner.stream.dealt import Show, unseen
+from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.stream.options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World
@@ -207,8 +207,8 @@ class Run:
     target: Path | None
     options: Options
     transaction: OutputTransaction
-    progress: Progress
+    progress: OnProgress
     phases: Phases
-    show: Show = unseen
-    proof: Progress = quiet
+    show: OnStreamProgress = no_stream_progress
+    proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)

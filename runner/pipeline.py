@@ -29,11 +29,11 @@ from runner.world import World
 
 SLAB = 2 << 20  # bytes of input for one call on a CPU: about one core's second-level cache
 Rows = tuple[int, int]
-Progress = Callable[[int, int], None]  # rows done, rows in all
+OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 
-def quiet(done: int, total: int) -> None:
-    """Progress that nobody watches."""
+def no_progress(done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Pipeline:
     task: Task
     phases: Phases
     overlap: bool = False
-    progress: Progress = quiet
+    progress: OnProgress = no_progress
 
     def __post_init__(self) -> None:
         self.plan = halo_plan(self.task, self.world.rank)

@@ -54,14 +54,14 @@ def result_type(
     zeros = backend.empty(padded, task.dtype)
     zeros.fill(0)
     try:
-        with np.errstate(all="ignore"), unheard(failures=first_row is None):
+        with np.errstate(all="ignore"), hide_output(failures=first_row is None):
             return call(region, zeros)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a user's function raises what it likes
         if first_row is None:
             raise
-    with unheard():
+    with hide_output():
         return call(*first_row())
 
 
@@ -81,7 +81,7 @@ def type_without_cells(task: Task) -> ResultType:
 
 
 @contextmanager
-def unheard(*, failures: bool = True) -> Iterator[None]:
+def hide_output(*, failures: bool = True) -> Iterator[None]:
     """Hide what a call prints whose result is not used: it will be printed by the call that is.
 
     failures: show what was printed before the call failed.

@@ -26,7 +26,7 @@ from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
 from runner.stream.batch_engine import BatchEnds, BatchEngine, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
-from runner.stream.dealt import Show, draw, process_chunks, report, threads_of, unseen
+from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
 from runner.stream.identity import of_task
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Identity, look, settle
@@ -47,7 +47,7 @@ class Batch:
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
-    show: Show = unseen
+    show: OnStreamProgress = no_stream_progress
     partial: Path = field(init=False)
 
     def __post_init__(self) -> None:

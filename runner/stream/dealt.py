@@ -26,13 +26,13 @@ from runner.stream.options import StreamOptions
 from runner.world import World
 
 MOST_THREADS = 16
-Show = Callable[
+OnStreamProgress = Callable[
     [int, int, Rates], None
 ]  # bytes done, bytes in all, and a function that returns rank 0's rates
 
 
-def unseen(done: int, total: int, rates: Rates) -> None:
-    """Progress that nobody watches."""
+def no_stream_progress(done: int, total: int, rates: Rates) -> None:
+    """Ignore progress."""
 
 
 def process_chunks(
@@ -46,7 +46,7 @@ def process_chunks(
     done: Callable[[int], None],
     left: int,
     total: int,
-    show: Show,
+    show: OnStreamProgress,
 ) -> list[tuple[int, int]]:
     """Process `todo` on all ranks; return each rank's (own, taken over) chunk counts. Collective.
 
@@ -60,7 +60,7 @@ def process_chunks(
     if world.rank == 0:
         # Across hosts, reading the counters would wait for ranks that are computing.
         taken = queue.taken if len(world.hosts) == 1 else None
-        progress = Progress(show, queue, taken, world.size, spans, len(todo), left, total)
+        progress = StreamProgress(show, queue, taken, world.size, spans, len(todo), left, total)
 
     def finished(number: int) -> None:
         done(number)
@@ -91,7 +91,7 @@ def _counters(world: World) -> Counters | None:
         return None
 
 
-class Progress:
+class StreamProgress:
     """Progress of the run as rank 0 knows it: its own finished chunks, and the chunks that others have taken.
 
     taken: returns how many chunks all ranks have taken; with None the others are assumed as fast as rank 0.
@@ -99,7 +99,7 @@ class Progress:
 
     def __init__(
         self,
-        show: Show,
+        show: OnStreamProgress,
         queue: ChunkQueue,
         taken: Callable[[], int] | None,
         ranks: int,

@@ -17,7 +17,7 @@ import numpy as np
 from runner.backend import HostBytes, Mark
 from runner.comm import Array
 from runner.pipeline import call_rows, result_buffer
-from runner.result_type import unheard
+from runner.result_type import hide_output
 from runner.spans import Stage
 from runner.stream.direct import Direct
 from runner.stream.ends import Ends, Step, shaped
@@ -84,7 +84,7 @@ class DeviceEngine:
         slot.number, slot.window, slot.loaded = 0, self._ends.window(0), False
         slot.source[: math.prod(slot.window.staged) * self._ends.task.dtype.itemsize] = 0
         try:
-            with unheard(failures=False), np.errstate(all="ignore"):
+            with hide_output(failures=False), np.errstate(all="ignore"):
                 self.compute(slot, lambda: None)
         except (KeyboardInterrupt, SystemExit):
             raise

@@ -18,7 +18,7 @@ from runner.spans import Spans
 from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.paths import KEPT, suffix
 from runner.stream.cut import chunks_of, known_result
-from runner.stream.dealt import Show, draw, process_chunks, report, threads_of, unseen
+from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
 from runner.stream.device import DeviceEngine
 from runner.stream.direct import Direct
 from runner.stream.ends import Ends, Engine
@@ -43,7 +43,7 @@ class Streaming:
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
-    show: Show = unseen
+    show: OnStreamProgress = no_stream_progress
     _spans: Spans = field(default_factory=Spans, init=False)
     sink: Sink = field(init=False)
     journal: Journal = field(init=False)
