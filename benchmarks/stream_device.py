@@ -38,7 +38,7 @@ from runner.report.record import write_json
 from runner.spans import Spans
 from runner.storage import Source, open_sink, open_source
 from runner.stream.device import DeviceEngine
-from runner.stream.ends import PIECE, Ends
+from runner.stream.ends import PIECE, Endpoints
 from runner.stream.flow import stream
 from runner.stream.options import StreamOptions
 from runner.stream.run import threads_of
@@ -186,19 +186,19 @@ def pinned(world: World, path: Path, depth: int, chunk: int) -> float:
     source, task, _ = shares(world, path, 1)
     chunks = Chunks(task.partition, chunk // ROW)
     nothing: Any = Nothing(source.shape, source.dtype)
-    ends = Ends(world, task, chunks, nothing, nothing, Spans())
-    engine = DeviceEngine(ends)
+    endpoints = Endpoints(world, task, chunks, nothing, nothing, Spans())
+    engine = DeviceEngine(endpoints)
     world.control.barrier()
     stream(
         engine,
-        ends.spans,
+        endpoints.spans,
         range(*bounds(len(chunks), world.size, world.rank)),
         depth=depth,
         threads=threads_of(world),
         finished=lambda number: None,
         idle=lambda: None,
     )
-    copies = [span for span in ends.spans.found if span.stage in ("to device", "from device")]
+    copies = [span for span in endpoints.spans.found if span.stage in ("to device", "from device")]
     seconds = max(span.end for span in copies) - min(span.begin for span in copies)
     return 2 * int(np.prod(source.shape)) * 4 / max(world.control.allgather(seconds)) / 1e9
 

@@ -24,7 +24,7 @@ from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
-from runner.stream.batch_engine import BatchEnds, BatchEngine, PlanTask, naming, sink_for
+from runner.stream.batch_engine import BatchEngine, ImageEndpoints, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
 from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
 from runner.stream.identity import of_task
@@ -68,14 +68,14 @@ class Batch:
         finished = world.on_root(lambda: self._settle(kept, of_task(world, task, self.inputs)))
         self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
-        ends = BatchEnds(world, self.folder, self.partial, self.plan_task, self._spans)
+        endpoints = ImageEndpoints(world, self.folder, self.partial, self.plan_task, self._spans)
         log = self._journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
-        with closing(Syncer(log, lambda: self._sync(ends))) as syncer:
+        with closing(Syncer(log, lambda: self._sync(endpoints))) as syncer:
             counts = process_chunks(
                 world,
                 self.options,
-                BatchEngine(ends),
-                ends.spans,
+                BatchEngine(endpoints),
+                endpoints.spans,
                 todo,
                 depth=depth,
                 done=lambda number: syncer.done(images[number].key),
@@ -92,7 +92,7 @@ class Batch:
             "resumed": len(finished),
             "own": [one[0] for one in counts],
             "taken_over": [one[1] for one in counts],
-            **report(world, self.phases, ends.spans),
+            **report(world, self.phases, endpoints.spans),
         }
 
     @property
@@ -187,11 +187,11 @@ class Batch:
         except OSError as reason:
             raise write_error(self.target, reason) from reason
 
-    def _sync(self, ends: BatchEnds) -> None:
+    def _sync(self, endpoints: ImageEndpoints) -> None:
         """Return when the files written so far are on the disk."""
         try:
-            for _ in range(len(ends.written)):
-                with open(ends.written.popleft(), "rb") as file:
+            for _ in range(len(endpoints.written)):
+                with open(endpoints.written.popleft(), "rb") as file:
                     os.fsync(file.fileno())
             sync_folder(self.partial)
         except OSError as reason:

@@ -35,7 +35,7 @@ PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # for an image, in one block;
 
 
 @dataclass(frozen=True)
-class BatchEnds:
+class ImageEndpoints:
     """Where images come from and go to. written: the files that are not on the disk yet."""
 
     world: World
@@ -57,8 +57,8 @@ class ImageSlot:
 
 
 class BatchEngine:
-    def __init__(self, ends: BatchEnds) -> None:
-        self._ends = ends
+    def __init__(self, endpoints: ImageEndpoints) -> None:
+        self._endpoints = endpoints
 
     def slots(self, count: int) -> list[ImageSlot]:
         return [ImageSlot() for _ in range(count)]
@@ -68,7 +68,7 @@ class BatchEngine:
 
     def begin(self, slot: ImageSlot, number: int) -> list[Step]:
         slot.number = number
-        return [Step("read", self._ends.folder.images[number].size, partial(self._read, slot))]
+        return [Step("read", self._endpoints.folder.images[number].size, partial(self._read, slot))]
 
     def compute(self, slot: ImageSlot, idle: Callable[[], None]) -> None:
         assert slot.task is not None
@@ -85,13 +85,13 @@ class BatchEngine:
         slot.task = slot.result = None
 
     def _path(self, slot: ImageSlot) -> Path:
-        return self._ends.folder.path / self._ends.folder.images[slot.number].name
+        return self._endpoints.folder.path / self._endpoints.folder.images[slot.number].name
 
     def _read(self, slot: ImageSlot) -> None:
-        image, path = self._ends.folder.images[slot.number], self._path(slot)
+        image, path = self._endpoints.folder.images[slot.number], self._path(slot)
         with naming(path, "mend it or take it out of the folder, then the command with --resume"):
             source = open_source(path)
-            task = slot.task = self._ends.plan_task(source.shape, source.dtype)
+            task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
             window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
             assert window.inside is not None
             slot.block = np.empty(window.shape, task.dtype)
@@ -102,7 +102,11 @@ class BatchEngine:
                 raise RunError(f"{path} has changed since the run began", hint="the command with --resume")
 
     def _result(self, number: int, task: Task, block: HostArray) -> HostArray:
-        world, spans, on_gpu = self._ends.world, self._ends.spans, self._ends.world.backend.asynchronous
+        world, spans, on_gpu = (
+            self._endpoints.world,
+            self._endpoints.spans,
+            self._endpoints.world.backend.asynchronous,
+        )
         own: Array = block
         if on_gpu:
             own = world.backend.empty(block.shape, task.dtype)
@@ -126,12 +130,12 @@ class BatchEngine:
         assert result is not None
         path = self._path(slot)
         with naming(path):
-            run_id = self._ends.world.run_id
-            sink = sink_for(self._ends.into, path.name, result.shape, result.dtype, run_id)
+            run_id = self._endpoints.world.run_id
+            sink = sink_for(self._endpoints.into, path.name, result.shape, result.dtype, run_id)
             sink.create()
             sink.write(Region((0,) * result.ndim, result.shape), result)
             commit(sink)
-        self._ends.written.append(sink.path)
+        self._endpoints.written.append(sink.path)
 
 
 def result_of(world: World, task: Task, block: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Where chunks come from and go to, and what an engine is asked for in between."""
+"""Stream endpoints and the Engine protocol."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from runner.window import Window
 from runner.work import Task
 from runner.world import World
 
-PIECE = 8 << 20  # bytes that one thread reads or writes, so that several share a chunk
+PIECE = 8 << 20  # bytes that one thread reads or writes at a time: several threads share a chunk
 
 
 class Step(NamedTuple):
-    """Something for a thread to do: a part of one stage of a chunk. moved: bytes."""
+    """Part of one stage of a chunk, executed by an I/O thread. moved: bytes."""
 
     stage: Stage
     moved: int
@@ -30,8 +30,8 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ends:
-    """A streamed run's two files, what is done between them, and this rank's notes of when."""
+class Endpoints:
+    """Source and sink of a streamed run, the task between them, and this rank's spans."""
 
     world: World
     task: Task
@@ -50,7 +50,7 @@ class Ends:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """Bytes of the largest padded block (what is read for it is no larger) and of the largest result."""
+        """Bytes of the largest padded block (its input is no larger) and of the largest result."""
         blocks = results = 0
         for region in self.chunks.largest:
             padded = (n + sum(width) for n, width in zip(region.shape, self.task.widths, strict=True))
@@ -59,7 +59,7 @@ class Ends:
         return blocks, results
 
     def reads(self, window: Window, target: HostArray) -> list[Step]:
-        """All that is read for a window, to an array of its shape `staged`, in pieces."""
+        """Steps that read a window, in pieces, into an array of its shape `staged`."""
         return [
             Step("read", part.nbytes, partial(self.source.read, rows, part))
             for region, place in window.reads()
@@ -69,7 +69,7 @@ class Ends:
         ]
 
     def writes(self, region: Region, result: HostArray) -> list[Step]:
-        """All that is written of `region` of the output, in pieces."""
+        """Steps that write `region` of the output, in pieces."""
         align = self.sink.chunks[0] if self.sink.chunks else 1
         return [
             Step("write", part.nbytes, partial(self.sink.write, rows, part))
@@ -78,10 +78,10 @@ class Ends:
 
 
 class Engine(Protocol):
-    """What happens to a chunk between its file and the other one.
+    """Processes chunks between the source and the sink.
 
-    The main thread calls all but `join`, which every thread calls before its first step, and `finish`.
-    Slots are room for one chunk each.
+    The main thread calls all methods except `join`, which every I/O thread calls before its first step, and
+    `finish`, which an I/O thread calls. A slot holds the buffers of one chunk.
     """
 
     def slots(self, count: int) -> list[Any]: ...
@@ -89,25 +89,25 @@ class Engine(Protocol):
     def join(self) -> None: ...
 
     def begin(self, slot: Any, number: int) -> list[Step]:
-        """What threads have to do before `compute`."""
+        """Return the steps that must be done before `compute`."""
 
     def compute(self, slot: Any, idle: Callable[[], None]) -> None:
-        """Make the chunk's result, or issue all that makes it. idle: to be called during what takes long."""
+        """Compute the result, or issue the work that does. idle: call it during long computations."""
 
     def finish(self, slot: Any) -> list[Step]:
-        """In a thread, when the result is there: what threads have to do with it."""
+        """Wait for the result, in an I/O thread; return the steps that write it."""
 
     def release(self, slot: Any) -> None:
-        """The chunk is written; the slot may have another."""
+        """Free the slot of a chunk that has been written."""
 
 
 def shaped(memory: HostArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """The first of these bytes as an array; of NumPy or CuPy."""
+    """View the first bytes of `memory` (NumPy or CuPy, uint8) as an array."""
     return memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def _pieces(region: Region, array: HostArray, align: int) -> Iterator[tuple[Region, HostArray]]:
-    """A region and its array in runs of rows of about PIECE bytes, cut at multiples of `align` rows."""
+    """Split a region and its array into rows of about PIECE bytes, at multiples of `align` rows."""
     rows, start = region.shape[0], region.start[0]
     step = max(PIECE * rows // max(array.nbytes, 1) // align, 1) * align
     first = 0

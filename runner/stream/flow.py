@@ -1,7 +1,7 @@
-"""One rank's chunks on their way: the main thread computes, threads read and write, several chunks at once.
+"""Streaming loop of one rank: the main thread computes, I/O threads read and write several chunks at once.
 
-The main thread alone calls MPI and issues work of the device. Chunks that are read are computed in the
-order in which they got there.
+Only the main thread calls MPI and issues device work. Chunks are computed in the order in which their
+reads complete.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def stream(
     finished: Callable[[int], None],
     idle: Callable[[], None],
 ) -> None:
-    """Do these chunks.
+    """Process the chunks of `numbers`.
 
-    spans: notes what is done when. depth: chunks under way. threads: that read and write. finished: called
-    in this thread with the number of each chunk whose bytes the file system has. idle: called in this
-    thread now and then.
+    spans: records the time of each stage. depth: chunks in flight. threads: I/O threads. finished: called
+    in this thread with the number of each chunk that has been handed to the file system. idle: called in
+    this thread every `LOOK` seconds while it waits.
 
-    Raises the first failure of any thread, once all have stopped.
+    Raises the first failure of any thread after all threads have stopped.
     """
     events: SimpleQueue[Event] = SimpleQueue()
     dealt = iter(numbers)
@@ -46,14 +46,14 @@ def stream(
     def told(act: Callable[..., None], *arguments: Any) -> None:
         try:
             act(*arguments)
-        except BaseException as failure:  # of which the pool would say nothing
+        except BaseException as failure:  # the pool would drop it silently
             events.put(failure)
 
-    # Besides those that read and write, one for each chunk that waits for the device.
+    # One more thread for each chunk that may wait for the device.
     pool = ThreadPoolExecutor(threads + depth, "stream", initializer=told, initargs=(engine.join,))
 
     def after(steps: list[Step], event: Event, number: int) -> None:
-        """Have threads do `steps`; the last one to end notes when each stage was, and puts `event`."""
+        """Submit `steps`; the last one to finish records the spans of its stages and puts `event`."""
         lock, left = threading.Lock(), len(steps)
         times: dict[Any, tuple[float, float, int]] = {}
 

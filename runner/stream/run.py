@@ -21,7 +21,7 @@ from runner.stream.cut import chunks_of, known_result
 from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
 from runner.stream.device import DeviceEngine
 from runner.stream.direct import Direct
-from runner.stream.ends import Ends, Engine
+from runner.stream.ends import Endpoints, Engine
 from runner.stream.host import HostEngine
 from runner.stream.identity import identity
 from runner.stream.options import StreamOptions
@@ -65,11 +65,11 @@ class Streaming:
         finished = world.on_root(lambda: self._settle(kept, chunks))
         self.transaction.set_recovery_hint("finished chunks are kept; the same command with --resume goes on")
         todo = [number for number in range(len(chunks)) if number not in finished]
-        ends = Ends(world, self.task, chunks, self.source, self.sink, self._spans)
-        direct = self._direct(ends)
-        engine = DeviceEngine(ends, direct) if world.backend.asynchronous else HostEngine(ends)
+        endpoints = Endpoints(world, self.task, chunks, self.source, self.sink, self._spans)
+        direct = self._direct(endpoints)
+        engine = DeviceEngine(endpoints, direct) if world.backend.asynchronous else HostEngine(endpoints)
         with closing(direct) if direct else nullcontext():
-            counts = self._process_chunks(engine, ends, todo)
+            counts = self._process_chunks(engine, endpoints, todo)
         self._check_unchanged()
         return {
             "chunks": len(chunks),
@@ -79,7 +79,7 @@ class Streaming:
             "direct": direct is not None,
             "own": [one[0] for one in counts],
             "taken_over": [one[1] for one in counts],
-            **report(world, self.phases, ends.spans),
+            **report(world, self.phases, endpoints.spans),
         }
 
     def commit(self) -> None:
@@ -121,19 +121,19 @@ class Streaming:
             got, expected = f"{found.dtype} of shape {found.shape}", f"{dtype} of shape {self.task.known[0]}"
             raise UserError(wrong, got=got, expected=expected, hint=anew)
 
-    def _direct(self, ends: Ends) -> Direct | None:
+    def _direct(self, endpoints: Endpoints) -> Direct | None:
         """The files for GPUDirect Storage, where this rank's GPU has it."""
         if self.world.here.device.kind != "cuda":
             return None
         from runner.backend import cuda_files
 
-        return None if cuda_files.why_not() else Direct(ends, cuda_files.DirectFile)
+        return None if cuda_files.why_not() else Direct(endpoints, cuda_files.DirectFile)
 
     def _create(self) -> None:
         self.sink.create()
         self.sink.sync()
 
-    def _process_chunks(self, engine: Engine, ends: Ends, todo: list[int]) -> list[tuple[int, int]]:
+    def _process_chunks(self, engine: Engine, endpoints: Endpoints, todo: list[int]) -> list[tuple[int, int]]:
         """Do what is to be done; how many chunks each rank had of its own, and of others."""
         world, itemsize = self.world, self.task.dtype.itemsize
         log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
@@ -143,11 +143,11 @@ class Streaming:
                 world,
                 self.options,
                 engine,
-                ends.spans,
+                endpoints.spans,
                 todo,
                 depth=self.options.under_way,
                 done=syncer.done,
-                left=sum(ends.chunks[number].size for number in todo) * itemsize,
+                left=sum(endpoints.chunks[number].size for number in todo) * itemsize,
                 total=sum(region.size for region in self.task.partition) * itemsize,
                 show=self.show,
             )

@@ -24,7 +24,7 @@ from runner.rates import Machine, nominal, nominal_cpu
 from runner.spans import Spans
 from runner.stream import cut
 from runner.stream.cut import chunks_of, in_chunks
-from runner.stream.ends import Ends
+from runner.stream.ends import Endpoints
 from runner.stream.options import StreamOptions
 from runner.work import Task, plan_task
 from runner.world import World, open_world
@@ -151,7 +151,7 @@ def decided_by_run(given: Facts) -> tuple[Chunks, int] | str | None:
         text, blocks = streamed_grid(given.grid, given.ranks)
         task = known(given.cut(blocks, text))
         found = chunks_of(world, task, source, sink, given.options, None)
-        buffers = sum(Ends(world, task, found, source, sink, Spans()).largest)
+        buffers = sum(Endpoints(world, task, found, source, sink, Spans()).largest)
         return found, buffers * given.options.under_way
 
     try:
