@@ -9,7 +9,7 @@ import numpy as np
 from runner.backend.cpu import CpuBackend
 from runner.declaration import Job
 from runner.execute import call
-from runner.options import Options, Run
+from runner.options import Options, RunContext
 from runner.phases import Phases
 from runner.pipeline import Pipeline, no_progress
 from runner.storage import MemorySource
@@ -34,7 +34,9 @@ def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> An
     if job.kind != "map":
         source = MemorySource(array)
         return call(
-            Run(world, job, parameters, source, None, Options(), OutputTransaction(), no_progress, phases)
+            RunContext(
+                world, job, parameters, source, None, Options(), OutputTransaction(), no_progress, phases
+            )
         )
     task = plan_task(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
     pipeline = Pipeline(world, task, phases)

@@ -23,7 +23,7 @@ from runner.report.record import Record
 from runner.storage import Source, open_source
 from runner.storage.faults import listing
 from runner.storage.folder import LOSSY, Folder
-from runner.stream.batch import Batch
+from runner.stream.batch import StreamedFolder
 from runner.stream.dealt import OnStreamProgress
 from runner.transaction import OutputTransaction
 from runner.work import Task, plan_task
@@ -31,7 +31,7 @@ from runner.world import World
 
 
 @dataclass
-class BatchRun:
+class FolderRun:
     """A job over a folder; collective."""
 
     world: World
@@ -53,7 +53,7 @@ class BatchRun:
         assert self.target is not None
         if self.folder.others:
             self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")
-        batch = Batch(
+        streamed = StreamedFolder(
             world,
             self.folder,
             self.target,
@@ -64,16 +64,16 @@ class BatchRun:
             self.inputs,
             self.show,
         )
-        details = batch.write()
+        details = streamed.write()
         proof = None
         if options.verify != "off":
             try:
                 with self.phases("verify"):
-                    proof = self._verify(batch.partial)
+                    proof = self._verify(streamed.partial)
             except RunError:
-                self.transaction.set_recovery_hint(batch.anew)
+                self.transaction.set_recovery_hint(streamed.anew)
                 raise
-        batch.commit()
+        streamed.commit()
         return {
             "shape": [len(self.folder.images)],
             "dtype": None,

@@ -13,7 +13,7 @@ from runner.errors import RunError, UserError
 from runner.failure import FailureHandler, Guard
 from runner.inputs import note
 from runner.map_job import run_map
-from runner.options import VERIFY, Options, Run
+from runner.options import VERIFY, Options, RunContext
 from runner.phases import Phases
 from runner.pipeline import OnProgress, no_progress
 from runner.record_builder import phase_table, places, versions
@@ -84,16 +84,16 @@ def execute(
     inputs = note(world, None if folder else source_path, job, parameters)
     phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
-        from runner.batch_job import BatchRun
+        from runner.batch_job import FolderRun
 
-        batch = BatchRun(
+        folder_run = FolderRun(
             world, job, parameters, folder, target, options, transaction, phases, show, proof, inputs
         )
-        details = batch.run()
+        details = folder_run.run()
     else:
         with phases("read"):
             source: Source = world.on_root(lambda: open_source(source_path, options.form))
-        run = Run(
+        run = RunContext(
             world,
             job,
             parameters,
@@ -166,7 +166,7 @@ def _check_files(
     return folder
 
 
-def _result(run: Run) -> Record:
+def _result(run: RunContext) -> Record:
     """A job whose result is not an array cut as its input is."""
     options = run.options
     of_a_cut = any(one is not None for one in (options.grid, options.boundary, options.cval, options.overlap))
@@ -202,7 +202,7 @@ def _result(run: Run) -> Record:
     return {**cut, "verify": proof, "result": plain(result)}
 
 
-def _commit(run: Run, partial: Path) -> None:
+def _commit(run: RunContext, partial: Path) -> None:
     """Give a job's own output its name; RunError on every rank where there is none."""
     target = run.target
     assert target is not None
@@ -221,7 +221,7 @@ def _commit(run: Run, partial: Path) -> None:
     run.transaction.forget_partial()
 
 
-def call(run: Run, output: Path | None = None) -> Any:
+def call(run: RunContext, output: Path | None = None) -> Any:
     """What the job's function returns. output: where it is to write, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":

@@ -11,7 +11,7 @@ from runner.chunking import Files, has_own_grid, streamed_grid
 from runner.errors import RunError, UserError
 from runner.journal import Journal
 from runner.load import load_block
-from runner.options import Run
+from runner.options import RunContext
 from runner.partition import check_blocks
 from runner.pipeline import Pipeline
 from runner.report.record import Record
@@ -20,11 +20,11 @@ from runner.storage import Sink, open_sink, partial_path, split
 from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks
-from runner.stream.run import Streaming
+from runner.stream.run import StreamedRun
 from runner.work import Task, plan_task
 
 
-def run_map(run: Run) -> Record:
+def run_map(run: RunContext) -> Record:
     world, options = run.world, run.options
     other = has_own_grid(options.grid, world.size)
     task = world.collective_call(lambda: _cut(run, world.size, None if other else options.grid))
@@ -38,7 +38,7 @@ def run_map(run: Run) -> Record:
     return _in_one_piece(run, task)
 
 
-def _cut(run: Run, blocks: int, grid: str | None) -> Task:
+def _cut(run: RunContext, blocks: int, grid: str | None) -> Task:
     options, source = run.options, run.source
     return plan_task(
         run.job,
@@ -52,7 +52,7 @@ def _cut(run: Run, blocks: int, grid: str | None) -> Task:
     )
 
 
-def _in_chunks(run: Run, task: Task) -> Record:
+def _in_chunks(run: RunContext, task: Task) -> Record:
     """task: cut into a block for each rank, its result known."""
     world, options = run.world, run.options
     assert run.target is not None
@@ -65,7 +65,7 @@ def _in_chunks(run: Run, task: Task) -> Record:
     blocks = world.collective_call(lambda: _cut(run, count, grid))
     if blocks.leading == task.leading:  # else another axis is cut, and the result must be seen again
         blocks = replace(blocks, result=task.result)
-    streaming = Streaming(
+    streamed = StreamedRun(
         world,
         blocks,
         run.source,
@@ -76,23 +76,23 @@ def _in_chunks(run: Run, task: Task) -> Record:
         run.inputs,
         run.show,
     )
-    details = streaming.write()
+    details = streamed.write()
     try:
-        proof = _proof(run, task, streaming.sink, dealt=True)
+        proof = _proof(run, task, streamed.sink, dealt=True)
     except RunError:
-        run.transaction.set_recovery_hint(streaming.journal.anew(streaming.sink.partial))
+        run.transaction.set_recovery_hint(streamed.journal.anew(streamed.sink.partial))
         raise
-    world.on_root(lambda: run.transaction.commit(streaming.sink.partial, streaming.sink.path))
-    streaming.commit()
+    world.on_root(lambda: run.transaction.commit(streamed.sink.partial, streamed.sink.path))
+    streamed.commit()
     # Not foreseen: what an earlier run did a part of, and chunks that are cut by a grid of their own.
     foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
-    files = Files(True, streaming.sink.chunks is not None, run.source.chunks, streaming.sink.chunks)
+    files = Files(True, streamed.sink.chunks is not None, run.source.chunks, streamed.sink.chunks)
     plan = world.on_root(lambda: _beside_plan(run, task, wall, True, files) if foreseen else None)
-    return {**_described(streaming.task), "overlap": False, "verify": proof, "plan": plan, "stream": details}
+    return {**_described(streamed.task), "overlap": False, "verify": proof, "plan": plan, "stream": details}
 
 
-def _beside_plan(run: Run, task: Task, wall: float, streamed: bool, files: Files) -> Any:
+def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files: Files) -> Any:
     """What was forecast for the run beside what rank 0 measured; None where nothing could be."""
     if 0 in task.shape:
         return None
@@ -118,7 +118,7 @@ def _beside_plan(run: Run, task: Task, wall: float, streamed: bool, files: Files
     )
 
 
-def _in_one_piece(run: Run, task: Task) -> Record:
+def _in_one_piece(run: RunContext, task: Task) -> Record:
     world, source, options = run.world, run.source, run.options
     world.on_root(lambda: _nothing_unfinished(run))
     # A result that is known before the work is given its room on the disk before the work.
@@ -144,14 +144,14 @@ def _in_one_piece(run: Run, task: Task) -> Record:
     return {**_described(task), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
 
 
-def _nothing_unfinished(run: Run) -> None:
+def _nothing_unfinished(run: RunContext) -> None:
     assert run.target is not None
     journal = Journal(split(run.target)[0])
     if journal.kept() is not None:
         raise journal.unfinished(partial_path(run.target, KEPT))
 
 
-def _proof(run: Run, task: Task, sink: Sink, dealt: bool = False) -> Record | None:
+def _proof(run: RunContext, task: Task, sink: Sink, dealt: bool = False) -> Record | None:
     if run.options.verify == "off":
         return None
     from runner.check import verify
@@ -169,7 +169,7 @@ def _described(task: Task) -> Record:
     }
 
 
-def _create(run: Run, task: Task) -> Sink:
+def _create(run: RunContext, task: Task) -> Sink:
     """The output file, not yet under its final name; collective."""
 
     def create() -> Sink:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.chunking import memory_use
-from runner.errors import RunError, UserError
+from runner.errors import UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
@@ -24,19 +24,19 @@ from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
-from runner.stream.batch_engine import BatchEngine, ImageEndpoints, PlanTask, naming, sink_for
+from runner.stream.batch_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
 from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
-from runner.stream.identity import of_task
+from runner.stream.identity import task_fingerprint
 from runner.stream.options import StreamOptions
-from runner.stream.unfinished import Identity, look, settle
+from runner.stream.unfinished import Fingerprint, check_inputs, find_unfinished, start_or_resume
 from runner.transaction import OutputTransaction
 from runner.work import Task
 from runner.world import World
 
 
 @dataclass
-class Batch:
+class StreamedFolder:
     """One run over a folder, for `write` and then `commit`; collective."""
 
     world: World
@@ -62,10 +62,12 @@ class Batch:
         largest image cannot go through; RunError for an image that cannot, with its name.
         """
         world, images = self.world, self.folder.images
-        kept = world.on_root(lambda: look(self._journal, self.partial, self.options))
+        kept = world.on_root(lambda: find_unfinished(self._journal, self.partial, self.options))
         task = self._sample()
         depth = self._depth(task)
-        finished = world.on_root(lambda: self._settle(kept, of_task(world, task, self.inputs)))
+        finished = world.on_root(
+            lambda: self._start_or_resume(kept, task_fingerprint(world, task, self.inputs))
+        )
         self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
         todo = [number for number in range(len(images)) if number not in finished]
         endpoints = ImageEndpoints(world, self.folder, self.partial, self.plan_task, self._spans)
@@ -74,7 +76,7 @@ class Batch:
             counts = process_chunks(
                 world,
                 self.options,
-                BatchEngine(endpoints),
+                ImageEngine(endpoints),
                 endpoints.spans,
                 todo,
                 depth=depth,
@@ -84,7 +86,8 @@ class Batch:
                 show=self.show,
             )
         self._about = {"job": task.job.name, "input": str(self.folder.path), "output": str(self.target)}
-        self._check_unchanged()
+        # Only the files that parameters name: each image is checked when it is read.
+        check_inputs(world, self.inputs, self.transaction, self.anew)
         return {
             "chunks": len(images),
             "rows": None,
@@ -113,14 +116,6 @@ class Batch:
         self.transaction.set_recovery_hint(None)
         self.world.on_root(self._journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
-
-    def _check_unchanged(self) -> None:
-        """Of the files that parameters name: an image is looked at when it has been read."""
-        try:
-            self.inputs.check(self.world, f"{self.anew}, then the run again")
-        except RunError:
-            self.transaction.set_recovery_hint(None)
-            raise
 
     def _sample(self) -> Task:
         """The task for the largest image, with its result's shape and dtype, which its file can hold."""
@@ -156,10 +151,10 @@ class Batch:
             )
         return max(1, min(threads_of(self.world) + self.options.under_way, room))
 
-    def _settle(self, kept: Identity | None, task: Identity) -> set[int]:
+    def _start_or_resume(self, kept: Fingerprint | None, task: Fingerprint) -> set[int]:
         """Begin the output, or go on with one: the images that are finished. On rank 0."""
         wanted = {**task, "input": str(self.folder.path.resolve())}
-        keys = settle(
+        keys = start_or_resume(
             self.world,
             self.transaction,
             self._journal,
@@ -167,7 +162,7 @@ class Batch:
             kept,
             wanted,
             self._create,
-            self._check_left,
+            self._check_partial,
         )
         if kept is None:
             return set()
@@ -178,7 +173,7 @@ class Batch:
         pairs = enumerate(self.folder.images)
         return {number for number, image in pairs if image.key in keys and image.name in there}
 
-    def _check_left(self) -> None:
+    def _check_partial(self) -> None:
         check_own(self.partial, True, self.anew)
 
     def _create(self) -> None:

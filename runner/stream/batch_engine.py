@@ -56,7 +56,7 @@ class ImageSlot:
     result: HostArray | None = None
 
 
-class BatchEngine:
+class ImageEngine:
     def __init__(self, endpoints: ImageEndpoints) -> None:
         self._endpoints = endpoints
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.chunks import Chunks
-from runner.errors import RunError, UserError
+from runner.errors import UserError
 from runner.files import check_own
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
@@ -23,16 +23,16 @@ from runner.stream.device import DeviceEngine
 from runner.stream.direct import Direct
 from runner.stream.ends import Endpoints, Engine
 from runner.stream.host import HostEngine
-from runner.stream.identity import identity
+from runner.stream.identity import fingerprint
 from runner.stream.options import StreamOptions
-from runner.stream.unfinished import look, settle
+from runner.stream.unfinished import check_inputs, find_unfinished, start_or_resume
 from runner.transaction import OutputTransaction
 from runner.work import Task
 from runner.world import World
 
 
 @dataclass
-class Streaming:
+class StreamedRun:
     """One streamed run, for `write` and then `commit`; collective."""
 
     world: World
@@ -59,10 +59,10 @@ class Streaming:
         self.sink = open_sink(self.target, *self.task.known, KEPT)
         self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
-        kept = world.on_root(lambda: look(self.journal, self.sink.partial, options))
+        kept = world.on_root(lambda: find_unfinished(self.journal, self.sink.partial, options))
         rows = kept.get("rows") if kept else None
         chunks = chunks_of(world, self.task, self.source, self.sink, options, rows)
-        finished = world.on_root(lambda: self._settle(kept, chunks))
+        finished = world.on_root(lambda: self._start_or_resume(kept, chunks))
         self.transaction.set_recovery_hint("finished chunks are kept; the same command with --resume goes on")
         todo = [number for number in range(len(chunks)) if number not in finished]
         endpoints = Endpoints(world, self.task, chunks, self.source, self.sink, self._spans)
@@ -70,7 +70,7 @@ class Streaming:
         engine = DeviceEngine(endpoints, direct) if world.backend.asynchronous else HostEngine(endpoints)
         with closing(direct) if direct else nullcontext():
             counts = self._process_chunks(engine, endpoints, todo)
-        self._check_unchanged()
+        check_inputs(world, self.inputs, self.transaction, self.journal.anew(self.sink.partial))
         return {
             "chunks": len(chunks),
             "rows": chunks.rows,
@@ -93,10 +93,13 @@ class Streaming:
         files = {"input": str(self.source.path), "output": str(self.target)}
         return {"job": self.task.job.name, **files}
 
-    def _settle(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
+    def _start_or_resume(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
         """On rank 0."""
-        whole, partial = identity(self.world, self.task, self.source, chunks, self.inputs), self.sink.partial
-        return settle(
+        whole, partial = (
+            fingerprint(self.world, self.task, self.source, chunks, self.inputs),
+            self.sink.partial,
+        )
+        return start_or_resume(
             self.world,
             self.transaction,
             self.journal,
@@ -104,10 +107,10 @@ class Streaming:
             kept,
             whole,
             self._create,
-            self._check_left,
+            self._check_partial,
         )
 
-    def _check_left(self) -> None:
+    def _check_partial(self) -> None:
         """Refuse an unfinished output that is another user's, leads elsewhere, or is no such array."""
         sink, anew = self.sink, self.journal.anew(self.sink.partial)
         check_own(sink.partial, suffix(sink.path) in FOLDERS, anew)
@@ -154,10 +157,3 @@ class Streaming:
             if len(world.hosts) > 1:  # another host may read the output, or this one be lost, before long
                 syncer.sync()
             return found
-
-    def _check_unchanged(self) -> None:
-        try:
-            self.inputs.check(self.world, f"{self.journal.anew(self.sink.partial)}, then the run again")
-        except RunError:
-            self.transaction.set_recovery_hint(None)
-            raise

@@ -30,7 +30,7 @@ from runner.journal import Journal, Log, Syncer
 from runner.report.summary import render
 from runner.spans import Spans
 from runner.storage.folder import SUFFIXES, open_folder
-from runner.stream.batch_engine import BatchEngine
+from runner.stream.batch_engine import ImageEngine
 from runner.stream.dealt import report
 
 CALLED: list[tuple[int, ...]] = []
@@ -566,12 +566,12 @@ def test_every_image_is_proved(numbered: Path, verify: str, ranks: int) -> None:
 def test_a_result_of_another_shape_on_disk_is_noticed(
     numbered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = BatchEngine._write
+    whole = ImageEngine._write
 
-    def short(engine: BatchEngine, slot: Any) -> None:
+    def short(engine: ImageEngine, slot: Any) -> None:
         slot.result = slot.result[:-1] if len(slot.result) == 9 else slot.result
         whole(engine, slot)
 
-    monkeypatch.setattr(BatchEngine, "_write", short)
+    monkeypatch.setattr(ImageEngine, "_write", short)
     with pytest.raises(RunError, match=r"09\.npy is no such array on disk: got int32 of shape \(8, 5\)"):
         run_on(2, laplacian, numbered, numbered.with_name("out"), verify="sample")

@@ -29,7 +29,7 @@ from runner.partition import Partition, Region
 from runner.storage import open_source
 from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
-from runner.stream.identity import identity
+from runner.stream.identity import fingerprint
 from runner.stream.options import StreamOptions
 from runner.work import Task, plan_task
 from runner.world import World, lone_world, open_world
@@ -441,7 +441,7 @@ def identified(
     cut = plan_task(found, {"gain": gain}, source.shape, np.dtype(dtype), 1, **options)
     chunks = Chunks(Partition(source.shape, grid), rows)
     cut = replace(cut, partition=chunks.partition)
-    return identity(
+    return fingerprint(
         lone(backend), cut, source, chunks, Inputs({"input": source.path}, {"input": state_of(source.path)})
     )
 
@@ -560,7 +560,7 @@ def test_a_function_that_is_in_no_file_has_code_too(project: Path) -> None:
         exec(text, names)
         source = open_source(project / "in.npy")
         cut = plan_task(names["typed"], {}, source.shape, source.dtype, 1)
-        return identity(
+        return fingerprint(
             lone(), cut, source, Chunks(cut.partition, 2), Inputs({}, {"input": State(0, 0, 1, 0)})
         )
 

@@ -228,11 +228,11 @@ def test_the_output_of_an_earlier_run_stays_until_the_end(source: Path) -> None:
 def test_a_run_whose_chunks_are_all_finished_only_gives_the_output_its_name(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Any) -> None:
+    def full(*arguments: Any) -> None:
         raise RunError("no name", everywhere=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.stream.run.Streaming._check_unchanged", full)
+        patch.setattr("runner.stream.run.check_inputs", full)
         with pytest.raises(RunError, match="no name"):
             go(source)
     CALLED.clear()
