@@ -115,16 +115,18 @@ class FolderRun:
         }
         named = next((name for name, value in given.items() if value is not None), None)
         if named is not None:
+            several = "," in named
             raise UserError(
-                f"{named}: nothing of a folder of images, whose images each go through one rank whole",
-                hint=f"leave {'them' if ',' in named else 'it'} out",
+                f"{named} {'do' if several else 'does'} not apply to a folder of images: each image is "
+                "processed whole by one rank",
+                hint=f"leave {'them' if several else 'it'} out",
             )
         lossy = next((one.name for one in self.folder.images if Path(one.name).suffix.lower() in LOSSY), None)
         if options.verify != "off" and lossy is not None:
             raise UserError(
-                f"--verify reads the output back, and {Path(lossy).suffix} does not keep it exactly",
+                f"--verify reads the output back, and {Path(lossy).suffix} does not store it exactly",
                 got=self.folder.path / lossy,
-                hint="images that end in .png or .npy: an output has its image's name",
+                hint="images that end in .png or .npy: each output is named after its image",
             )
 
     def _verify(self, into: Path) -> Record:
@@ -170,7 +172,7 @@ def _unlike(name: str, task: Task, written: Source) -> RunError | None:
     if task.known == (written.shape, written.dtype):
         return None
     return RunError(
-        f"verification failed: {name} is no such array on disk",
+        f"verification failed: {name} does not match on disk",
         got=f"{written.dtype} of shape {written.shape}",
         expected=f"{task.known[1]} of shape {task.known[0]}",
         everywhere=True,

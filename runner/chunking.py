@@ -79,7 +79,7 @@ def is_streamed(
     """Whether the array passes through the ranks in chunks, instead of each rank holding its block.
 
     It does when an option of streamed runs is given, when some rank's block is `too_large` for its memory,
-    when the output is written in chunks of its own, and on devices when a block is `FILLS` chunks or more,
+    when the output is a chunked format, and on devices when a block is `FILLS` chunks or more,
     unless it is to be kept whole. An input that one rank reads for all is never streamed.
     """
     fills = asynchronous and not keep_whole and fills_pipeline(task)
@@ -128,8 +128,8 @@ def check_limit(option: str, limit: int | None, total: int, place: str) -> None:
 def not_streamed(option: str, path: Path | str) -> UserError:
     """The error for an option of streamed runs with a file that one rank reads or writes for all."""
     return UserError(
-        f"{option} is for arrays that go through the ranks in chunks",
-        got=f"{path}, which one rank handles whole",
+        f"{option} applies only to streamed runs",
+        got=f"{path}, which one rank reads or writes whole",
         expected="files such as .npy, .zarr or .h5",
         everywhere=True,
     )

@@ -137,7 +137,7 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     if output is not None and not writes:
         raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {output}", hint="leave OUTPUT out")
     if output is None and writes:
-        raise UserError(f"job {job.name} writes a file, and none is named", expected="OUTPUT after INPUT")
+        raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
     return None if output is None else named("OUTPUT", output)
 
 
@@ -171,9 +171,9 @@ def _result(run: RunContext) -> Record:
     options = run.options
     of_a_cut = any(one is not None for one in (options.grid, options.boundary, options.cval, options.overlap))
     if of_a_cut or options.stream.named:
-        said = "--grid, --boundary, --cval and --overlap say" if of_a_cut else f"{options.stream.named} says"
+        which = "--grid, --boundary, --cval and --overlap do" if of_a_cut else f"{options.stream.named} does"
         raise UserError(
-            f"{said} nothing to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
+            f"{which} not apply to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )
     if options.verify != "off" and run.job.kind == "job" and run.job.reference is None:
         raise UserError(

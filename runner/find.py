@@ -37,7 +37,7 @@ def find(name: str) -> Job:
                     _refuse_shadow(entry.module.partition(".")[0])
                     raise
             if not isinstance(found, Job):
-                raise UserError(f"job {name} ({entry.value}) is no job", got=type(found).__name__)
+                raise UserError(f"job {name} ({entry.value}) is not a job", got=type(found).__name__)
             return found
     raise UserError(
         "unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs"
@@ -68,7 +68,7 @@ def _find_in_file(path: Path, attribute: str) -> Job:
     if not attribute and len(jobs) == 1:
         return next(iter(jobs.values()))
     if attribute not in jobs:
-        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: which of its jobs?"
+        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: name one of its jobs"
         raise UserError(
             what,
             got=f"jobs: {', '.join(jobs) or 'none'}",

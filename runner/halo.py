@@ -46,7 +46,7 @@ def normalize(halo: int | Sequence[int | tuple[int, int]], ndim: int) -> Widths:
             )
         widths += [(0, 0)] * (ndim - len(widths))
     if any(width < 0 for pair in widths for width in pair):
-        raise UserError("a halo is a number of cells", got=halo, expected="0 or more")
+        raise UserError("a halo must be a number of cells", got=halo, expected="0 or more")
     return tuple(widths)
 
 

@@ -102,7 +102,7 @@ class Inputs:
                     f"{self.paths[name]} changed while it was read",
                     got=after,
                     expected=before,
-                    hint=hint or "the run again, when nobody writes it",
+                    hint=hint or "run again when no other process writes it",
                 )
 
     @property

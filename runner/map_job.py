@@ -57,7 +57,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     world, options = run.world, run.options
     assert run.target is not None
     if options.overlap is not None:
-        raise UserError("--overlap says nothing to a run in chunks, which always does", everywhere=True)
+        raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
     grid, count = streamed_grid(options.grid, world.size)
     own_grid = has_own_grid(options.grid, world.size)
     if own_grid:
@@ -178,7 +178,7 @@ def _create(run: RunContext, task: Task) -> Sink:
         sink = open_sink(run.target, *task.result, run.world.run_id)
         if run.options.verify != "off" and not sink.lossless:
             raise UserError(
-                f"--verify reads the output back, and {run.target.suffix} does not keep it exactly",
+                f"--verify reads the output back, and {run.target.suffix} does not store it exactly",
                 hint="an output that ends in .png or .npy",
             )
         run.transaction.track_partial(sink.partial)

@@ -145,7 +145,7 @@ def _dtype(name: str, value: Any) -> str:
     try:
         return str(np.dtype(value))
     except TypeError:
-        raise _invalid(name, f"{value!r} is no dtype") from None
+        raise _invalid(name, f"{value!r} is not a dtype") from None
 
 
 def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | None:

@@ -202,7 +202,7 @@ def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tile
     partial = tiles.reduce(lambda block: job.function(block, **services, **parameters), job.combine)
     if partial is None:
         raise UserError(
-            f"{tiles.source.path} holds no values to reduce", got=f"shape {tiles.shape}", everywhere=True
+            f"{tiles.source.path} has no values to reduce", got=f"shape {tiles.shape}", everywhere=True
         )
     return job.finish(partial, **parameters) if job.finish else partial
 

@@ -78,7 +78,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Para
             continue
         if parameter.name in SERVICES:
             raise UserError(
-                f"{function.__name__}: the runner has no {parameter.name!r} for a function of this kind",
+                f"{function.__name__}: {parameter.name!r} is not available to a function of this kind",
                 expected=", ".join(sorted(OFFERS[kind])),
                 hint="another name, if it is an option",
             )
@@ -124,7 +124,7 @@ def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
     if hint in (int, float, str, bool, Path):
         return hint
     raise UserError(
-        f"job {job_name}: parameter {name} has a type that no option can have",
+        f"job {job_name}: parameter {name} has an unsupported type",
         got=hint,
         expected="int, float, str, bool, Path or a Literal of words",
     )
@@ -148,7 +148,7 @@ def fitted(job: str, role: str, function: Callable[..., Any], options: Sequence[
     Raises UserError where such a call would fail.
     """
     if not callable(function):
-        raise UserError(f"job {job}: {role} is no function", got=repr(function))
+        raise UserError(f"job {job}: {role} is not a function", got=repr(function))
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -165,7 +165,7 @@ def fitted(job: str, role: str, function: Callable[..., Any], options: Sequence[
     for parameter in free:
         known = parameter.name in options and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
         if not known and parameter.default is parameter.empty and parameter.kind not in variable:
-            which = "which it is not given" if role == "combine" else "which is no parameter of the job"
+            which = "which it is not given" if role == "combine" else "which is not a parameter of the job"
             raise UserError(
                 f"job {job}: {role} names {parameter.name}, {which}",
                 got=f"{role}{signature}",

@@ -92,14 +92,14 @@ class Task:
         name = self.job.name
         if not isinstance(result, here.xp.ndarray):
             raise RunError(
-                f"job {name} returned no array",
+                f"job {name} did not return an array",
                 got=type(result).__name__,
                 expected=f"a {here.xp.__name__} array of shape {here.block}",
                 hint="return the result, or fill the parameter `out`",
             )
         if result.dtype.kind not in NUMBERS:
             raise RunError(
-                f"job {name} returned no numbers", got=f"dtype {result.dtype}", expected="a numeric dtype"
+                f"job {name} did not return numbers", got=f"dtype {result.dtype}", expected="a numeric dtype"
             )
         if declared is not None and tuple(result.shape) != declared[0]:
             raise RunError(

@@ -68,7 +68,9 @@ class StreamedFolder:
         finished = world.on_root(
             lambda: self._start_or_resume(kept, task_fingerprint(world, task, self.inputs))
         )
-        self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
+        self.transaction.set_recovery_hint(
+            "finished images are kept; continue with the same command and --resume"
+        )
         todo = [number for number in range(len(images)) if number not in finished]
         endpoints = ImageEndpoints(world, self.folder, self.partial, self.plan_task, self._spans)
         log = self._journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)

@@ -89,7 +89,7 @@ class ImageEngine:
 
     def _read(self, slot: ImageSlot) -> None:
         image, path = self._endpoints.folder.images[slot.number], self._path(slot)
-        with naming(path, "mend it or take it out of the folder, then the command with --resume"):
+        with naming(path, "repair it or remove it from the folder, then run the same command with --resume"):
             source = open_source(path)
             task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
             window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
@@ -172,7 +172,7 @@ def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], run_id: 
     try:
         return open_sink(into / name, shape, dtype, run_id)
     except UserError as failure:
-        failure.hint = "the images as .npy files, which hold anything: an output has its image's name"
+        failure.hint = "the images as .npy files, which hold anything: each output is named after its image"
         raise
 
 

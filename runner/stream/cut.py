@@ -94,7 +94,7 @@ def chunks_of(
     """
     if sink.chunks and math.prod(task.partition.grid) > 1:
         raise UserError(
-            f"{sink.path} is written in chunks of its own, whole rows at a time",
+            f"{sink.path} is a chunked format, written in whole rows",
             got=f"--grid {'x'.join(map(str, task.partition.grid))}",
             hint="no --grid",
             everywhere=True,

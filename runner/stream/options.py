@@ -52,7 +52,7 @@ def parse_size(text: str) -> int:
     """A number of bytes: 64M, 1.5G; K, M, G and T are powers of 1024. UserError for what is none."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise UserError(f"{text!r} is no size", expected="a number of bytes such as 64M or 1.5G")
+        raise UserError(f"{text!r} is not a size", expected="a number of bytes such as 64M or 1.5G")
     whole, unit = found[1], 1024 ** " KMGT".index(found[2].upper() or " ")
     return check_size(int(whole) * unit if whole.isdecimal() else int(float(whole) * unit), text)
 
@@ -60,7 +60,7 @@ def parse_size(text: str) -> int:
 def check_size(size: int, text: object) -> int:
     """`size`, where it can be one of a file or a memory; `text`: as it was given."""
     if size < 1:
-        raise UserError(f"{text!r} is no size", expected="a number of bytes such as 64M or 1.5G")
+        raise UserError(f"{text!r} is not a size", expected="a number of bytes such as 64M or 1.5G")
     if size > SIZE_MOST:
         raise UserError(
             f"{text!r} is more than any file or memory has", expected=f"at most {SIZE_MOST} bytes"

@@ -63,7 +63,9 @@ class StreamedRun:
         rows = kept.get("rows") if kept else None
         chunks = chunks_of(world, self.task, self.source, self.sink, options, rows)
         finished = world.on_root(lambda: self._start_or_resume(kept, chunks))
-        self.transaction.set_recovery_hint("finished chunks are kept; the same command with --resume goes on")
+        self.transaction.set_recovery_hint(
+            "finished chunks are kept; continue with the same command and --resume"
+        )
         todo = [number for number in range(len(chunks)) if number not in finished]
         endpoints = Endpoints(world, self.task, chunks, self.source, self.sink, self._spans)
         direct = self._direct(endpoints)
@@ -114,7 +116,7 @@ class StreamedRun:
         """Refuse an unfinished output that is another user's, leads elsewhere, or is no such array."""
         sink, anew = self.sink, self.journal.anew(self.sink.partial)
         check_own(sink.partial, suffix(sink.path) in FOLDERS, anew)
-        wrong = f"{sink.partial} is not what an unfinished run of this has left"
+        wrong = f"{sink.partial} was not left by an unfinished run of this job"
         try:
             found = read_back(sink)
         except UserError as reason:

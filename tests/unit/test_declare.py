@@ -275,9 +275,9 @@ def test_so_do_the_functions_of_a_map_job(tmp_path: Path) -> None:
     ("functions", "words"),
     [
         ({"finish": lambda: 0}, "finish cannot be called with the partial result"),
-        ({"finish": lambda p, gain: 0}, "finish names gain, which is no parameter of the job"),
+        ({"finish": lambda p, gain: 0}, "finish names gain, which is not a parameter of the job"),
         ({"finish": lambda p, q, /: 0}, "finish names q, which"),
-        ({"finish": 3}, "finish is no function"),
+        ({"finish": 3}, "finish is not a function"),
         ({"check": lambda shape: None}, "check cannot be called with the shape and the dtype"),
         ({"combine": lambda a: a}, "combine cannot be called with two partial results"),
         ({"combine": lambda a, b, scale: a}, "combine names scale, which it is not given"),
@@ -295,7 +295,7 @@ def test_functions_that_could_not_be_called_are_refused_before_any_input_is_read
     [
         ({"out": lambda shape: shape}, "out cannot be called with the shape and the dtype"),
         ({"reference": lambda block, gain: block}, "reference names gain, which is no parameter"),
-        ({"halo": lambda width: width}, "halo names width, which is no parameter of the job"),
+        ({"halo": lambda width: width}, "halo names width, which is not a parameter of the job"),
     ],
 )
 def test_those_of_a_map_job_too(functions: Any, words: str) -> None:

@@ -158,8 +158,8 @@ def test_here_tells_the_place_and_random_numbers_follow_the_cell(tmp_path: Path)
     ("function", "words"),
     [
         (lambda block: block[1:], "wrong shape"),
-        (lambda block: 3.0, "returned no array"),
-        (lambda block: None, "returned no array"),
+        (lambda block: 3.0, "did not return an array"),
+        (lambda block: None, "did not return an array"),
     ],
 )
 def test_a_function_that_returns_nonsense_is_told_what(tmp_path: Path, function: Any, words: str) -> None:

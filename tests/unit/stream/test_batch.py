@@ -260,7 +260,7 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"grid": "2"}, "--grid: nothing of a folder"),
+        ({"grid": "2"}, "--grid does not apply to a folder"),
         ({"overlap": False}, "--overlap: nothing"),
         ({"chunk_bytes": 1000}, "--chunk-bytes: nothing"),
         ({"device_memory": 1000}, "--device-memory: nothing"),
@@ -279,7 +279,7 @@ def test_options_that_say_nothing_are_refused(numbered: Path, options: dict[str,
 
 @pytest.mark.parametrize("verify", ["sample", "full"])
 def test_a_lossy_output_is_not_verified(photos: Path, verify: str) -> None:
-    with pytest.raises(UserError, match=r"\.jpg does not keep it exactly: got .*c\.jpg"):
+    with pytest.raises(UserError, match=r"\.jpg does not store it exactly: got .*c\.jpg"):
         run_on(1, laplacian, photos, photos.with_name("out"), verify=verify)
 
 
@@ -370,7 +370,7 @@ def broken(source: Path, number: int) -> Path:
 @pytest.mark.parametrize("cure", ["mended", "taken out"])
 def test_a_broken_image_is_named_and_mended(numbered: Path, number: int, ranks: int, cure: str) -> None:
     path = broken(numbered, number)
-    finished = fail(numbered, rf"{number:02}\.npy is truncated.*Try: mend it or take it out", ranks)
+    finished = fail(numbered, rf"{number:02}\.npy is truncated.*Try: repair it or remove it", ranks)
     assert path.name not in finished
     if cure == "mended":
         save(numbered, number)
@@ -573,5 +573,5 @@ def test_a_result_of_another_shape_on_disk_is_noticed(
         whole(engine, slot)
 
     monkeypatch.setattr(ImageEngine, "_write", short)
-    with pytest.raises(RunError, match=r"09\.npy is no such array on disk: got int32 of shape \(8, 5\)"):
+    with pytest.raises(RunError, match=r"09\.npy does not match on disk: got int32 of shape \(8, 5\)"):
         run_on(2, laplacian, numbered, numbered.with_name("out"), verify="sample")

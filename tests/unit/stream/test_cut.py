@@ -147,7 +147,7 @@ def test_a_picture_is_refused_by_the_options_name(
         asked(pixels, **options) if side == "input" else asked(bytes_, "out.png", **options)
     which = picture if side == "input" else tmp_path / "out.png"
     assert str(refusal.value).startswith(
-        f"{name} is for arrays that go through the ranks in chunks: got {which}, which one rank handles whole"
+        f"{name} applies only to streamed runs: got {which}, which one rank reads or writes whole"
     )
 
 
@@ -236,7 +236,7 @@ def test_chunk_bytes_for_less_than_a_chunk_of_the_output_are_refused() -> None:
 
 
 def test_an_output_of_chunks_is_cut_along_rows_alone() -> None:
-    with pytest.raises(UserError, match=r"out\.zarr is written in chunks of its own.*got --grid 1x2"):
+    with pytest.raises(UserError, match=r"out\.zarr is a chunked format.*got --grid 1x2"):
         rows_of(task(ranks=2, grid="1x2"), sink_chunks=(16, 6))
 
 
