@@ -1,6 +1,6 @@
-"""Whether a run is streamed, and into which chunks: decided here for a run and for its forecast alike.
+"""The planner of streamed runs: whether to stream, and into which chunks, for runs and forecasts alike.
 
-Pure arithmetic on shapes, dtypes and numbers. Whoever asks brings the facts: a run gathers them from its
+Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
 ranks and files (`runner.stream.cut`), a forecast takes them from a machine's rates (`runner.forecast`).
 """
 
@@ -29,7 +29,7 @@ FILLS = 4  # a device's pipeline is filled by a block of at least so many chunks
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of the host's memory and of a device's: what is needed, or what is allowed."""
+    """Bytes of host and of device memory, needed or allowed."""
 
     host: int
     device: int
@@ -118,7 +118,7 @@ def memory_limits(
 
 
 def check_limit(option: str, limit: int | None, total: int, place: str) -> None:
-    """UserError where an option allows more bytes than `place` has; total: 0 where that is not known."""
+    """Raise UserError if an option allows more bytes than `place` has. total: its bytes; 0 if unknown."""
     if limit is not None and 0 < total < limit:
         raise UserError(
             f"{option} is more than {place} has", got=f"{limit:,} bytes", expected=f"at most {total:,}"
@@ -126,7 +126,7 @@ def check_limit(option: str, limit: int | None, total: int, place: str) -> None:
 
 
 def not_streamed(option: str, path: Path | str) -> UserError:
-    """The error for an option of streamed runs with a file that one rank reads or writes for all."""
+    """Build the error for an option of streamed runs with a file that one rank reads or writes for all."""
     return UserError(
         f"{option} applies only to streamed runs",
         got=f"{path}, which one rank reads or writes whole",
@@ -136,12 +136,12 @@ def not_streamed(option: str, path: Path | str) -> UserError:
 
 
 def has_own_grid(grid: str | None, ranks: int) -> bool:
-    """Whether --grid gives another number of blocks than ranks, as only a streamed run allows."""
+    """Whether --grid has a number of blocks other than `ranks`, which only a streamed run allows."""
     return grid is not None and grid_size(grid) not in (None, ranks)
 
 
 def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
-    """The grid that a streamed run cuts the array by before it cuts chunks, and its number of blocks.
+    """Return the grid that a streamed run partitions the array by before chunking, and its number of blocks.
 
     Without --grid the array is one block.
     """
@@ -152,9 +152,9 @@ def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
 def chunk_memory(
     cells: Shape, widths: Widths, dtype: np.dtype[np.generic], result: int, *, asynchronous: bool
 ) -> MemoryUse:
-    """The most bytes that a chunk of `cells` own cells takes. result: bytes of its result.
+    """Return the most bytes that a chunk of `cells` own cells takes. result: bytes of its result.
 
-    With a halo, what was read and the padded block made of it may both exist.
+    With a halo, the input and the padded block made of it may exist at the same time.
     """
     padded = math.prod(n + sum(width) for n, width in zip(cells, widths, strict=True)) * dtype.itemsize
     twice = 2 if any(width != (0, 0) for width in widths) else 1
@@ -164,9 +164,9 @@ def chunk_memory(
 
 
 def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
-    """`chunk_memory` of a region, and of a chunk of the input's file, decoded, of which a part is wanted.
+    """`chunk_memory` of a region plus one decoded chunk of the input file's own format.
 
-    A result that is not known yet is taken to be as large as the input.
+    A result type that is not known yet is assumed to equal the input's.
     """
     shape, dtype = task.result or (task.shape, task.dtype)
     cells = math.prod(region.shape[: task.leading]) * math.prod(shape[task.leading :])
@@ -177,9 +177,9 @@ def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files =
 
 
 def plan_chunks(task: Task, facts: Facts, options: StreamOptions, kept_rows: int | None = None) -> Chunks:
-    """The chunks of `task.partition`. kept_rows: of an unfinished run, whose chunks stay as they are.
+    """Return the chunks of `task.partition`. kept_rows: rows of an unfinished run's chunks, which are kept.
 
-    Raises UserError where not even the smallest chunk fits.
+    Raises UserError if not even the smallest chunk fits in memory.
     """
     budget = Budget(facts.limits, options.under_way)
     if options.chunk_bytes is not None:
@@ -219,7 +219,7 @@ def _extended(block: Region, rows: int) -> Region:
 
 
 def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions, align: int) -> int:
-    """Rows of a chunk, were memory no limit."""
+    """Return the rows of a chunk if memory were unlimited."""
     low, high = task.widths[0]
     across = zip(block.shape[1:], task.widths[1:], strict=True)
     row = math.prod(n + sum(width) for n, width in across) * task.dtype.itemsize
@@ -236,26 +236,26 @@ def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions
     rows = max((ON_DEVICE if facts.asynchronous else ON_HOST) // row, 4 * (low + high), 1)
     # Enough chunks to keep every rank busy to the end.
     rows = min(rows, -(-task.shape[0] // (facts.ranks * options.under_way)))
-    # To decode a part of a file's chunk takes as long as the whole.
+    # Decoding a part of a file's chunk takes as long as decoding all of it.
     natural = facts.files.source_chunks[0] if facts.files.source_chunks else 1
     return -(-rows // natural) * natural
 
 
 def least(limits: Iterable[MemoryUse]) -> MemoryUse:
-    """What every rank may use."""
+    """Return the smallest limits of all ranks."""
     everyone = list(limits)
     return MemoryUse(min(one.host for one in everyone), min(one.device for one in everyone))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory that one rank may use, and how many chunks share it."""
+    """Memory that one rank may use, shared by `depth` chunks."""
 
     limits: MemoryUse
     depth: int
 
     def check_chunk(self, size: int) -> None:
-        """UserError where --chunk-bytes is more than all chunks of a rank may take."""
+        """Raise UserError if --chunk-bytes exceeds what all chunks of a rank may take."""
         for name in ("host", "device"):
             limit = getattr(self.limits, name)
             if 0 < limit < size:
@@ -268,11 +268,11 @@ class Budget:
                 )
 
     def rows(self, one: MemoryUse, two: MemoryUse, *, wanted: int, align: int) -> int:
-        """The most rows of a chunk that fit, a multiple of `align`, and no more than about `wanted`.
+        """Return the most rows of a chunk that fit: a multiple of `align`, at most about `wanted`.
 
-        one, two: the use of chunks of `align` and of 2 * `align` rows; it grows linearly.
+        one, two: memory use of chunks of `align` and of 2 * `align` rows; it grows linearly.
 
-        Raises UserError where `align` rows do not fit.
+        Raises UserError if `align` rows do not fit.
         """
         most = wanted // align
         for name in ("host", "device"):

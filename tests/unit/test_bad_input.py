@@ -161,7 +161,7 @@ CASES: list[tuple[str, ...]] = [
     ("run laplacian complex.npy out.npy", "laplacian", "got complex128", "expected uint8", "Try:"),
     ("run laplacian object.npy out.npy", "no plain numbers", "got dtype object", "expected a numeric"),
     ("run laplacian text.npy out.npy", "no plain numbers", "got dtype <U1"),
-    ("run laplacian single.npy out.npy", "a single number", "got no axes"),
+    ("run laplacian single.npy out.npy", "the input is a scalar", "got no axes"),
     ("run laplacian flat.npy out.npy", "rows and columns", "got shape (9,)", "expected 2 axes"),
     ("run grayscale float.npy out.npy", "a colour image", "got shape (5, 5)", "expected (rows, columns, 3)"),
     ("run statistics empty.npy", "without elements", "got shape (0, 5)", "expected one element"),
