@@ -1,4 +1,4 @@
-"""A job on an array in memory, on this process alone."""
+"""Apply a job to an array in memory, in this process alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.world import World, lone_world
 
 
 def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
-    """The result of a job for an array of NumPy or CuPy, of the same array module."""
+    """Return a job's result for a NumPy or CuPy array, as an array of the same module."""
     if hasattr(array, "__cuda_array_interface__"):
         from runner.backend.cuda import borrowed
 

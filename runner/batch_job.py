@@ -1,4 +1,4 @@
-"""A map job over a folder of images: what of the options it has, the proof of its results, its record."""
+"""A map job over a folder of images: its options, the verification of its results, and its record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from runner.world import World
 
 @dataclass
 class FolderRun:
-    """A job over a folder; collective."""
+    """One run of a job over a folder of images. Collective."""
 
     world: World
     job: Job
@@ -47,7 +47,7 @@ class FolderRun:
     inputs: Inputs
 
     def run(self) -> Record:
-        """Make the output folder; this part of the run's record."""
+        """Make the output folder; return this part of the run's record."""
         world, options = self.world, self.options
         world.collective_call(self._check)
         assert self.target is not None
@@ -99,7 +99,7 @@ class FolderRun:
             tell(f"warning: {sentence}")
 
     def _check(self) -> None:
-        """Refuse what a folder has no use for."""
+        """Raise UserError for options that do not apply to a folder."""
         options = self.options
         if self.job.kind != "map":
             raise UserError(
@@ -130,7 +130,7 @@ class FolderRun:
             )
 
     def _verify(self, into: Path) -> Record:
-        """Check each image's result, on whichever rank; the record of the check."""
+        """Verify each image's result on one of the ranks; return the record of the check."""
         begin = time.perf_counter()
         world, images = self.world, self.folder.images
         wrong: RunError | None = None

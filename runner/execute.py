@@ -38,10 +38,10 @@ def run(
     *,
     world: World | None = None,
 ) -> Record:
-    """Run a job on a file over every rank; collective. The run's record, on every rank.
+    """Run a job on a file over every rank; return the run's record on every rank. Collective.
 
-    An error that all ranks meet is raised on all of them. An error of one rank alone is told on
-    stderr and ends them all; in a world of one it is raised.
+    An error common to all ranks is raised on all of them. An error of a single rank is printed to stderr and
+    ends all ranks; in a world of one rank it is raised.
     """
     options = options or Options()
     mine = world or open_world(options.device, oversubscribe=options.oversubscribe)
@@ -71,8 +71,8 @@ def execute(
 ) -> Record:
     """`run` in an open world; the caller handles failures and rolls `transaction` back.
 
-    progress: told this rank's rows done and in all. show: the state of a streamed run. proof: this rank's
-    cells verified, and in all.
+    progress: called with this rank's finished rows and their total. show: called with the state of a streamed
+    run. proof: called with this rank's verified cells and their total.
     """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
@@ -167,7 +167,7 @@ def _check_files(
 
 
 def _result(run: RunContext) -> Record:
-    """A job whose result is not an array cut as its input is."""
+    """Run a job whose result is not an array partitioned like its input."""
     options = run.options
     of_a_cut = any(one is not None for one in (options.grid, options.boundary, options.cval, options.overlap))
     if of_a_cut or options.stream.named:
@@ -216,13 +216,13 @@ def _commit(run: RunContext, partial: Path) -> None:
             )
         run.transaction.commit(partial, split(target)[0])
 
-    run.world.control.barrier()  # another rank may still write it
+    run.world.control.barrier()  # another rank may still be writing it
     run.world.on_root(rename_it)
     run.transaction.forget_partial()
 
 
 def call(run: RunContext, output: Path | None = None) -> Any:
-    """What the job's function returns. output: where it is to write, if it writes."""
+    """Call the job's function and return its result. output: the path to write to, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
         return reduce_array(world, job, run.parameters, Tiles(world, run.source, run.phases))

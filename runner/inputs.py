@@ -1,8 +1,8 @@
-"""The files that a run reads: what they were before it read them, and that they are so still.
+"""Input files of a run: detect files that change while they are read.
 
-Each host looks for itself, before any rank reads and after all have: its first rank at folders of files, and
-every rank at plain files. So hosts may have copies of their own, and what one host's file server has not
-told it yet, another's has.
+Each host compares for itself, before any rank reads and after all have: its first rank looks at folders,
+every rank at plain files. So hosts may have copies of their own, and a change that one host's file server
+client has not seen yet is noticed by another host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A map job from file to file: in one piece, the array cut into a block for each rank, or in chunks."""
+"""A map job from file to file: in memory with a block for each rank, or streamed in chunks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def run_map(run: RunContext) -> Record:
     other = has_own_grid(options.grid, world.size)
     task = world.collective_call(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
-    whole = options.overlap is not None  # which only says something of an array in one piece
+    whole = options.overlap is not None  # applies only to runs in memory
     known = in_chunks(world, task, run.source, run.target, options.stream, whole)
     if known is not None:
         return _in_chunks(run, known)
     if other:
-        world.collective_call(lambda: _cut(run, world.size, options.grid))  # which refuses
+        world.collective_call(lambda: _cut(run, world.size, options.grid))  # raises
     return _in_one_piece(run, task)
 
 
@@ -63,7 +63,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     if own_grid:
         world.collective_call(lambda: check_blocks(grid))
     blocks = world.collective_call(lambda: _cut(run, count, grid))
-    if blocks.leading == task.leading:  # else another axis is cut, and the result must be seen again
+    if blocks.leading == task.leading:  # else another axis is cut, and the result type must be found again
         blocks = replace(blocks, result=task.result)
     streamed = StreamedRun(
         world,
@@ -84,7 +84,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
         raise
     world.on_root(lambda: run.transaction.commit(streamed.sink.partial, streamed.sink.path))
     streamed.commit()
-    # Not foreseen: what an earlier run did a part of, and chunks that are cut by a grid of their own.
+    # No forecast for resumed runs, nor for chunks with a grid of their own.
     foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
     files = Files(True, streamed.sink.chunks is not None, run.source.chunks, streamed.sink.chunks)
@@ -93,7 +93,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
 
 
 def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files: Files) -> Any:
-    """What was forecast for the run beside what rank 0 measured; None where nothing could be."""
+    """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
     if 0 in task.shape:
         return None
     from runner.forecast_record import beside_run
@@ -121,7 +121,7 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
 def _in_one_piece(run: RunContext, task: Task) -> Record:
     world, source, options = run.world, run.source, run.options
     world.on_root(lambda: _nothing_unfinished(run))
-    # A result that is known before the work is given its room on the disk before the work.
+    # If the result type is known, disk space is allocated before the computation.
     known = _create(run, task) if task.result else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
     pipeline = Pipeline(world, task, run.phases, overlap, run.progress)
@@ -133,12 +133,12 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
         store.put(region, result)
     store.finish()
     run.inputs.check(world)
-    # One after another; what is beside these (room claimed, kernels compiled) is not of the data.
+    # Sequential stages; other phases (disk space, kernel compilation) do not depend on the data.
     wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
     proof = _proof(run, task, sink)
     world.on_root(lambda: run.transaction.commit(sink.partial, sink.path))
     run.transaction.forget_partial()
-    foreseen = run.source.parallel and sink.parallel  # pictures, read and written by one rank, are not
+    foreseen = run.source.parallel and sink.parallel  # images are read and written by one rank: no forecast
     files = Files(source_chunks=run.source.chunks, sink_chunks=sink.chunks)
     plan = world.on_root(lambda: _beside_plan(run, task, wall, False, files) if foreseen else None)
     return {**_described(task), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
@@ -170,7 +170,7 @@ def _described(task: Task) -> Record:
 
 
 def _create(run: RunContext, task: Task) -> Sink:
-    """The output file, not yet under its final name; collective."""
+    """Create the output file under a temporary name. Collective."""
 
     def create() -> Sink:
         assert task.result is not None

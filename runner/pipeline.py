@@ -1,11 +1,11 @@
-"""One rank's part of a map job: fill the halo of its block, call the function, hand out the results.
+"""One rank's part of a map job in memory: fill the block's halo, call the function, yield the results.
 
 On a CPU the function is called on slabs of rows that fit a cache. On a GPU it is called on the
-whole block; among several ranks, on the block's interior while the halo travels, then on the
-rows that need it.
+whole block; with several ranks, on the block's interior while the halo is exchanged, then on the
+rows that need the halo.
 
-A function may change in place what it is given. So no call is made for nothing on cells that are needed,
-and rows that two calls need, as own cells or as halo, are copied before the first of the two.
+A function may change its block in place. So there is no trial call on cells that are needed later, and
+rows that two calls need, as own cells or as halo, are copied before the first of the two calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runner.result_type import ResultType, type_of, type_without_cells
 from runner.work import Task
 from runner.world import World
 
-SLAB = 2 << 20  # bytes of input for one call on a CPU: about one core's second-level cache
+SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache
 Rows = tuple[int, int]
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -38,9 +38,9 @@ def no_progress(done: int, total: int) -> None:
 
 @dataclass
 class Pipeline:
-    """This rank's run of `task`: `prepare`, then `results`, each once, each collective.
+    """Runs `task` on this rank: call `prepare`, then `results`, once each; both are collective.
 
-    overlap: compute the interior while the halo travels; done where the cut and the block allow it.
+    overlap: compute the interior while the halo is exchanged, if the partition and the block allow it.
     """
 
     world: World
@@ -56,7 +56,7 @@ class Pipeline:
         partition = self.task.partition
         cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
         # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
-        # All ranks decide alike, by the smallest block, or they would wait for each other.
+        # All ranks decide by the smallest block: if they decided differently they would deadlock.
         smallest = partition.shape[0] // partition.grid[0]
         self.overlap = self.overlap and cut == [0] and smallest > sum(self.task.widths[0])
         self._interior = (low, rows - high) if self.overlap else (0, rows)
@@ -67,10 +67,10 @@ class Pipeline:
         self._edges: list[tuple[Rows, Array]] = []
 
     def prepare(self, block: Array) -> Task:
-        """Make `block` ready for the first call, and settle the result's shape and dtype.
+        """Prepare `block` for the first call, and determine the result's shape and dtype.
 
-        Where these are not declared, or where kernels are yet to be compiled, the first call is made:
-        of one slab, or on a device of one row. Its result is the first of `results`.
+        If these are not declared, or on a device, where kernels must be compiled, the first call is made
+        here: on one slab, or on a device on one row. Its result is the first of `results`.
         """
         backend = self.world.backend
         if backend.asynchronous and self.world.size > 1:
@@ -97,14 +97,14 @@ class Pipeline:
         return self.task
 
     def results(self, block: Array) -> Iterator[tuple[Region, Array]]:
-        """The results of this rank, each with its place in the output."""
+        """Yield this rank's results, each with its region of the output."""
         yield from self._on_device(block) if self.world.backend.asynchronous else self._on_host(block)
         assert self.task.result is not None
         written = self.task.output_region(self.plan.region).size * self.task.result[1].itemsize
         self.phases.add("kernel", 0, self.plan.region.size * self.task.dtype.itemsize + written)
 
     def _on_host(self, block: Array) -> Iterator[tuple[Region, Array]]:
-        """Slab by slab, each handed out while it is in the cache."""
+        """Compute slab by slab, and yield each result while it is in the cache."""
         if self.overlap:
             with self.phases("exchange", self._exchanged):
                 exchange = self.plan.start(block, self.world.arrays, self._sends)
@@ -125,7 +125,7 @@ class Pipeline:
         return rows, result
 
     def _begin_on_device(self, block: Array) -> None:
-        """Compute the interior's last row, on a copy. The first would leave the others' memory unaligned."""
+        """Compute the interior's last row on a copy; the first would leave the other rows unaligned."""
         region = self.plan.region
         if region.size:
             self._out = result_buffer(self.task, region.shape, self.world.backend)
@@ -265,10 +265,11 @@ def call_rows(
 
 
 def windows(block: Array, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[Rows, Array]]:
-    """Ranges of `block`'s own rows, and each with its halo, for one call that may change what it gets.
+    """Yield ranges of `block`'s own rows, each with its window (the rows and their halo) for one call.
 
-    ranges: one behind another. halo: rows before and after, together. A window, and a result that is a view
-    of it, is good until the next one is asked for: what both need is kept meanwhile.
+    ranges: consecutive. halo: rows before plus rows after. A call may change its window: the rows that the
+    next window shares are saved and restored. A window, or a result that is a view of it, is valid until
+    the next one is requested.
     """
     kept: Array = None
     for first, last in ranges:
@@ -279,7 +280,7 @@ def windows(block: Array, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[R
 
 
 def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> Iterator[Rows]:
-    """Rows of `region` in pieces whose input fits a cache. width: of the halo along axis 0."""
+    """Split `rows` of `region` into pieces whose input fits a cache. width: halo along axis 0."""
     if region.size == 0:
         return
     row_bytes = region.size // region.shape[0] * itemsize

@@ -1,4 +1,4 @@
-"""From results on a device to a file."""
+"""Store results of a device in a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from runner.world import World
 
 
 class Store:
-    """Takes this rank's results piece by piece.
+    """Stores this rank's results, piece by piece.
 
-    Into a file that takes any part, each piece is written at once; for one that does not (pictures, or
-    chunks of its own), the pieces are kept, and rank 0 writes what it gathers.
+    A sink that accepts any region gets each piece at once. For one that does not (images, chunked formats)
+    the pieces are kept until the end, when rank 0 gathers and writes them.
     """
 
     def __init__(self, world: World, task: Task, sink: Sink, phases: Phases) -> None:
@@ -41,7 +41,7 @@ class Store:
             self._keep(region.rows(first, last), self._download(result[first:last]))
 
     def finish(self) -> None:
-        """Return when the file is whole. Collective."""
+        """Return when the file is complete. Collective."""
         if self._kept is not None:
             self._gather(self._kept)
         self.world.control.barrier()

@@ -1,8 +1,8 @@
 """A map job over a folder of images: each goes to one rank, its result to a file of the same name.
 
-The results are made in a folder beside the final name, which it gets at the end. The journal has an
-image by its `key`, not by its place in the folder: an image that is mended, added or taken out between two
-runs costs none of the others' results.
+Results are written to a folder with a temporary name, which is renamed at the end. The journal knows an
+image by its `key`, not by its place in the folder: repairing, adding or removing an image between two
+runs costs no other image's result.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class StreamedFolder:
         self._journal = Journal(self.target)
 
     def write(self) -> dict[str, Any]:
-        """Write every image's result into `partial`; this part of the run's record.
+        """Write every image's result into `partial`; return this part of the run's record.
 
-        Raises UserError where an unfinished run is in the way, or another one than this, or where the
-        largest image cannot go through; RunError for an image that cannot, with its name.
+        Raises UserError if there is an unfinished run that is not resumed or differs from this one, or if the
+        largest image cannot be processed; RunError, with its name, for an image that cannot be.
         """
         world, images = self.world, self.folder.images
         kept = world.on_root(lambda: find_unfinished(self._journal, self.partial, self.options))
@@ -102,11 +102,11 @@ class StreamedFolder:
 
     @property
     def anew(self) -> str:
-        """What to type to begin anew."""
+        """The command that discards the unfinished run."""
         return self._journal.anew(self.partial)
 
     def commit(self) -> None:
-        """Give the folder its name: nothing is unfinished any more."""
+        """Rename the folder, remove the journal and draw the timeline."""
 
         def rename() -> None:
             try:
@@ -138,8 +138,8 @@ class StreamedFolder:
         return task
 
     def _depth(self, task: Task) -> int:
-        """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
-        memory is enough for so many of the largest one."""
+        """Return the number of images in flight on this rank: one per thread plus `--depth` waiting ones, if
+        so many of the largest image fit in memory."""
         takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
         room = (
             self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
@@ -154,7 +154,7 @@ class StreamedFolder:
         return max(1, min(threads_of(self.world) + self.options.under_way, room))
 
     def _start_or_resume(self, kept: Fingerprint | None, task: Fingerprint) -> set[int]:
-        """Begin the output, or go on with one: the images that are finished. On rank 0."""
+        """Start the output, or resume one; return the numbers of finished images. On rank 0."""
         wanted = {**task, "input": str(self.folder.path.resolve())}
         keys = start_or_resume(
             self.world,
@@ -170,7 +170,7 @@ class StreamedFolder:
             return set()
         names = {image.name for image in self.folder.images}
         there = set(os.listdir(self.partial))
-        for name in there - names:  # half a file, or of an image that is gone
+        for name in there - names:  # incomplete, or of an image that was removed
             (self.partial / name).unlink()
         pairs = enumerate(self.folder.images)
         return {number for number, image in pairs if image.key in keys and image.name in there}

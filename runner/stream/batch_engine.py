@@ -1,7 +1,7 @@
-"""One image after another through a job: decoded and encoded in threads, several at once.
+"""Engine for folders of images: decoded and encoded in threads, several images at once.
 
-An image is whole in memory, and on the device: its halo lies beyond its own edges, and is made where it
-is decoded. Copies to and from a GPU wait for each other: decoding is what takes the time.
+An image is whole in memory and on the device: its halo lies beyond its own edges and is filled after
+decoding. Copies to and from a GPU are synchronous: decoding takes most of the time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # for an image, in one block;
 
 @dataclass(frozen=True)
 class ImageEndpoints:
-    """Where images come from and go to. written: the files that are not on the disk yet."""
+    """Source and target folders of a run. written: files that are not synced to the disk yet."""
 
     world: World
     folder: Folder
@@ -48,7 +48,7 @@ class ImageEndpoints:
 
 @dataclass
 class ImageSlot:
-    """An image under way: its task, its padded block, and its result."""
+    """An image in flight: its task, padded block and result."""
 
     number: int = -1
     task: Task | None = None
@@ -64,7 +64,7 @@ class ImageEngine:
         return [ImageSlot() for _ in range(count)]
 
     def join(self) -> None:
-        """Nothing: the threads do no work on the device."""
+        """Do nothing: the threads issue no device work."""
 
     def begin(self, slot: ImageSlot, number: int) -> list[Step]:
         slot.number = number
@@ -139,7 +139,7 @@ class ImageEngine:
 
 
 def result_of(world: World, task: Task, block: Array) -> Array:
-    """The job's result for an array's padded block on this rank's device, C-contiguous."""
+    """Return the job's result for a padded block on this rank's device, C-contiguous."""
     region, backend = task.partition[0], world.backend
     rows = (0, region.shape[0])
     whole: Array = None
@@ -168,7 +168,7 @@ def _empty(world: World, task: Task) -> Array:
 
 
 def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Sink:
-    """A sink for an image's result; UserError where a file of that name cannot hold it."""
+    """Open a sink for an image's result; raises UserError if a file of that name cannot hold it."""
     try:
         return open_sink(into / name, shape, dtype, run_id)
     except UserError as failure:

@@ -1,4 +1,4 @@
-"""Gathers from the ranks and files of a run what its chunks depend on, and has `chunking` decide."""
+"""Agreement on chunks: gather limits and file properties from all ranks, and let `chunking` decide."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def in_chunks(
 ) -> Task | None:
     """The task with its result known, where the run is streamed (`is_streamed`); else None. Collective.
 
-    whole: it is to be kept whole. UserError where an option asks for chunks and a file cannot.
+    whole: do not stream to overlap copies. Raises UserError if an option requires chunks and a file has none.
     """
     files = Files(source.parallel, split(target)[0].suffix.lower() in FOLDERS)
     asynchronous = world.backend.asynchronous
     streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
-    # Memory is looked at only where nothing else decides: an option for it is checked with the chunks.
+    # Memory decides only if nothing else does: its options are checked with the chunks.
     if streamed(too_large=False) or (
         source.parallel and streamed(too_large=_is_too_large(world, task, options))
     ):
@@ -57,7 +57,7 @@ def in_chunks(
 
 
 def _is_too_large(world: World, task: Task, options: StreamOptions) -> bool:
-    """Whether some rank's block does not fit its memory whole; the same on every rank."""
+    """Whether any rank's block does not fit its memory; the same answer on every rank."""
     mine = is_too_large(
         task, task.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
     )
@@ -65,9 +65,9 @@ def _is_too_large(world: World, task: Task, options: StreamOptions) -> bool:
 
 
 def limits(world: World, options: StreamOptions) -> MemoryUse:
-    """Bytes that this rank's chunks may take together.
+    """Return the bytes that this rank's chunks may take together.
 
-    UserError where an option allows more than there is.
+    Raises UserError if an option allows more than there is.
     """
     here, gpu = world.here, world.backend.asynchronous
     beside = [rank for rank in world.ranks if rank.host_id == here.host_id]
@@ -87,10 +87,10 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
 def chunks_of(
     world: World, task: Task, source: Source, sink: Sink, options: StreamOptions, rows: int | None
 ) -> Chunks:
-    """The chunks of `task.partition`, the same on every rank; collective.
+    """Return the chunks of `task.partition`, the same on every rank. Collective.
 
-    rows: of an unfinished run, whose chunks stay as they are. Raises UserError where not even the smallest
-    chunk fits.
+    rows: rows of an unfinished run's chunks, which are kept. Raises UserError if not even the smallest chunk
+    fits.
     """
     if sink.chunks and math.prod(task.partition.grid) > 1:
         raise UserError(
@@ -106,7 +106,7 @@ def chunks_of(
 
 
 def known_result(world: World, task: Task, source: Source) -> Task:
-    """The task with its result's shape and dtype, from one trial call on rank 0 where they are not declared.
+    """Return the task with its result type, from one trial call on rank 0 if it is not declared.
 
     Collective. The trial is on zeros, or on the first row where the function fails on those (`result_type`).
     """
@@ -126,7 +126,7 @@ def known_result(world: World, task: Task, source: Source) -> Task:
 
 
 def _first_row(world: World, task: Task, source: Source) -> tuple[Region, Array]:
-    """The first row of the first block, and its padded block on this rank's device."""
+    """Return the first row of the first block, and its padded block on this rank's device."""
     row = Region((0,) * len(task.shape), (1, *task.partition[0].stop[1:]))
     window = Window(row, task.shape, task.widths, task.boundary, task.cval)
     staged = np.empty(window.staged, task.dtype)

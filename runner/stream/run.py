@@ -1,4 +1,4 @@
-"""A map job over an array of any size, from file to file: cut, dealt, streamed, resumed where one stopped."""
+"""Streamed run of a map job from file to file: array of any size, work stealing, resume."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class StreamedRun:
     journal: Journal = field(init=False)
 
     def write(self) -> dict[str, Any]:
-        """Write the result beside its final name; this part of the run's record.
+        """Write the result under a temporary name; return this part of the run's record.
 
-        Raises UserError where an unfinished run is in the way, or another one than this; RunError where
-        the input has changed meanwhile.
+        Raises UserError if there is an unfinished run that is not resumed or differs from this one, RunError
+        if the input has changed meanwhile.
         """
         world, options = self.world, self.options
         self.task = known_result(world, self.task, self.source)
@@ -85,7 +85,7 @@ class StreamedRun:
         }
 
     def commit(self) -> None:
-        """After the output has its name: nothing is unfinished any more, and the run can be drawn."""
+        """Remove the journal and draw the timeline, after the output has its final name."""
         self.transaction.set_recovery_hint(None)
         self.world.on_root(self.journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
@@ -113,7 +113,7 @@ class StreamedRun:
         )
 
     def _check_partial(self) -> None:
-        """Refuse an unfinished output that is another user's, leads elsewhere, or is no such array."""
+        """Raise UserError for an unfinished output of another user, a link, or a different array."""
         sink, anew = self.sink, self.journal.anew(self.sink.partial)
         check_own(sink.partial, suffix(sink.path) in FOLDERS, anew)
         wrong = f"{sink.partial} was not left by an unfinished run of this job"
@@ -127,7 +127,7 @@ class StreamedRun:
             raise UserError(wrong, got=got, expected=expected, hint=anew)
 
     def _direct(self, endpoints: Endpoints) -> Direct | None:
-        """The files for GPUDirect Storage, where this rank's GPU has it."""
+        """Open the files for GPUDirect Storage, if this rank's GPU has it."""
         if self.world.here.device.kind != "cuda":
             return None
         from runner.backend import cuda_files
@@ -139,11 +139,11 @@ class StreamedRun:
         self.sink.sync()
 
     def _process_chunks(self, engine: Engine, endpoints: Endpoints, todo: list[int]) -> list[tuple[int, int]]:
-        """Do what is to be done; how many chunks each rank had of its own, and of others."""
+        """Process the chunks `todo`; return each rank's (own, taken over) counts."""
         world, itemsize = self.world, self.task.dtype.itemsize
         log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, self.sink.sync)) as syncer:
-            syncer.sync()  # before this rank writes: what an earlier run has left may not get to the disk
+            syncer.sync()  # before this rank writes: what an earlier run left may not be on the disk yet
             found = process_chunks(
                 world,
                 self.options,
@@ -156,6 +156,6 @@ class StreamedRun:
                 total=sum(region.size for region in self.task.partition) * itemsize,
                 show=self.show,
             )
-            if len(world.hosts) > 1:  # another host may read the output, or this one be lost, before long
+            if len(world.hosts) > 1:  # another host may read the output, or this one may be lost
                 syncer.sync()
             return found
