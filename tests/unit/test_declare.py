@@ -223,9 +223,9 @@ def test_a_service_that_a_kind_does_not_get_is_refused() -> None:
     def total(block: Any, *, here: Any) -> float:
         return 0.0
 
-    with pytest.raises(UserError, match=r"no 'here' for a function of this kind.*expected xp"):
+    with pytest.raises(UserError, match=r"'here' is not available to a function of this kind.*expected xp"):
         runner.reduce_blocks(combine=max)(total)
-    with pytest.raises(UserError, match=r"no 'out' for a function of this kind"):
+    with pytest.raises(UserError, match=r"'out' is not available to a function of this kind"):
         runner.job(lambda world, out: None)
 
 
@@ -294,7 +294,7 @@ def test_functions_that_could_not_be_called_are_refused_before_any_input_is_read
     ("functions", "words"),
     [
         ({"out": lambda shape: shape}, "out cannot be called with the shape and the dtype"),
-        ({"reference": lambda block, gain: block}, "reference names gain, which is no parameter"),
+        ({"reference": lambda block, gain: block}, "reference names gain, which is not a parameter"),
         ({"halo": lambda width: width}, "halo names width, which is not a parameter of the job"),
     ],
 )
