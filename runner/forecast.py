@@ -1,9 +1,9 @@
-"""What a map job will take on a machine, from shapes and rates alone: bytes, chunks, memory, time.
+"""Forecast of a map job on a machine from shapes and rates alone: bytes, chunks, memory, time.
 
-A run goes through five stages. In one piece they follow one another, and their times add up. Streamed,
-chunks are under way in all of them at once: the slowest resource sets the pace, and the other stages of one
-chunk are added, which fill the pipeline and empty it. A resource is a stage, or what several stages share:
-a link with both its directions, a host's files, its memory, its cores.
+A run has five stages. In memory they run one after another, and their times add up. In a streamed run,
+chunks are in all stages at once: the slowest resource sets the pace, plus the other stages of one chunk,
+which fill and drain the pipeline. A resource is a stage, or something that several stages share: both
+directions of a link, a host's files, its memory, its cores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Bytes = Mapping[str, int]  # by stage
 
 @dataclass(frozen=True)
 class Part:
-    """What the rank with most to do does.
+    """Share of the rank with most to do.
 
     chunks: how many it has. chunk_rows: rows of its largest one; 0 where there are no cells. memory: bytes
     that it takes at most. moved: bytes of that rank; host_moved: of all ranks of its host. cut: the chunks
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """One stage, or what stages share. bytes: of one GPU, of one core or of all ranks of a host (`of`)."""
+    """One stage or shared resource. bytes: of one GPU, one core or all ranks of a host (`of`)."""
 
     name: str
     of: str
@@ -162,7 +162,7 @@ def by_ranks(
 
 
 def enough(forecasts: Sequence[Forecast]) -> int:
-    """The fewest ranks that take, start included, hardly longer than any other number of them."""
+    """Return the fewest ranks whose time, start included, is close to the best (see GAIN)."""
     best = min(one.total for one in forecasts)
     return min(one.ranks for one in forecasts if one.total * GAIN <= best)
 
@@ -180,7 +180,7 @@ def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
 def _streamed(
     task: Task, machine: Machine, local: int, facts: Facts, options: StreamOptions, grid: str | None
 ) -> Part:
-    """Chunks of the blocks of a grid, or of the whole array, dealt to the ranks."""
+    """Chunks of the blocks of a grid, or of the whole array, distributed over the ranks."""
     text, blocks = streamed_grid(grid, facts.ranks)
     task = replace(task, partition=Partition(task.shape, parse_grid(text, task.shape, blocks)))
     chunks = plan_chunks(task, facts, options)
@@ -232,7 +232,7 @@ def _sum(parts: Iterable[Bytes]) -> Bytes:
 
 
 def _rows(part: Part, machine: Machine) -> list[Row]:
-    """Every stage and, of a streamed run, every shared resource."""
+    """Return every stage and, for a streamed run, every shared resource."""
     most, total = part.moved, part.host_moved
 
     def slowest(name: str, *ways: tuple[str, int, str]) -> list[Row]:
@@ -270,7 +270,7 @@ def _rows(part: Part, machine: Machine) -> list[Row]:
 
 
 def _cores(rows: Sequence[Row], kernel: int, machine: Machine) -> Row:
-    """Where the same cores copy and compute: all their seconds over how many there are."""
+    """Row of cores that both copy and compute: the sum of their seconds over the number of cores."""
     copying = sum(row.seconds for row in rows if row.name in ("read", "write")) * machine.threads
     seconds = (copying + kernel / machine.rates["kernel"].value) / machine.cores
     return Row("cores", "host", 0, None, f"{machine.cores} of them", seconds)

@@ -1,4 +1,4 @@
-"""A forecast as plain values, and what a run took beside what was forecast for it."""
+"""A forecast as plain values, and the comparison of a run with its forecast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = 1
 
 
 def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options: StreamOptions) -> Record:
-    """The last forecast in full, as plain values, and the others' times."""
+    """Return the last forecast in full and the times of the others, as plain values."""
     assert task.result is not None
     last = forecasts[-1]
     part, gpu = last.part, machine.gpus > 0
@@ -109,7 +109,7 @@ def beside_run(
         machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
         predicted = forecast(task, machine, hosts, options, files, grid=grid, keep_whole=keep_whole)
         return compare(predicted, measured, wall) if predicted.part.streamed == streamed else None
-    except (UserError, KeyError, ArithmeticError):  # the run is over, and was good
+    except (UserError, KeyError, ArithmeticError):  # the run itself has succeeded
         return None
 
 

@@ -178,13 +178,13 @@ def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], run_id: 
 
 @contextmanager
 def naming(path: Path, hint: str | None = None, error: type[MeshrunError] = RunError) -> Iterator[None]:
-    """Whatever fails inside is told with the image's name, as `error`. hint: where the failure has none."""
+    """Re-raise any failure inside as `error` with the image's name. hint: used if the failure has none."""
     try:
         yield
     except MeshrunError as failure:
         what = failure.what if str(path) in failure.what else f"{path}: {failure.what}"
-        told = error(what, got=failure.got, expected=failure.expected, hint=failure.hint or hint)
-        raise told from failure
+        failure_with_name = error(what, got=failure.got, expected=failure.expected, hint=failure.hint or hint)
+        raise failure_with_name from failure
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as failure:  # a user's function raises what it likes

@@ -43,14 +43,14 @@ def stream(
     dealt = iter(numbers)
     free = engine.slots(depth)
 
-    def told(act: Callable[..., None], *arguments: Any) -> None:
+    def report_failure(act: Callable[..., None], *arguments: Any) -> None:
         try:
             act(*arguments)
         except BaseException as failure:  # the pool would drop it silently
             events.put(failure)
 
     # One more thread for each chunk that may wait for the device.
-    pool = ThreadPoolExecutor(threads + depth, "stream", initializer=told, initargs=(engine.join,))
+    pool = ThreadPoolExecutor(threads + depth, "stream", initializer=report_failure, initargs=(engine.join,))
 
     def after(steps: list[Step], event: Event, number: int) -> None:
         """Submit `steps`; the last one to finish records the spans of its stages and puts `event`."""
@@ -73,7 +73,7 @@ def stream(
             events.put(event)
 
         for step in steps:
-            pool.submit(told, do, step)
+            pool.submit(report_failure, do, step)
 
     def wait_and_write(slot: Any) -> None:
         after(engine.finish(slot), (slot, "written"), slot.number)
@@ -90,7 +90,7 @@ def stream(
             slot, what = _next(events, idle)
             if what == "read":
                 engine.compute(slot, idle)
-                pool.submit(told, wait_and_write, slot)
+                pool.submit(report_failure, wait_and_write, slot)
             else:
                 engine.release(slot)
                 finished(slot.number)

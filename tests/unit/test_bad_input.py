@@ -199,7 +199,7 @@ CASES: list[tuple[str, ...]] = [
     ("run statistics in.npy --bins 0", "so many bins", "got 0", "expected 1 to 65536"),
     ("run statistics in.npy --grid 1", "--grid", "do not apply to job statistics", "expected a job made by"),
     # Outputs.
-    ("run laplacian in.npy", "job laplacian writes a file", "none is named", "expected OUTPUT after INPUT"),
+    ("run laplacian in.npy", "job laplacian writes a file: OUTPUT is missing", "expected OUTPUT after INPUT"),
     (f"run {OURS}:total in.npy out.npy", "job total writes no file", "got OUTPUT out.npy", "Try:"),
     ("run statistics in.npy out.npy", "job statistics writes no file", "got OUTPUT out.npy", "Try:"),
     ("run laplacian in.npy gone/out.npy", "output's folder does not exist", "got gone", "Try: mkdir -p gone"),
