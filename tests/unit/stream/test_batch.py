@@ -261,16 +261,21 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
     ("options", "sentence"),
     [
         ({"grid": "2"}, "--grid does not apply to a folder"),
-        ({"overlap": False}, "--overlap: nothing"),
-        ({"chunk_bytes": 1000}, "--chunk-bytes: nothing"),
-        ({"device_memory": 1000}, "--device-memory: nothing"),
-        ({"form": runner.storage.Form((1, 5))}, "--input-shape, --input-dtype and --input-order: nothing"),
+        ({"overlap": False}, "--overlap does not apply to a folder"),
+        ({"chunk_bytes": 1000}, "--chunk-bytes does not apply to a folder"),
+        ({"device_memory": 1000}, "--device-memory does not apply to a folder"),
+        (
+            {"form": runner.storage.Form((1, 5))},
+            "--input-shape, --input-dtype and --input-order do not apply",
+        ),
         ({"timeline": "run.svg"}, "unknown timeline format"),
         ({"boundary": "constant", "cval": 0.5}, "12.npy: --cval does not fit the input's dtype"),
         ({"parameters": {"loss": 1}}, "has no such parameter"),
     ],
 )
-def test_options_that_say_nothing_are_refused(numbered: Path, options: dict[str, Any], sentence: str) -> None:
+def test_options_that_do_not_apply_are_refused(
+    numbered: Path, options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         run_on(2, counted, numbered, numbered.with_name("out"), **options)
     assert {path.name for path in numbered.parent.iterdir()} == {"photos"}
