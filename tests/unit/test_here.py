@@ -96,7 +96,7 @@ def test_the_first_cell_is_not_zero() -> None:
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "one", None])
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_a_seed_that_is_none_is_refused(seed: Any, kind: str) -> None:
-    with pytest.raises(UserError, match="a seed of random numbers is a whole number"):
+    with pytest.raises(UserError, match="the seed of random numbers must be an unsigned 64-bit integer"):
         getattr(line(3), kind)(seed)
 
 
