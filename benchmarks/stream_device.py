@@ -38,11 +38,11 @@ from runner.report.record import write_json
 from runner.spans import Spans
 from runner.storage import Source, open_sink, open_source
 from runner.stream.device import DeviceEngine
-from runner.stream.ends import PIECE, Ends
+from runner.stream.ends import PIECE, Endpoints
 from runner.stream.flow import stream
 from runner.stream.options import StreamOptions
 from runner.stream.run import threads_of
-from runner.work import Work, decide
+from runner.work import Task, plan_task
 from runner.world import World, open_world
 
 ROW = 1 << 20  # bytes
@@ -149,13 +149,13 @@ def bare(world: World, nbytes: int) -> float:
     return 2 * (nbytes // piece) * piece * world.size / min(times) / 1e9
 
 
-def shares(world: World, path: Path, rows: int) -> tuple[Source, Work, list[Region]]:
-    """An open input, the job's work on it, and this rank's regions of `rows` rows."""
+def shares(world: World, path: Path, rows: int) -> tuple[Source, Task, list[Region]]:
+    """An open input, the job's task on it, and this rank's regions of `rows` rows."""
     source = open_source(path)
-    work = decide(light, {}, source.shape, source.dtype, 1)
-    regions = Chunks(work.partition, rows)
+    task = plan_task(light, {}, source.shape, source.dtype, 1)
+    regions = Chunks(task.partition, rows)
     first, last = bounds(len(regions), world.size, world.rank)
-    return source, work, [regions[number] for number in range(first, last)]
+    return source, task, [regions[number] for number in range(first, last)]
 
 
 def bare_files(world: World, path: Path, target: Path) -> float:
@@ -183,22 +183,22 @@ def bare_files(world: World, path: Path, target: Path) -> float:
 
 
 def pinned(world: World, path: Path, depth: int, chunk: int) -> float:
-    source, work, _ = shares(world, path, 1)
-    chunks = Chunks(work.partition, chunk // ROW)
+    source, task, _ = shares(world, path, 1)
+    chunks = Chunks(task.partition, chunk // ROW)
     nothing: Any = Nothing(source.shape, source.dtype)
-    ends = Ends(world, work, chunks, nothing, nothing, Spans())
-    engine = DeviceEngine(ends)
+    endpoints = Endpoints(world, task, chunks, nothing, nothing, Spans())
+    engine = DeviceEngine(endpoints)
     world.control.barrier()
     stream(
         engine,
-        ends.spans,
+        endpoints.spans,
         range(*bounds(len(chunks), world.size, world.rank)),
         depth=depth,
         threads=threads_of(world),
         finished=lambda number: None,
         idle=lambda: None,
     )
-    copies = [span for span in ends.spans.found if span.stage in ("to device", "from device")]
+    copies = [span for span in endpoints.spans.found if span.stage in ("to device", "from device")]
     seconds = max(span.end for span in copies) - min(span.begin for span in copies)
     return 2 * int(np.prod(source.shape)) * 4 / max(world.control.allgather(seconds)) / 1e9
 

@@ -20,7 +20,7 @@ from runner.phases import Phases
 from runner.pipeline import Pipeline, halo_plan
 from runner.record_builder import places, versions
 from runner.report.record import write_json
-from runner.work import decide
+from runner.work import plan_task
 from runner.world import World, open_world
 
 
@@ -61,13 +61,13 @@ def main() -> None:
 def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) -> dict[str, object]:
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
-    work = decide(job, job.complete({}), shape, np.dtype(np.float32), world.size)
-    block = world.backend.empty(halo_plan(work, world.rank).shape, work.dtype)
+    task = plan_task(job, job.complete({}), shape, np.dtype(np.float32), world.size)
+    block = world.backend.empty(halo_plan(task, world.rank).shape, task.dtype)
     block[...] = 1
     found = []
     for number in range(rounds + 3):
         phases = Phases(world.backend.synchronize)
-        pipeline = Pipeline(world, work, phases, overlap)
+        pipeline = Pipeline(world, task, phases, overlap)
         world.control.barrier()
         pipeline.prepare(block)
         begin = time.perf_counter()

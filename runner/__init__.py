@@ -5,7 +5,7 @@ package costs nothing.
 
     map_blocks, reduce_blocks, job      declare a job (`runner.declare`)
     open_world, World                   the ranks, for programs of their own (`runner.world`)
-    Here                                where a block is (`runner.here`)
+    BlockContext                        what a block's function may know of its place (`runner.here`)
     Tiles                               an array in pieces that do not depend on the ranks (`runner.reduce`)
     kernel                              a compiled CUDA kernel of a .cu file (`runner.backend.cuda`)
     Box, Gpu, Memory, open_box          all GPUs of this process, for measurements (`runner.backend.box`)
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from runner.files import check_writable as check_writable
     from runner.files import is_stream as is_stream
     from runner.files import write_file as write_file
+    from runner.here import BlockContext as BlockContext
     from runner.here import Here as Here
     from runner.launcher import environment as environment
     from runner.links import gpu_links as gpu_links
@@ -92,6 +93,7 @@ _HOME = {
     "job": "runner.declare",
     "open_world": "runner.world",
     "World": "runner.world",
+    "BlockContext": "runner.here",
     "Here": "runner.here",
     "Tiles": "runner.reduce",
     "versions": "runner.record_builder",

@@ -1,4 +1,4 @@
-"""A job on an array in memory, on this process alone."""
+"""Apply a job to an array in memory, in this process alone."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from runner.backend.cpu import CpuBackend
 from runner.declaration import Job
 from runner.execute import call
-from runner.options import Options, Run
+from runner.options import Options, RunContext
 from runner.phases import Phases
-from runner.pipeline import Pipeline, quiet
+from runner.pipeline import Pipeline, no_progress
 from runner.storage import MemorySource
 from runner.transaction import OutputTransaction
-from runner.work import decide
+from runner.work import plan_task
 from runner.world import World, lone_world
 
 
 def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
-    """The result of a job for an array of NumPy or CuPy, of the same array module."""
+    """Return a job's result for a NumPy or CuPy array, as an array of the same module."""
     if hasattr(array, "__cuda_array_interface__"):
         from runner.backend.cuda import borrowed
 
@@ -33,14 +33,18 @@ def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> An
     phases = Phases(world.backend.synchronize)
     if job.kind != "map":
         source = MemorySource(array)
-        return call(Run(world, job, parameters, source, None, Options(), OutputTransaction(), quiet, phases))
-    work = decide(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
-    pipeline = Pipeline(world, work, phases)
-    block = world.backend.empty(pipeline.plan.shape, work.dtype)
+        return call(
+            RunContext(
+                world, job, parameters, source, None, Options(), OutputTransaction(), no_progress, phases
+            )
+        )
+    task = plan_task(job, parameters, tuple(array.shape), np.dtype(array.dtype), 1)
+    pipeline = Pipeline(world, task, phases)
+    block = world.backend.empty(pipeline.plan.shape, task.dtype)
     block[pipeline.plan.core] = array
-    work = pipeline.prepare(block)
-    assert work.result is not None
-    whole = world.backend.empty(*work.result)
+    task = pipeline.prepare(block)
+    assert task.result is not None
+    whole = world.backend.empty(*task.result)
     for region, result in pipeline.results(block):
         whole[region.slices] = result
     return whole

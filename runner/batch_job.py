@@ -1,4 +1,4 @@
-"""A map job over a folder of images: what of the options it has, the proof of its results, its record."""
+"""A map job over a folder of images: its options, the verification of its results, and its record."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from runner.inputs import Inputs
 from runner.options import Options
 from runner.partition import Region, Shape, bounds
 from runner.phases import Phases
-from runner.pipeline import Progress
+from runner.pipeline import OnProgress
 from runner.report.record import Record
 from runner.storage import Source, open_source
 from runner.storage.faults import listing
 from runner.storage.folder import LOSSY, Folder
-from runner.stream.batch import Batch
-from runner.stream.dealt import Show
+from runner.stream.batch import StreamedFolder
+from runner.stream.dealt import OnStreamProgress
 from runner.transaction import OutputTransaction
-from runner.work import Work, decide
+from runner.work import Task, plan_task
 from runner.world import World
 
 
 @dataclass
-class BatchRun:
-    """A job over a folder; collective."""
+class FolderRun:
+    """One run of a job over a folder of images. Collective."""
 
     world: World
     job: Job
@@ -42,38 +42,38 @@ class BatchRun:
     options: Options
     transaction: OutputTransaction
     phases: Phases
-    show: Show
-    proof: Progress
+    show: OnStreamProgress
+    proof: OnProgress
     inputs: Inputs
 
     def run(self) -> Record:
-        """Make the output folder; this part of the run's record."""
+        """Make the output folder; return this part of the run's record."""
         world, options = self.world, self.options
         world.collective_call(self._check)
         assert self.target is not None
         if self.folder.others:
             self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")
-        batch = Batch(
+        streamed = StreamedFolder(
             world,
             self.folder,
             self.target,
-            self.decide,
+            self.plan_task,
             options.stream,
             self.transaction,
             self.phases,
             self.inputs,
             self.show,
         )
-        details = batch.write()
+        details = streamed.write()
         proof = None
         if options.verify != "off":
             try:
                 with self.phases("verify"):
-                    proof = self._verify(batch.partial)
+                    proof = self._verify(streamed.partial)
             except RunError:
-                self.transaction.set_recovery_hint(batch.anew)
+                self.transaction.set_recovery_hint(streamed.anew)
                 raise
-        batch.commit()
+        streamed.commit()
         return {
             "shape": [len(self.folder.images)],
             "dtype": None,
@@ -87,9 +87,9 @@ class BatchRun:
             "stream": details,
         }
 
-    def decide(self, shape: Shape, dtype: np.dtype[Any]) -> Work:
+    def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
         options = self.options
-        return decide(
+        return plan_task(
             self.job, self.parameters, shape, dtype, 1, boundary=options.boundary, cval=options.cval
         )
 
@@ -99,7 +99,7 @@ class BatchRun:
             tell(f"warning: {sentence}")
 
     def _check(self) -> None:
-        """Refuse what a folder has no use for."""
+        """Raise UserError for options that do not apply to a folder."""
         options = self.options
         if self.job.kind != "map":
             raise UserError(
@@ -115,20 +115,22 @@ class BatchRun:
         }
         named = next((name for name, value in given.items() if value is not None), None)
         if named is not None:
+            several = "," in named
             raise UserError(
-                f"{named}: nothing of a folder of images, whose images each go through one rank whole",
-                hint=f"leave {'them' if ',' in named else 'it'} out",
+                f"{named} {'do' if several else 'does'} not apply to a folder of images: each image is "
+                "processed whole by one rank",
+                hint=f"leave {'them' if several else 'it'} out",
             )
         lossy = next((one.name for one in self.folder.images if Path(one.name).suffix.lower() in LOSSY), None)
         if options.verify != "off" and lossy is not None:
             raise UserError(
-                f"--verify reads the output back, and {Path(lossy).suffix} does not keep it exactly",
+                f"--verify reads the output back, and {Path(lossy).suffix} does not store it exactly",
                 got=self.folder.path / lossy,
-                hint="images that end in .png or .npy: an output has its image's name",
+                hint="images that end in .png or .npy: each output is named after its image",
             )
 
     def _verify(self, into: Path) -> Record:
-        """Check each image's result, on whichever rank; the record of the check."""
+        """Verify each image's result on one of the ranks; return the record of the check."""
         begin = time.perf_counter()
         world, images = self.world, self.folder.images
         wrong: RunError | None = None
@@ -139,13 +141,13 @@ class BatchRun:
             name = images[number].name
             leave_cache(into / name)
             file, written = open_source(self.folder.path / name), open_source(into / name)
-            work = self.decide(file.shape, file.dtype)
-            tail = written.shape[work.leading :]
-            work = work if work.result else work.with_result(tail, written.dtype)
-            wrong = wrong or _unlike(name, work, written)
-            for box in () if wrong else self._boxes(work, name):
+            task = self.plan_task(file.shape, file.dtype)
+            tail = written.shape[task.leading :]
+            task = task if task.result else task.with_result(tail, written.dtype)
+            wrong = wrong or _unlike(name, task, written)
+            for box in () if wrong else self._boxes(task, name):
                 boxes, cells = boxes + 1, cells + box.size
-                if wrong is None and (found := compare(work, file, written, box)):
+                if wrong is None and (found := compare(task, file, written, box)):
                     wrong = failure(found, f" of {name}")
         everyone = world.control.allgather((wrong, boxes, cells))
         for found_wrong, _, _ in everyone:
@@ -156,22 +158,22 @@ class BatchRun:
             "against": REFERENCE if self.job.reference else RERUN,
             "boxes": sum(entry[1] for entry in everyone),
             "cells": sum(entry[2] for entry in everyone),
-            "seed": world.nonce,
+            "seed": world.run_id,
             "seconds": time.perf_counter() - begin,
         }
 
-    def _boxes(self, work: Work, name: str) -> Iterator[Region]:
+    def _boxes(self, task: Task, name: str) -> Iterator[Region]:
         if self.options.verify == "full":
-            return everything(work.partition, 0, work.cut_axes)
-        return sample(work.partition, 0, work.cut_axes, f"{self.world.nonce}/{name}")
+            return everything(task.partition, 0, task.cut_axes)
+        return sample(task.partition, 0, task.cut_axes, f"{self.world.run_id}/{name}")
 
 
-def _unlike(name: str, work: Work, written: Source) -> RunError | None:
-    if work.known == (written.shape, written.dtype):
+def _unlike(name: str, task: Task, written: Source) -> RunError | None:
+    if task.known == (written.shape, written.dtype):
         return None
     return RunError(
-        f"verification failed: {name} is no such array on disk",
+        f"verification failed: {name} does not match on disk",
         got=f"{written.dtype} of shape {written.shape}",
-        expected=f"{work.known[1]} of shape {work.known[0]}",
+        expected=f"{task.known[1]} of shape {task.known[0]}",
         everywhere=True,
     )

@@ -1,4 +1,4 @@
-"""Which cells a verification looks at: pure arithmetic. Boxes are regions of the input's own cells."""
+"""Sampling for verification: which boxes (regions of the input) to check. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import product
 
 from runner.partition import Partition, Region, Shape
 
-CELLS = 4096  # in a sample's box, about
-FULL_CELLS = 1 << 18  # in a box of a full verification, about
-RANDOM = 16  # boxes anywhere, per rank
+CELLS = 4096  # approximate cells in a box of a sample
+FULL_CELLS = 1 << 18  # approximate cells in a box of a full verification
+RANDOM = 16  # randomly placed boxes per rank
 
 
 def box_shape(shape: Shape, cut_axes: tuple[bool, ...], cells: int) -> Shape:
-    """About `cells` cells: whole along the axes that may not be cut, as equal as can be along the others."""
+    """Shape of a box of about `cells` cells: whole along uncut axes, near cubic along the others."""
     free = [axis for axis, cut in enumerate(cut_axes) if cut]
     left = max(cells // max(math.prod(n for n, cut in zip(shape, cut_axes, strict=True) if not cut), 1), 1)
     lengths = list(shape)
@@ -27,10 +27,10 @@ def box_shape(shape: Shape, cut_axes: tuple[bool, ...], cells: int) -> Shape:
 
 
 def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: str) -> Iterator[Region]:
-    """Boxes for one rank: its block's corners, reaching into the neighbours' blocks, and random ones.
+    """Yield one rank's boxes: its block's corners, reaching into the neighbours' blocks, and random ones.
 
     Where a block touches the array's edge its corner box does too, so that all edges are among
-    the boxes of all ranks. seed: the random boxes follow from it.
+    the boxes of all ranks. seed: determines the random boxes.
     """
     shape = partition.shape
     if 0 in shape:
@@ -49,7 +49,7 @@ def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: st
 
 
 def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> Iterator[Region]:
-    """This rank's share of boxes that cover the array, cut elsewhere than the blocks are."""
+    """Yield this rank's share of boxes that cover the array, with cuts that differ from the blocks'."""
     shape = partition.shape
     if 0 in shape:
         return

@@ -29,10 +29,10 @@ from runner.storage import HostArray, Sink, Source, check_place, commit, open_si
 from runner.storage.faults import write_error
 from runner.stream.dealt import threads_of
 from runner.stream.device import DeviceEngine
-from runner.stream.ends import Ends
+from runner.stream.ends import Endpoints
 from runner.stream.flow import stream
 from runner.stream.options import DEPTH
-from runner.work import decide
+from runner.work import plan_task
 from runner.world import lone_world
 
 FILE = 1 << 30  # bytes, or less where the disk or the memory is small
@@ -213,19 +213,19 @@ class Streaming:
     def __call__(self, source: Source, sink: Sink) -> float:
         world = lone_world(self.backend)
         sink.threads = threads_of(world)
-        work = decide(_same, {}, source.shape, source.dtype, 1)
-        chunks = Chunks(work.partition, PIECE // ROW)
-        ends = Ends(world, work, chunks, source, sink, Spans())
+        task = plan_task(_same, {}, source.shape, source.dtype, 1)
+        chunks = Chunks(task.partition, PIECE // ROW)
+        endpoints = Endpoints(world, task, chunks, source, sink, Spans())
         stream(
-            DeviceEngine(ends),
-            ends.spans,
+            DeviceEngine(endpoints),
+            endpoints.spans,
             range(len(chunks)),
             depth=DEPTH,
             threads=sink.threads,
             finished=lambda number: None,
             idle=lambda: None,
         )
-        return wall_time([ends.spans.found])
+        return wall_time([endpoints.spans.found])
 
 
 @map_blocks()

@@ -24,12 +24,12 @@ from runner.boxes import everything, sample
 from runner.compare import differs, unlike
 from runner.declaration import Job
 from runner.errors import RunError, UserError
-from runner.here import Here
+from runner.here import BlockContext
 from runner.partition import Region, Shape, owner
-from runner.pipeline import Progress, quiet, result_buffer
+from runner.pipeline import OnProgress, no_progress, result_buffer
 from runner.reduce import Tiles, reduce_array, to_host
 from runner.storage import HostArray, Sink, Source, read_back, reopen
-from runner.work import Work
+from runner.work import Task
 from runner.world import World, lone_world
 
 REFERENCE = "the job's float64 reference"
@@ -52,13 +52,13 @@ class Mismatch:
 
 def verify(
     world: World,
-    work: Work,
+    task: Task,
     source: Source,
     sink: Sink,
     mode: str,
     *,
     dealt: bool = False,
-    progress: Progress = quiet,
+    progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Check the file that `sink` wrote; collective. The record of the check; RunError on every rank if wrong.
 
@@ -72,37 +72,37 @@ def verify(
     world.control.barrier()
     wrong: Mismatch | None = None
     boxes = cells = 0
-    mine = partial(_boxes, world, work, mode, alone=not (source.parallel and sink.parallel))
+    mine = partial(_boxes, world, task, mode, alone=not (source.parallel and sink.parallel))
     total = sum(box.size for box in mine())
     progress(0, total)
     for box in mine():
         if boxes == 0:
             file, written = reopen(source), read_back(sink)
         boxes, cells = boxes + 1, cells + box.size
-        wrong = wrong or compare(work, file, written, box)
+        wrong = wrong or compare(task, file, written, box)
         progress(cells, total)
     found = world.control.allgather((wrong, boxes, cells))
     for mismatch, _, _ in found:
         if mismatch is not None:
-            raise _failure(world, work, mismatch, dealt)
+            raise _failure(world, task, mismatch, dealt)
     return {
         "mode": mode,
-        "against": REFERENCE if work.job.reference else RERUN,
+        "against": REFERENCE if task.job.reference else RERUN,
         "boxes": sum(entry[1] for entry in found),
         "cells": sum(entry[2] for entry in found),
-        "seed": world.nonce,
+        "seed": world.run_id,
         "seconds": time.perf_counter() - begin,
     }
 
 
-def _boxes(world: World, work: Work, mode: str, alone: bool) -> Iterator[Region]:
+def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]:
     """This rank's boxes; all of them on rank 0 when only that one can read the files."""
     ranks = range(world.size) if alone else [world.rank]
     if alone and world.rank > 0:
         return iter(())
     if mode == "full":
-        return chain.from_iterable(everything(work.partition, rank, work.cut_axes) for rank in ranks)
-    return chain.from_iterable(sample(work.partition, rank, work.cut_axes, world.nonce) for rank in ranks)
+        return chain.from_iterable(everything(task.partition, rank, task.cut_axes) for rank in ranks)
+    return chain.from_iterable(sample(task.partition, rank, task.cut_axes, world.run_id) for rank in ranks)
 
 
 def leave_cache(written: Path) -> None:
@@ -116,13 +116,13 @@ def leave_cache(written: Path) -> None:
             os.close(descriptor)
 
 
-def compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch | None:
+def compare(task: Task, file: Source, written: Source, box: Region) -> Mismatch | None:
     """What is wrong in a box of the written result, computed again from the input's file; None: nothing."""
-    region = work.output_region(box)
+    region = task.output_region(box)
     got = np.empty(region.shape, written.dtype)
     written.read(region, got)
-    block = padded(work, file.array, box)
-    expected, tolerance = expect(work, block, box)
+    block = padded(task, file.array, box)
+    expected, tolerance = expect(task, block, box)
     bad = differs(got, expected, tolerance)
     if not bad.any():
         return None
@@ -132,25 +132,25 @@ def compare(work: Work, file: Source, written: Source, box: Region) -> Mismatch 
     return Mismatch(index, got[first], expected[first], allowed, int(bad.sum()), got.size, box)
 
 
-def padded(work: Work, array: Any, box: Region) -> HostArray:
+def padded(task: Task, array: Any, box: Region) -> HostArray:
     """The input's `box` with its halo, cells beyond the array by the boundary's definition.
 
     array: sliced, nothing else, for what is not in memory.
     """
     places, beyond = [], []
-    for axis, ((low, high), length) in enumerate(zip(work.widths, work.shape, strict=True)):
+    for axis, ((low, high), length) in enumerate(zip(task.widths, task.shape, strict=True)):
         wanted = np.arange(box.start[axis] - low, box.stop[axis] + high)
-        index = sources(wanted, length, work.boundary)
+        index = sources(wanted, length, task.boundary)
         beyond.append(index < 0)
         places.append(np.where(index < 0, np.clip(wanted, 0, length - 1), index))
     needed = [np.unique(place) for place in places]
-    cells = np.empty([place.size for place in needed], work.dtype)
+    cells = np.empty([place.size for place in needed], task.dtype)
     for parts in product(*(_stretches(place) for place in needed)):
         cells[tuple(into for into, _ in parts)] = array[tuple(stretch for _, stretch in parts)]
     index_of = (np.searchsorted(one, place) for one, place in zip(needed, places, strict=True))
     block = np.array(cells[np.ix_(*index_of)], order="C")
     for axis, outside in enumerate(beyond):
-        block[(slice(None),) * axis + (outside,)] = work.cval
+        block[(slice(None),) * axis + (outside,)] = task.cval
     return block
 
 
@@ -178,27 +178,27 @@ def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
     return np.clip(wanted, 0, last)
 
 
-def expect(work: Work, block: HostArray, box: Region) -> tuple[HostArray, HostArray | float]:
+def expect(task: Task, block: HostArray, box: Region) -> tuple[HostArray, HostArray | float]:
     """The expected result for a padded block, and how far off it may be. RunError for what no result can be.
 
     The block is the function's, which may change it.
     """
-    shape, dtype = work.output_region(box).shape, work.known[1]
+    shape, dtype = task.output_region(box).shape, task.known[1]
     largest = _largest(block) if dtype.kind in "fc" else 0.0
-    if work.job.reference is None:
-        here = Here(0, 1, "", box.start, box.shape, work.shape, None, np)
-        expected = work.call(block, here, result_buffer(work, box.shape, CpuBackend()))
+    if task.job.reference is None:
+        here = BlockContext(0, 1, "", box.start, box.shape, task.shape, None, np)
+        expected = task.call(block, here, result_buffer(task, box.shape, CpuBackend()))
         tolerance: Any = None
     else:
         wide = block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
-        expected = work.job.reference(wide, **work.parameters)
+        expected = task.job.reference(wide, **task.parameters)
         expected, tolerance = expected if isinstance(expected, tuple) else (expected, None)
-    wanted = _of_shape(expected, shape, work.job.name)
+    wanted = _of_shape(expected, shape, task.job.name)
     if dtype.kind in "iub":
         return wanted, 0.0 if tolerance is None else tolerance
     if tolerance is None:
         # The largest magnitude that took part, a sum's rounding error being relative to its terms.
-        tolerance = work.job.ulps * float(np.finfo(dtype).eps) * max(largest, _largest(wanted))
+        tolerance = task.job.ulps * float(np.finfo(dtype).eps) * max(largest, _largest(wanted))
     return wanted, tolerance
 
 
@@ -255,13 +255,13 @@ def verify_result(
     return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
 
 
-def _failure(world: World, work: Work, mismatch: Mismatch, dealt: bool) -> RunError:
+def _failure(world: World, task: Task, mismatch: Mismatch, dealt: bool) -> RunError:
     by = ""
     if not dealt:
-        leading = zip(mismatch.index, work.shape, work.partition.grid, strict=False)
+        leading = zip(mismatch.index, task.shape, task.partition.grid, strict=False)
         place = [owner(length, parts, i) for i, length, parts in leading]
-        place += [0] * (len(work.shape) - len(place))
-        by = f", computed by [{world.ranks[work.partition.rank(place)]}],"
+        place += [0] * (len(task.shape) - len(place))
+        by = f", computed by [{world.ranks[task.partition.rank(place)]}],"
     return failure(mismatch, by)
 
 

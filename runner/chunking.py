@@ -1,6 +1,6 @@
-"""Whether a run is streamed, and into which chunks: decided here for a run and for its forecast alike.
+"""The planner of streamed runs: whether to stream, and into which chunks, for runs and forecasts alike.
 
-Pure arithmetic on shapes, dtypes and numbers. Whoever asks brings the facts: a run gathers them from its
+Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
 ranks and files (`runner.stream.cut`), a forecast takes them from a machine's rates (`runner.forecast`).
 """
 
@@ -18,7 +18,7 @@ from runner.errors import UserError
 from runner.halo import Widths
 from runner.partition import Region, Shape, grid_size
 from runner.stream.options import StreamOptions
-from runner.work import Work
+from runner.work import Task
 
 HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its memory
 DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays
@@ -29,7 +29,7 @@ FILLS = 4  # a device's pipeline is filled by a block of at least so many chunks
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of the host's memory and of a device's: what is needed, or what is allowed."""
+    """Bytes of host and of device memory, needed or allowed."""
 
     host: int
     device: int
@@ -68,7 +68,7 @@ class Facts:
 
 
 def is_streamed(
-    work: Work,
+    task: Task,
     options: StreamOptions,
     files: Files,
     *,
@@ -79,25 +79,25 @@ def is_streamed(
     """Whether the array passes through the ranks in chunks, instead of each rank holding its block.
 
     It does when an option of streamed runs is given, when some rank's block is `too_large` for its memory,
-    when the output is written in chunks of its own, and on devices when a block is `FILLS` chunks or more,
+    when the output is a chunked format, and on devices when a block is `FILLS` chunks or more,
     unless it is to be kept whole. An input that one rank reads for all is never streamed.
     """
-    fills = asynchronous and not keep_whole and fills_pipeline(work)
+    fills = asynchronous and not keep_whole and fills_pipeline(task)
     return files.parallel and (options.named is not None or files.chunked_output or fills or too_large)
 
 
-def fills_pipeline(work: Work) -> bool:
+def fills_pipeline(task: Task) -> bool:
     """Whether a device copies and computes long enough for copies, kernels and files to overlap."""
-    largest = max((block.size for block in work.partition), default=0)
-    return largest * work.dtype.itemsize >= FILLS * ON_DEVICE
+    largest = max((block.size for block in task.partition), default=0)
+    return largest * task.dtype.itemsize >= FILLS * ON_DEVICE
 
 
-def is_too_large(work: Work, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
+def is_too_large(task: Task, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
     """Whether a rank's block, whole in memory, needs more than the rank may use.
 
     A result that is not declared counts as large as the input, whether it is known by now or not.
     """
-    use = memory_use(replace(work, result=work.declared(work.shape)), block, asynchronous=asynchronous)
+    use = memory_use(replace(task, result=task.declared(task.shape)), block, asynchronous=asynchronous)
     if asynchronous:  # the function's own arrays are as large as its block
         return 2 * use.device > limits.device
     return use.host > limits.host
@@ -118,7 +118,7 @@ def memory_limits(
 
 
 def check_limit(option: str, limit: int | None, total: int, place: str) -> None:
-    """UserError where an option allows more bytes than `place` has; total: 0 where that is not known."""
+    """Raise UserError if an option allows more bytes than `place` has. total: its bytes; 0 if unknown."""
     if limit is not None and 0 < total < limit:
         raise UserError(
             f"{option} is more than {place} has", got=f"{limit:,} bytes", expected=f"at most {total:,}"
@@ -126,22 +126,22 @@ def check_limit(option: str, limit: int | None, total: int, place: str) -> None:
 
 
 def not_streamed(option: str, path: Path | str) -> UserError:
-    """The error for an option of streamed runs with a file that one rank reads or writes for all."""
+    """Build the error for an option of streamed runs with a file that one rank reads or writes for all."""
     return UserError(
-        f"{option} is for arrays that go through the ranks in chunks",
-        got=f"{path}, which one rank handles whole",
+        f"{option} applies only to streamed runs",
+        got=f"{path}, which one rank reads or writes whole",
         expected="files such as .npy, .zarr or .h5",
         everywhere=True,
     )
 
 
 def has_own_grid(grid: str | None, ranks: int) -> bool:
-    """Whether --grid gives another number of blocks than ranks, as only a streamed run allows."""
+    """Whether --grid has a number of blocks other than `ranks`, which only a streamed run allows."""
     return grid is not None and grid_size(grid) not in (None, ranks)
 
 
 def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
-    """The grid that a streamed run cuts the array by before it cuts chunks, and its number of blocks.
+    """Return the grid that a streamed run partitions the array by before chunking, and its number of blocks.
 
     Without --grid the array is one block.
     """
@@ -152,9 +152,9 @@ def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
 def chunk_memory(
     cells: Shape, widths: Widths, dtype: np.dtype[np.generic], result: int, *, asynchronous: bool
 ) -> MemoryUse:
-    """The most bytes that a chunk of `cells` own cells takes. result: bytes of its result.
+    """Return the most bytes that a chunk of `cells` own cells takes. result: bytes of its result.
 
-    With a halo, what was read and the padded block made of it may both exist.
+    With a halo, the input and the padded block made of it may exist at the same time.
     """
     padded = math.prod(n + sum(width) for n, width in zip(cells, widths, strict=True)) * dtype.itemsize
     twice = 2 if any(width != (0, 0) for width in widths) else 1
@@ -163,33 +163,33 @@ def chunk_memory(
     return MemoryUse(twice * padded + result, 0)
 
 
-def memory_use(work: Work, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
-    """`chunk_memory` of a region, and of a chunk of the input's file, decoded, of which a part is wanted.
+def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
+    """`chunk_memory` of a region plus one decoded chunk of the input file's own format.
 
-    A result that is not known yet is taken to be as large as the input.
+    A result type that is not known yet is assumed to equal the input's.
     """
-    shape, dtype = work.result or (work.shape, work.dtype)
-    cells = math.prod(region.shape[: work.leading]) * math.prod(shape[work.leading :])
+    shape, dtype = task.result or (task.shape, task.dtype)
+    cells = math.prod(region.shape[: task.leading]) * math.prod(shape[task.leading :])
     result = cells * dtype.itemsize
-    use = chunk_memory(region.shape, work.widths, work.dtype, result, asynchronous=asynchronous)
-    decoded = math.prod(files.source_chunks) * work.dtype.itemsize if files.source_chunks else 0
+    use = chunk_memory(region.shape, task.widths, task.dtype, result, asynchronous=asynchronous)
+    decoded = math.prod(files.source_chunks) * task.dtype.itemsize if files.source_chunks else 0
     return MemoryUse(use.host + decoded, use.device)
 
 
-def plan_chunks(work: Work, facts: Facts, options: StreamOptions, kept_rows: int | None = None) -> Chunks:
-    """The chunks of `work.partition`. kept_rows: of an unfinished run, whose chunks stay as they are.
+def plan_chunks(task: Task, facts: Facts, options: StreamOptions, kept_rows: int | None = None) -> Chunks:
+    """Return the chunks of `task.partition`. kept_rows: rows of an unfinished run's chunks, which are kept.
 
-    Raises UserError where not even the smallest chunk fits.
+    Raises UserError if not even the smallest chunk fits in memory.
     """
     budget = Budget(facts.limits, options.under_way)
     if options.chunk_bytes is not None:
         budget.check_chunk(options.chunk_bytes)
     align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
-    blocks = [block for block in work.partition if block.size]
-    fitting = (_rows_that_fit(work, block, facts, options, budget, kept_rows) for block in blocks)
+    blocks = [block for block in task.partition if block.size]
+    fitting = (_rows_that_fit(task, block, facts, options, budget, kept_rows) for block in blocks)
     rows = min(fitting, default=0)
     if kept_rows is None:  # no chunk is longer than its block
-        longest = max(block.shape[0] for block in work.partition)
+        longest = max(block.shape[0] for block in task.partition)
         rows = min(rows, -(-longest // align) * align)
     elif 0 < rows < kept_rows:
         raise UserError(
@@ -199,16 +199,16 @@ def plan_chunks(work: Work, facts: Facts, options: StreamOptions, kept_rows: int
             hint="--depth 1, or memory as in the first run",
             everywhere=True,
         )
-    return Chunks(work.partition, max(rows, 1))
+    return Chunks(task.partition, max(rows, 1))
 
 
 def _rows_that_fit(
-    work: Work, block: Region, facts: Facts, options: StreamOptions, budget: Budget, kept_rows: int | None
+    task: Task, block: Region, facts: Facts, options: StreamOptions, budget: Budget, kept_rows: int | None
 ) -> int:
     align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
-    wanted = kept_rows or _wanted_rows(work, block, facts, options, align)
+    wanted = kept_rows or _wanted_rows(task, block, facts, options, align)
     one, two = (
-        memory_use(work, _extended(block, rows), asynchronous=facts.asynchronous, files=facts.files)
+        memory_use(task, _extended(block, rows), asynchronous=facts.asynchronous, files=facts.files)
         for rows in (align, 2 * align)
     )
     return budget.rows(one, two, wanted=max(wanted, align), align=align)
@@ -218,11 +218,11 @@ def _extended(block: Region, rows: int) -> Region:
     return replace(block, stop=(block.start[0] + rows, *block.stop[1:]))
 
 
-def _wanted_rows(work: Work, block: Region, facts: Facts, options: StreamOptions, align: int) -> int:
-    """Rows of a chunk, were memory no limit."""
-    low, high = work.widths[0]
-    across = zip(block.shape[1:], work.widths[1:], strict=True)
-    row = math.prod(n + sum(width) for n, width in across) * work.dtype.itemsize
+def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions, align: int) -> int:
+    """Return the rows of a chunk if memory were unlimited."""
+    low, high = task.widths[0]
+    across = zip(block.shape[1:], task.widths[1:], strict=True)
+    row = math.prod(n + sum(width) for n, width in across) * task.dtype.itemsize
     if options.chunk_bytes is not None:
         if (rows := options.chunk_bytes // row - low - high) < align:
             least = "a row" if align == 1 else f"the {align} rows of a chunk of the output"
@@ -235,27 +235,27 @@ def _wanted_rows(work: Work, block: Region, facts: Facts, options: StreamOptions
         return rows
     rows = max((ON_DEVICE if facts.asynchronous else ON_HOST) // row, 4 * (low + high), 1)
     # Enough chunks to keep every rank busy to the end.
-    rows = min(rows, -(-work.shape[0] // (facts.ranks * options.under_way)))
-    # To decode a part of a file's chunk takes as long as the whole.
+    rows = min(rows, -(-task.shape[0] // (facts.ranks * options.under_way)))
+    # Decoding a part of a file's chunk takes as long as decoding all of it.
     natural = facts.files.source_chunks[0] if facts.files.source_chunks else 1
     return -(-rows // natural) * natural
 
 
 def least(limits: Iterable[MemoryUse]) -> MemoryUse:
-    """What every rank may use."""
+    """Return the smallest limits of all ranks."""
     everyone = list(limits)
     return MemoryUse(min(one.host for one in everyone), min(one.device for one in everyone))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory that one rank may use, and how many chunks share it."""
+    """Memory that one rank may use, shared by `depth` chunks."""
 
     limits: MemoryUse
     depth: int
 
     def check_chunk(self, size: int) -> None:
-        """UserError where --chunk-bytes is more than all chunks of a rank may take."""
+        """Raise UserError if --chunk-bytes exceeds what all chunks of a rank may take."""
         for name in ("host", "device"):
             limit = getattr(self.limits, name)
             if 0 < limit < size:
@@ -268,11 +268,11 @@ class Budget:
                 )
 
     def rows(self, one: MemoryUse, two: MemoryUse, *, wanted: int, align: int) -> int:
-        """The most rows of a chunk that fit, a multiple of `align`, and no more than about `wanted`.
+        """Return the most rows of a chunk that fit: a multiple of `align`, at most about `wanted`.
 
-        one, two: the use of chunks of `align` and of 2 * `align` rows; it grows linearly.
+        one, two: memory use of chunks of `align` and of 2 * `align` rows; it grows linearly.
 
-        Raises UserError where `align` rows do not fit.
+        Raises UserError if `align` rows do not fit.
         """
         most = wanted // align
         for name in ("host", "device"):

@@ -1,8 +1,8 @@
-"""The chunks of an array larger than memory: pure arithmetic, the same for any number of ranks.
+"""Chunks of an array larger than memory: pure arithmetic, independent of the number of ranks.
 
-A chunk is some neighbouring rows of one block of a partition. It is read from the file with its halo,
+A chunk is a range of rows of one block of a partition. It is read from the file with its halo,
 whichever rank computes the cells beside it. How many rows it has is decided in `chunking`; which rank
-computes it is decided at run time (`deal`), so that a run can be resumed on another number of ranks.
+computes it is decided at run time by work stealing (`deal`), so a run can resume on any number of ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Chunks:
 
     @property
     def largest(self) -> Iterator[Region]:
-        """The largest chunk of each block."""
+        """Yield the largest chunk of each block."""
         return (self[first] for first, after in pairwise(self._first) if first < after)
 
     def __getitem__(self, number: int) -> Region:

@@ -1,8 +1,9 @@
-"""Which rank does which chunk: blocks of them first, then what slower ranks have left.
+"""Work stealing: each rank takes the chunks of its own block, then steals from slower ranks.
 
-Neighbouring chunks stay with one rank as long as that costs no time. Then the rest goes one chunk at a
-time, so that every rank is busy until the last one is dealt: beyond that moment, which is no later than the
-end of an ideal run, a run takes what its slowest rank needs for the chunks it holds.
+Neighbouring chunks stay on one rank as long as that costs no time. A rank that has finished its block
+takes chunks one at a time from the rank with most left, so every rank is busy until the last chunk is
+taken. That moment is no later than the end of an ideal run; after it, the run lasts only as long as the
+slowest rank needs for the chunks it already holds.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from runner.comm import Counters
 from runner.partition import bounds
 
 
-class Deal:
-    """This rank's chunks, dealt as it asks for them; all ranks together get each chunk of `todo` once.
+class ChunkQueue:
+    """Iterate over this rank's chunks; all ranks together get each chunk of `todo` exactly once.
 
-    todo: the chunks' numbers, ascending and alike on every rank. counters: fresh ones of these ranks,
-    `Control.counters()`; None: every rank does its own block, `bounds(len(todo), size, rank)`, and no more.
-    own, taken_over: how many this rank has got so far of its own block and of the other ranks'.
+    todo: chunk numbers, ascending, the same on every rank. counters: new shared counters of these ranks
+    (`Control.counters()`); with None each rank gets its own block, `bounds(len(todo), size, rank)`, only.
+    own, taken_over: chunks taken so far from this rank's block, and from the blocks of other ranks.
 
-    A chunk that was dealt stays with its rank: one that asks ahead of its work holds that many at the end.
+    A chunk stays with the rank that took it: a rank that takes chunks in advance still holds them at the end.
     """
 
     def __init__(self, todo: Sequence[int], rank: int, size: int, counters: Counters | None) -> None:
@@ -33,28 +34,28 @@ class Deal:
             self.own += 1
             yield chunk
         while (owner := self._fullest()) is not None:
-            # Others may have been faster: then look again.
+            # Another rank may have taken it first: look again.
             if (chunk := self._take(owner)) is not None:
                 self.taken_over += 1
                 yield chunk
 
-    def dealt(self) -> int:
-        """How many chunks all ranks have got so far; without counters, this rank's times the ranks."""
+    def taken(self) -> int:
+        """Chunks taken so far by all ranks; without counters, estimated as this rank's times the ranks."""
         if self._counters is None:
             return min(self.own * len(self._blocks), len(self._todo))
         pairs = zip(self._counters.read(), self._blocks, strict=True)
         return sum(min(taken, stop - start) for taken, (start, stop) in pairs)
 
     def _take(self, owner: int) -> int | None:
-        """The next chunk of `owner`'s block; None when it has no more."""
+        """Take the next chunk of `owner`'s block; None when the block is empty."""
         start, stop = self._blocks[owner]
         position = start + (self.own if self._counters is None else self._counters.take(owner))
         return self._todo[position] if position < stop else None
 
     def _fullest(self) -> int | None:
-        """The rank with the most chunks left; None when all are dealt.
+        """Return the rank with most chunks left; None when none are left.
 
-        Of equals the next after this rank: ranks that are done together do not all turn to the same one.
+        Ties go to the next rank after this one, so that ranks that finish together pick different victims.
         """
         if self._counters is None:
             return None

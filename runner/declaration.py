@@ -1,4 +1,4 @@
-"""What a declaration says of a job, however it is run."""
+"""Declaration of a job, independent of how it is run."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Job:
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     def halo_for(self, parameters: dict[str, Any]) -> Any:
-        """The halo's widths; a job may compute them from its parameters."""
+        """Return the declared halo; a job may compute it from its parameters."""
         return self.halo(**parameters) if callable(self.halo) else self.halo
 
     def complete(self, parameters: dict[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
-        """`parameters` with the defaults added; UserError for one that is unknown or missing.
+        """Return `parameters` with defaults added; raises UserError for unknown or missing ones.
 
-        others: names that would have been known where these come from, to be suggested.
+        others: further names to suggest for an unknown one.
         """
         known = {parameter.name: parameter.default for parameter in self.parameters}
         unknown = [name for name in parameters if name not in known]

@@ -1,7 +1,7 @@
-"""How a job is declared. Knows nothing of MPI or GPUs.
+"""Decorators that declare jobs. Knows nothing of MPI or GPUs.
 
 A job is a plain function over a plain array. The decorators attach what the runner must know to
-cut the array and keep the function itself callable: `edges.function(block)` in a unit test,
+partition the array, and keep the function itself callable: `edges.function(block)` in a unit test,
 `edges(array)` for the whole array, `edges.run("in.npy", "out.npy")` from a file to a file.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DeclaredJob(Job):
-    """A job as the decorators make it: with the ways to run it."""
+    """A declared job that can run itself."""
 
     def __call__(self, array: Any, /, **parameters: Any) -> Any:
         """Apply the job to a whole array on this process alone; returns the result."""
@@ -67,19 +67,19 @@ class DeclaredJob(Job):
         ----------
         device: where blocks are computed: auto, cpu or cuda.
         json: a file for the record.
-        verify: prove the result: some blocks ("sample" or True), all of it ("full").
-        grid: cut the array like this, a number per axis: "2x4" or (2, 4).
+        verify: verify the result: some blocks ("sample" or True), all of it ("full").
+        grid: number of blocks per axis: "2x4" or (2, 4).
         boundary, cval: what lies beyond the array; the constant of "constant". None: as the job declares.
-        overlap: compute while data is on its way. None: what suits the device.
+        overlap: overlap computation with communication. None: chosen by device.
         oversubscribe: let ranks share a GPU.
         input_shape, input_dtype, input_order: of an input without a header: "1000x512" or (1000, 512); a
             dtype or its name; "C" or "F". Also shape, dtype and order, where the job has no such parameter.
-        chunk_bytes, host_memory, device_memory: bytes, or a text such as "64M"; these and the following
-            are of a run in chunks, and make one of it.
-        depth: chunks under way. None: 3.
-        resume: go on where an unfinished run of this stopped.
-        static: let no rank take over chunks of a slower one.
-        timeline: a file to draw the run in: .html or .json.
+        chunk_bytes, host_memory, device_memory: bytes, or a text such as "64M"; giving any of these or of
+            the following makes the run a streamed one.
+        depth: chunks in flight. None: 3.
+        resume: continue an unfinished run of this command.
+        static: disable work stealing.
+        timeline: file for a drawing of the run: .html or .json.
         debug: show the traceback of an error that ends the ranks.
         """
         from runner.execute import run
@@ -259,7 +259,7 @@ def job(
 def _declare(
     function: Callable[..., Any], kind: Kind, name: str | None, **beside: Callable[..., Any] | None
 ) -> DeclaredJob:
-    """beside: the functions that are called with the job's parameters."""
+    """Build the job. beside: its auxiliary functions, which are called with the job's parameters."""
     parameters, services = read_signature(function, kind)
     chosen, options = name or function.__name__, [parameter.name for parameter in parameters]
     fitting: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""A block's halo in memory: filled from the block itself, from other ranks, or with the constant.
+"""Halo exchange in memory: from the block itself, from other ranks, or with the constant.
 
-Axes that are cut are exchanged with the ranks that own the cells. Axes that are whole need no
-message: their halo is a copy within the block, made over the exchanged cells too, so that a
-block cut along one axis costs two messages however many axes have a halo.
+Along cut axes, cells are exchanged with the ranks that own them. Along whole axes no message is needed:
+their halo is copied within the block, including the exchanged cells, so that a block cut along one axis
+costs two messages, however many axes have a halo.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner.partition import Partition, Shape
 
 @dataclass
 class Exchange:
-    """An exchange under way."""
+    """An exchange in progress."""
 
     plan: HaloPlan
     block: Array
@@ -28,7 +28,7 @@ class Exchange:
     landings: list[tuple[Transfer, Array]]
 
     def finish(self) -> None:
-        """Return when the halo is complete (for work issued to the current stream from now on)."""
+        """Wait until the halo is complete (for work issued to the current stream afterwards)."""
         self.pending.wait()
         inner = self.block[self.plan.inner]
         for transfer, buffer in self.landings:
@@ -38,7 +38,7 @@ class Exchange:
 
 
 class HaloPlan:
-    """How one rank's padded block is filled, for one partition, halo and boundary.
+    """Plan that fills one rank's padded block, for one partition, halo and boundary.
 
     shape: of the padded block. core: slices of its own cells. An empty block has no halo.
     """
@@ -82,13 +82,13 @@ class HaloPlan:
         return sum(_size(transfer.source) for transfer in self.receives)
 
     def poison(self, block: Array) -> None:
-        """Mark every halo cell as not yet filled."""
+        """Poison every halo cell: unfilled cells show in the result."""
         for axis in range(len(self.shape)):
             for slab in self._slabs(axis):
                 poison(block[slab])
 
     def fill_own(self, block: Array) -> None:
-        """Fill the halo cells that need no other rank, once the block's own cells are there."""
+        """Fill the halo cells that need no other rank. The block's own cells must be filled."""
         for slab in self._outside:
             block[slab] = self.cval
         inner, core = block[self.inner], block[self.core]
@@ -97,14 +97,14 @@ class HaloPlan:
         self.fill_whole_axes(block[self._own_rows])
 
     def pack(self, block: Array) -> list[Message]:
-        """Copies of what other ranks need, for `start`, where the block's cells may change meanwhile."""
+        """Copy what other ranks need, for a `start` during which the block's cells may change."""
         core = block[self.core]
         return [(t.receiver, core[t.source].copy(order="C")) for t in self.sends]
 
     def start(self, block: Array, arrays: Arrays, packed: list[Message] | None = None) -> Exchange:
-        """Send what others need and expect what this block needs; `fill_own` is separate.
+        """Start sending what others need and receiving what this block needs; `fill_own` is separate.
 
-        packed: what to send. Without it, cells that are to stay as they are until `finish`.
+        packed: messages to send. Without it the block's own cells must not change until `finish`.
         """
         inner, core = block[self.inner], block[self.core]
         outgoing = packed or [(t.receiver, _packed(core[t.source])) for t in self.sends]
@@ -113,7 +113,7 @@ class HaloPlan:
         for transfer in self.receives:
             buffer = inner[transfer.target]
             shape = tuple(part.stop - part.start for part in transfer.source)
-            # Received in place where the block's cells lie in the order that they come in.
+            # Receive in place if the cells are contiguous in the order of the message.
             if transfer.flip or buffer.shape != shape or not buffer.flags.c_contiguous:
                 buffer = np.empty_like(buffer, shape=shape, order="C")
                 landings.append((transfer, buffer))
@@ -127,14 +127,14 @@ class HaloPlan:
         exchange.finish()
 
     def connect(self, arrays: Arrays, one_byte: Array) -> None:
-        """Send a byte along every link the exchange uses: NCCL builds a connection at its first message."""
+        """Send a byte along every link of the exchange: NCCL connects at the first message."""
         to, from_ = _peers(self.sends, "receiver"), _peers(self.receives, "sender")
         arrays.exchange(
             [(peer, one_byte[:1]) for peer in to], [(peer, one_byte[1:]) for peer in from_]
         ).wait()
 
     def fill_whole_axes(self, block: Array) -> None:
-        """Copy the halo of the axes not cut, in any part of the block that holds those axes whole."""
+        """Copy the halo of the uncut axes, in any part of the block that holds those axes whole."""
         for axis, copy in self._within:
             low = self.widths[axis][0]
             first, last = copy.source_range

@@ -13,16 +13,16 @@ from runner.errors import RunError, UserError
 from runner.failure import FailureHandler, Guard
 from runner.inputs import note
 from runner.map_job import run_map
-from runner.options import VERIFY, Options, Run
+from runner.options import VERIFY, Options, RunContext
 from runner.phases import Phases
-from runner.pipeline import Progress, quiet
+from runner.pipeline import OnProgress, no_progress
 from runner.record_builder import phase_table, places, versions
 from runner.reduce import Tiles, reduce_array
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.storage import Source, check_output, check_place, open_source, split
 from runner.storage.folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
-from runner.stream.dealt import Show, unseen
+from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.transaction import OutputTransaction
 from runner.world import World, open_world
 
@@ -38,10 +38,10 @@ def run(
     *,
     world: World | None = None,
 ) -> Record:
-    """Run a job on a file over every rank; collective. The run's record, on every rank.
+    """Run a job on a file over every rank; return the run's record on every rank. Collective.
 
-    An error that all ranks meet is raised on all of them. An error of one rank alone is told on
-    stderr and ends them all; in a world of one it is raised.
+    An error common to all ranks is raised on all of them. An error of a single rank is printed to stderr and
+    ends all ranks; in a world of one rank it is raised.
     """
     options = options or Options()
     mine = world or open_world(options.device, oversubscribe=options.oversubscribe)
@@ -65,14 +65,14 @@ def execute(
     options: Options,
     *,
     transaction: OutputTransaction,
-    progress: Progress = quiet,
-    show: Show = unseen,
-    proof: Progress = quiet,
+    progress: OnProgress = no_progress,
+    show: OnStreamProgress = no_stream_progress,
+    proof: OnProgress = no_progress,
 ) -> Record:
     """`run` in an open world; the caller handles failures and rolls `transaction` back.
 
-    progress: told this rank's rows done and in all. show: the state of a streamed run. proof: this rank's
-    cells verified, and in all.
+    progress: called with this rank's finished rows and their total. show: called with the state of a streamed
+    run. proof: called with this rank's verified cells and their total.
     """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
@@ -84,16 +84,16 @@ def execute(
     inputs = note(world, None if folder else source_path, job, parameters)
     phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
-        from runner.batch_job import BatchRun
+        from runner.batch_job import FolderRun
 
-        batch = BatchRun(
+        folder_run = FolderRun(
             world, job, parameters, folder, target, options, transaction, phases, show, proof, inputs
         )
-        details = batch.run()
+        details = folder_run.run()
     else:
         with phases("read"):
             source: Source = world.on_root(lambda: open_source(source_path, options.form))
-        run = Run(
+        run = RunContext(
             world,
             job,
             parameters,
@@ -137,7 +137,7 @@ def _target(job: Job, output: str | Path | None) -> Path | None:
     if output is not None and not writes:
         raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {output}", hint="leave OUTPUT out")
     if output is None and writes:
-        raise UserError(f"job {job.name} writes a file, and none is named", expected="OUTPUT after INPUT")
+        raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
     return None if output is None else named("OUTPUT", output)
 
 
@@ -166,14 +166,14 @@ def _check_files(
     return folder
 
 
-def _result(run: Run) -> Record:
-    """A job whose result is not an array cut as its input is."""
+def _result(run: RunContext) -> Record:
+    """Run a job whose result is not an array partitioned like its input."""
     options = run.options
     of_a_cut = any(one is not None for one in (options.grid, options.boundary, options.cval, options.overlap))
     if of_a_cut or options.stream.named:
-        said = "--grid, --boundary, --cval and --overlap say" if of_a_cut else f"{options.stream.named} says"
+        which = "--grid, --boundary, --cval and --overlap do" if of_a_cut else f"{options.stream.named} does"
         raise UserError(
-            f"{said} nothing to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
+            f"{which} not apply to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )
     if options.verify != "off" and run.job.kind == "job" and run.job.reference is None:
         raise UserError(
@@ -181,7 +181,7 @@ def _result(run: Run) -> Record:
             hint="reference= in its decorator",
             everywhere=True,
         )
-    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.nonce)
+    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.run_id)
     if partial is not None:
         run.transaction.track_partial(partial)
     value = call(run, output)
@@ -202,7 +202,7 @@ def _result(run: Run) -> Record:
     return {**cut, "verify": proof, "result": plain(result)}
 
 
-def _commit(run: Run, partial: Path) -> None:
+def _commit(run: RunContext, partial: Path) -> None:
     """Give a job's own output its name; RunError on every rank where there is none."""
     target = run.target
     assert target is not None
@@ -216,13 +216,13 @@ def _commit(run: Run, partial: Path) -> None:
             )
         run.transaction.commit(partial, split(target)[0])
 
-    run.world.control.barrier()  # another rank may still write it
+    run.world.control.barrier()  # another rank may still be writing it
     run.world.on_root(rename_it)
     run.transaction.forget_partial()
 
 
-def call(run: Run, output: Path | None = None) -> Any:
-    """What the job's function returns. output: where it is to write, if it writes."""
+def call(run: RunContext, output: Path | None = None) -> Any:
+    """Call the job's function and return its result. output: the path to write to, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
         return reduce_array(world, job, run.parameters, Tiles(world, run.source, run.phases))

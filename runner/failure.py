@@ -135,7 +135,7 @@ class FailureHandler:
     def _claims(self) -> RunStatus | None:
         """Where ranks claim the failure that only one of them reports; None for a single rank."""
         if self.status is None and self.world is not None and self.world.size > 1:
-            return RunLines(self.world.nonce, has_reader=False)
+            return RunLines(self.world.run_id, has_reader=False)
         return self.status
 
     def _remove_claim(self) -> None:

@@ -1,4 +1,4 @@
-"""How a job is found: by the name of an entry point, or in a user's file by path."""
+"""Discover jobs: by the name of an entry point, or in a user's file by path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ENTRY_POINTS = "meshrun.jobs"
 
 
 def find(name: str) -> Job:
-    """The job called `name`: an entry point (the built-in ones too), or `file.py:name`.
+    """Return the job `name`: an entry point (built-in jobs too) or `file.py:name`.
 
-    `file.py` alone will do when it declares exactly one job.
+    `file.py` alone is enough if it declares exactly one job.
     """
     path, colon, attribute = name.rpartition(":")
     if not colon:
@@ -37,7 +37,7 @@ def find(name: str) -> Job:
                     _refuse_shadow(entry.module.partition(".")[0])
                     raise
             if not isinstance(found, Job):
-                raise UserError(f"job {name} ({entry.value}) is no job", got=type(found).__name__)
+                raise UserError(f"job {name} ({entry.value}) is not a job", got=type(found).__name__)
             return found
     raise UserError(
         "unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs"
@@ -45,7 +45,7 @@ def find(name: str) -> Job:
 
 
 def _refuse_shadow(room: str) -> None:
-    """A sentence when a folder of the user's was imported in place of our package `room`."""
+    """Raise UserError if a user's folder was imported in place of our package `room`."""
     places = getattr(sys.modules.get(room), "__path__", ())
     ours = Path(__file__).resolve().parent.parent / room
     for found in places:
@@ -58,7 +58,7 @@ def _refuse_shadow(room: str) -> None:
 
 
 def names() -> list[str]:
-    """The names of all installed jobs."""
+    """Return the names of all installed jobs."""
     return sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)})
 
 
@@ -68,7 +68,7 @@ def _find_in_file(path: Path, attribute: str) -> Job:
     if not attribute and len(jobs) == 1:
         return next(iter(jobs.values()))
     if attribute not in jobs:
-        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: which of its jobs?"
+        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: name one of its jobs"
         raise UserError(
             what,
             got=f"jobs: {', '.join(jobs) or 'none'}",

@@ -1,9 +1,9 @@
-"""What a map job will take on a machine, from shapes and rates alone: bytes, chunks, memory, time.
+"""Forecast of a map job on a machine from shapes and rates alone: bytes, chunks, memory, time.
 
-A run goes through five stages. In one piece they follow one another, and their times add up. Streamed,
-chunks are under way in all of them at once: the slowest resource sets the pace, and the other stages of one
-chunk are added, which fill the pipeline and empty it. A resource is a stage, or what several stages share:
-a link with both its directions, a host's files, its memory, its cores.
+A run has five stages. In memory they run one after another, and their times add up. In a streamed run,
+chunks are in all stages at once: the slowest resource sets the pace, plus the other stages of one chunk,
+which fill and drain the pipeline. A resource is a stage, or something that several stages share: both
+directions of a link, a host's files, its memory, its cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runner.partition import Partition, Region, Shape, parse_grid
 from runner.rates import Machine
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
-from runner.work import Work
+from runner.work import Task
 
 NO_OPTIONS = StreamOptions()
 GAIN = 0.95  # more ranks help where they take less than this part of the time
@@ -39,7 +39,7 @@ Bytes = Mapping[str, int]  # by stage
 
 @dataclass(frozen=True)
 class Part:
-    """What the rank with most to do does.
+    """Share of the rank with most to do.
 
     chunks: how many it has. chunk_rows: rows of its largest one; 0 where there are no cells. memory: bytes
     that it takes at most. moved: bytes of that rank; host_moved: of all ranks of its host. cut: the chunks
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """One stage, or what stages share. bytes: of one GPU, of one core or of all ranks of a host (`of`)."""
+    """One stage or shared resource. bytes: of one GPU, one core or all ranks of a host (`of`)."""
 
     name: str
     of: str
@@ -99,7 +99,7 @@ class Forecast:
 
 
 def forecast(
-    work: Work,
+    task: Task,
     machine: Machine,
     hosts: int = 1,
     options: StreamOptions = NO_OPTIONS,
@@ -108,14 +108,14 @@ def forecast(
     grid: str | None = None,
     keep_whole: bool = False,
 ) -> Forecast:
-    """What `work`, cut into a block for each rank and with its result known, will take on machines alike.
+    """What `task`, cut into a block for each rank and with its result known, will take on machines alike.
 
     hosts: with as many ranks on each as can be, the last with fewer. grid: --grid as given, by which chunks
     are cut too. keep_whole: the run is not streamed to overlap copies with kernels.
 
     Raises UserError where the run is streamed and not even a chunk of one row fits.
     """
-    ranks, gpu = work.partition.size, machine.gpus > 0
+    ranks, gpu = task.partition.size, machine.gpus > 0
     local = min(-(-ranks // hosts), ranks)
     limits = memory_limits(
         options,
@@ -125,28 +125,28 @@ def forecast(
         sharing=-(-local // max(machine.gpus, 1)),
     )
     facts = Facts(ranks, gpu, limits, files)
-    too_large = is_too_large(work, work.partition[0], limits, asynchronous=gpu)  # the largest block
-    if is_streamed(work, options, files, asynchronous=gpu, too_large=too_large, keep_whole=keep_whole):
-        part = _streamed(work, machine, local, facts, options, grid)
+    too_large = is_too_large(task, task.partition[0], limits, asynchronous=gpu)  # the largest block
+    if is_streamed(task, options, files, asynchronous=gpu, too_large=too_large, keep_whole=keep_whole):
+        part = _streamed(task, machine, local, facts, options, grid)
     else:
-        part = _in_one_piece(work, machine, local)
+        part = _in_one_piece(task, machine, local)
     rows = _rows(part, machine)
     of_a_chunk = [row.seconds / max(part.chunks, 1) for row in rows if row.name in STAGES]
     fill = sum(of_a_chunk) - max(of_a_chunk) if part.streamed else 0.0
     base, each = machine.start
-    return Forecast(ranks, hosts, work.partition.grid, part, tuple(rows), fill, base + each * local)
+    return Forecast(ranks, hosts, task.partition.grid, part, tuple(rows), fill, base + each * local)
 
 
 def by_ranks(
     last: Forecast,
-    work: Work,
+    task: Task,
     machine: Machine,
     options: StreamOptions = NO_OPTIONS,
     files: Files = PLAIN,
     *,
     grid: str | None = None,
 ) -> list[Forecast]:
-    """The same with 1, 2, 4, ... ranks, hosts filled one after another, then `last`, that of `work` itself.
+    """The same with 1, 2, 4, ... ranks, hosts filled one after another, then `last`, that of `task` itself.
 
     Axes that are cut into more than one part stay those that may be cut.
     """
@@ -155,59 +155,59 @@ def by_ranks(
     found = []
     for ranks in (1 << power for power in range((last.ranks - 1).bit_length())):
         text = "x".join("0" * axes) if axes > 1 else str(ranks)
-        cut = replace(work, partition=Partition(work.shape, parse_grid(text, work.shape, ranks)))
+        cut = replace(task, partition=Partition(task.shape, parse_grid(text, task.shape, ranks)))
         text_given = None if grid is None else text
         found.append(forecast(cut, machine, -(-ranks // local), options, files, grid=text_given))
     return [*found, last]
 
 
 def enough(forecasts: Sequence[Forecast]) -> int:
-    """The fewest ranks that take, start included, hardly longer than any other number of them."""
+    """Return the fewest ranks whose time, start included, is close to the best (see GAIN)."""
     best = min(one.total for one in forecasts)
     return min(one.ranks for one in forecasts if one.total * GAIN <= best)
 
 
-def _in_one_piece(work: Work, machine: Machine, local: int) -> Part:
+def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
     """Each rank has its block. The first blocks are the largest."""
-    every = [_moved(work, work.partition[rank], machine, halo_read=False) for rank in range(local)]
-    region = work.partition[0]
-    memory = memory_use(work, region, asynchronous=machine.gpus > 0)
+    every = [_moved(task, task.partition[rank], machine, halo_read=False) for rank in range(local)]
+    region = task.partition[0]
+    memory = memory_use(task, region, asynchronous=machine.gpus > 0)
     return Part(
         False, min(region.size, 1), region.shape[0] if region.size else 0, memory, every[0], _sum(every)
     )
 
 
 def _streamed(
-    work: Work, machine: Machine, local: int, facts: Facts, options: StreamOptions, grid: str | None
+    task: Task, machine: Machine, local: int, facts: Facts, options: StreamOptions, grid: str | None
 ) -> Part:
-    """Chunks of the blocks of a grid, or of the whole array, dealt to the ranks."""
+    """Chunks of the blocks of a grid, or of the whole array, distributed over the ranks."""
     text, blocks = streamed_grid(grid, facts.ranks)
-    work = replace(work, partition=Partition(work.shape, parse_grid(text, work.shape, blocks)))
-    chunks = plan_chunks(work, facts, options)
+    task = replace(task, partition=Partition(task.shape, parse_grid(text, task.shape, blocks)))
+    chunks = plan_chunks(task, facts, options)
     if not len(chunks):
         nothing: Bytes = dict.fromkeys(STAGES, 0)
         return Part(True, 0, 0, MemoryUse(0, 0), nothing, nothing, chunks)
     largest, most = chunks[0], -(-len(chunks) // facts.ranks)
-    one = _moved(work, largest, machine, halo_read=True)
+    one = _moved(task, largest, machine, halo_read=True)
     every = _sum(
-        _moved(work, block, machine, halo_read=True, chunks=-(-block.shape[0] // chunks.rows))
-        for block in work.partition
+        _moved(task, block, machine, halo_read=True, chunks=-(-block.shape[0] // chunks.rows))
+        for block in task.partition
     )
     mine, of_host = (
         {stage: min(count * moved, every[stage]) for stage, moved in one.items()}
         for count in (most, most * local)
     )
-    each = memory_use(work, largest, asynchronous=facts.asynchronous, files=facts.files)
+    each = memory_use(task, largest, asynchronous=facts.asynchronous, files=facts.files)
     memory = MemoryUse(options.under_way * each.host, options.under_way * each.device)
     return Part(True, most, largest.shape[0], memory, mine, of_host, chunks)
 
 
-def _result_bytes(work: Work, region: Region) -> int:
-    assert work.result is not None
-    return work.output_region(region).size * work.result[1].itemsize
+def _result_bytes(task: Task, region: Region) -> int:
+    assert task.result is not None
+    return task.output_region(region).size * task.result[1].itemsize
 
 
-def _moved(work: Work, region: Region, machine: Machine, *, halo_read: bool, chunks: int = 1) -> Bytes:
+def _moved(task: Task, region: Region, machine: Machine, *, halo_read: bool, chunks: int = 1) -> Bytes:
     """Bytes of the cells of `region` through each stage.
 
     halo_read: the halo comes from the file, for each of so many chunks of rows; else from the ranks beside.
@@ -215,14 +215,14 @@ def _moved(work: Work, region: Region, machine: Machine, *, halo_read: bool, chu
     """
     if region.size == 0:
         return dict.fromkeys(STAGES, 0)
-    padded = [n + sum(width) for n, width in zip(region.shape, work.widths, strict=True)]
-    padded[0] = region.shape[0] + chunks * sum(work.widths[0])
-    from_file = [halo_read and (axis == 0 or parts > 1) for axis, parts in enumerate(work.partition.grid)]
+    padded = [n + sum(width) for n, width in zip(region.shape, task.widths, strict=True)]
+    padded[0] = region.shape[0] + chunks * sum(task.widths[0])
+    from_file = [halo_read and (axis == 0 or parts > 1) for axis, parts in enumerate(task.partition.grid)]
     read = math.prod(n if f else m for n, m, f in zip(padded, region.shape, from_file, strict=True))
-    read *= work.dtype.itemsize
-    result = _result_bytes(work, region)
+    read *= task.dtype.itemsize
+    result = _result_bytes(task, region)
     copied = (read, result) if machine.gpus else (0, 0)
-    kernel = math.prod(padded) * work.dtype.itemsize + result
+    kernel = math.prod(padded) * task.dtype.itemsize + result
     return dict(zip(STAGES, (read, copied[0], kernel, copied[1], result), strict=True))
 
 
@@ -232,7 +232,7 @@ def _sum(parts: Iterable[Bytes]) -> Bytes:
 
 
 def _rows(part: Part, machine: Machine) -> list[Row]:
-    """Every stage and, of a streamed run, every shared resource."""
+    """Return every stage and, for a streamed run, every shared resource."""
     most, total = part.moved, part.host_moved
 
     def slowest(name: str, *ways: tuple[str, int, str]) -> list[Row]:
@@ -270,7 +270,7 @@ def _rows(part: Part, machine: Machine) -> list[Row]:
 
 
 def _cores(rows: Sequence[Row], kernel: int, machine: Machine) -> Row:
-    """Where the same cores copy and compute: all their seconds over how many there are."""
+    """Row of cores that both copy and compute: the sum of their seconds over the number of cores."""
     copying = sum(row.seconds for row in rows if row.name in ("read", "write")) * machine.threads
     seconds = (copying + kernel / machine.rates["kernel"].value) / machine.cores
     return Row("cores", "host", 0, None, f"{machine.cores} of them", seconds)

@@ -1,4 +1,4 @@
-"""A forecast as plain values, and what a run took beside what was forecast for it."""
+"""A forecast as plain values, and the comparison of a run with its forecast."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from runner.rates import Machine, choose, load
 from runner.report.record import Record, envelope, plain
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
-from runner.work import Work
+from runner.work import Task
 
 SCHEMA = 1
 
 
-def record(forecasts: Sequence[Forecast], work: Work, machine: Machine, options: StreamOptions) -> Record:
-    """The last forecast in full, as plain values, and the others' times."""
-    assert work.result is not None
+def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options: StreamOptions) -> Record:
+    """Return the last forecast in full and the times of the others, as plain values."""
+    assert task.result is not None
     last = forecasts[-1]
     part, gpu = last.part, machine.gpus > 0
     found = {
-        "job": work.job.name,
-        "parameters": plain(work.parameters),
-        "shape": list(work.shape),
-        "dtype": str(work.dtype),
-        "result": {"shape": list(work.result[0]), "dtype": str(work.result[1])},
+        "job": task.job.name,
+        "parameters": plain(task.parameters),
+        "shape": list(task.shape),
+        "dtype": str(task.dtype),
+        "result": {"shape": list(task.result[0]), "dtype": str(task.result[1])},
         "ranks": last.ranks,
         "hosts": last.hosts,
         "grid": list(last.grid),
-        "boundary": work.boundary,
+        "boundary": task.boundary,
         "machine": {
             "name": machine.name,
             "kind": "cuda" if gpu else "cpu",
@@ -84,7 +84,7 @@ def compare(
 
 
 def beside_run(
-    work: Work,
+    task: Task,
     device: Device,
     here: Machine,
     hosts: int,
@@ -100,16 +100,16 @@ def beside_run(
 ) -> list[dict[str, Any]] | None:
     """`compare` for a run that is over; None where no forecast can be made, of an unknown GPU for one.
 
-    work: cut into a block for each rank. device: of one of them. here: this host, without its GPUs. rates:
+    task: cut into a block for each rank. device: of one of them. here: this host, without its GPUs. rates:
     the file of measured ones, if there is any. streamed: whether the run was; no forecast is returned where
     it says otherwise. files, grid, keep_whole: of the run, as `forecast` takes them.
     """
     try:
         kept = load(rates) if rates is not None else None
         machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
-        predicted = forecast(work, machine, hosts, options, files, grid=grid, keep_whole=keep_whole)
+        predicted = forecast(task, machine, hosts, options, files, grid=grid, keep_whole=keep_whole)
         return compare(predicted, measured, wall) if predicted.part.streamed == streamed else None
-    except (UserError, KeyError, ArithmeticError):  # the run is over, and was good
+    except (UserError, KeyError, ArithmeticError):  # the run itself has succeeded
         return None
 
 

@@ -1,8 +1,8 @@
-"""Which cells a block borrows from beyond its edge, and from whom: pure arithmetic.
+"""Halo cells of a block, and which rank owns the cells they copy. Pure arithmetic.
 
-A block of the array is worked on with a halo: `low` more cells before it and `high` after it
-along each axis. Cells inside the array belong to some rank's block. Cells outside it are
-defined by a boundary mode, with the names and meanings of scipy.ndimage's filters (n = length):
+A block is processed with a halo: `low` more cells before it and `high` after it along each axis.
+Cells inside the array belong to some rank's block. Cells outside it are defined by a boundary mode, with
+the names and meanings of scipy.ndimage's filters (n = length):
 
     reflect    d c b a | a b c d | d c b a    period 2n
     mirror       d c b | a b c d | c b a      period 2n - 2
@@ -10,8 +10,8 @@ defined by a boundary mode, with the names and meanings of scipy.ndimage's filte
     wrap       a b c d | a b c d | a b c d    period n (scipy's filters: same as grid-wrap)
     constant   k k k k | a b c d | k k k k
 
-Every borrowed cell is thus a copy of one cell of the array, wherever that lives, however wide
-the halo is against the blocks. Along one axis neighbouring cells are copied together, as a slice can
+Every halo cell is thus a copy of one cell of the array, whichever rank owns it, however wide
+the halo is compared with the blocks. Along one axis neighbouring cells are copied together, as a slice can
 express it (forwards, backwards, or one cell repeated: `AxisCopy`); a block's halo is the product of
 these over all axes, corners included.
 """
@@ -33,7 +33,7 @@ Slices = tuple[slice, ...]
 
 
 def normalize(halo: int | Sequence[int | tuple[int, int]], ndim: int) -> Widths:
-    """A (low, high) pair per axis from what a job declares: one int, or one int or pair per leading axis."""
+    """Return (low, high) pairs per axis of a declared halo: one int, or an int or pair per leading axis."""
     if isinstance(halo, int):
         widths: list[tuple[int, int]] = [(halo, halo)] * ndim
     else:
@@ -46,12 +46,12 @@ def normalize(halo: int | Sequence[int | tuple[int, int]], ndim: int) -> Widths:
             )
         widths += [(0, 0)] * (ndim - len(widths))
     if any(width < 0 for pair in widths for width in pair):
-        raise UserError("a halo is a number of cells", got=halo, expected="0 or more")
+        raise UserError("a halo must be a number of cells", got=halo, expected="0 or more")
     return tuple(widths)
 
 
 def check_widths(widths: Widths, shape: Shape) -> None:
-    """Refuse a halo wider than the array: its cells would be copies of copies."""
+    """Raise UserError for a halo wider than the array: its cells would be copies of copies."""
     for axis, ((low, high), length) in enumerate(zip(widths, shape, strict=True)):
         if max(low, high) > length and 0 not in shape:
             raise UserError(
@@ -63,7 +63,7 @@ def check_widths(widths: Widths, shape: Shape) -> None:
 
 
 def source_index(position: int, length: int, boundary: str) -> int | None:
-    """The cell of an axis that `position`, inside or outside, is a copy of; None: the constant."""
+    """Return the cell of an axis that `position`, inside or outside, copies; None: the constant."""
     if 0 <= position < length:
         return position
     if boundary == "constant":
@@ -83,10 +83,10 @@ def source_index(position: int, length: int, boundary: str) -> int | None:
 
 @dataclass(frozen=True)
 class AxisCopy:
-    """`count` neighbouring cells along one axis of a padded block, all from one block's own cells.
+    """`count` neighbouring cells along one axis of a padded block, all copied from one block's own cells.
 
     target: first cell, counted in the padded block. source: first cell it copies, in the whole
-    array. step: +1 forwards, -1 backwards, 0 the same cell again and again. owner: grid coordinate.
+    array. step: +1 forwards, -1 backwards, 0 one cell repeated. owner: grid coordinate.
     """
 
     target: int
@@ -104,7 +104,7 @@ class AxisCopy:
 def axis_copies(
     partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str
 ) -> list[AxisCopy]:
-    """The copies that fill block `coordinate` along `axis`, its own cells (the first one) among them."""
+    """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells."""
     length, parts = partition.shape[axis], partition.grid[axis]
     start, stop = bounds(length, parts, coordinate)
     if start == stop:
@@ -119,7 +119,7 @@ def axis_copies(
 def copies_beyond(
     length: int, parts: int, positions: range, target: int, boundary: str
 ) -> Iterator[AxisCopy]:
-    """The copies that fill `positions` of an axis, inside or outside, in a padded block from `target` on."""
+    """Yield copies that fill `positions` of an axis, inside or outside, from `target` of a padded block."""
     open_copy: AxisCopy | None = None
     for offset, position in enumerate(positions):
         source = source_index(position, length, boundary)
@@ -140,7 +140,7 @@ def copies_beyond(
 
 @dataclass(frozen=True)
 class Transfer:
-    """One box of cells that `sender` owns and `receiver` keeps a copy of in its halo.
+    """One box of cells that `sender` owns and `receiver` copies into its halo.
 
     target: where it goes, slices of the receiver's padded block. source: where it comes from,
     slices of the sender's own cells (its block without halo). flip: the axes to reverse. An axis
@@ -155,7 +155,7 @@ class Transfer:
 
 
 def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
-    """All that `receiver` needs, in an order that its senders derive too."""
+    """Yield all transfers to `receiver`, in an order that its senders derive too."""
     place = partition.coordinates(receiver)
     per_axis = [
         axis_copies(partition, axis, place[axis], widths[axis], boundary) for axis in range(len(place))
@@ -166,7 +166,7 @@ def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str
 
 
 def sends(partition: Partition, sender: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
-    """All that others need of `sender`; looks only at blocks that touch its cells along every axis."""
+    """Yield all transfers from `sender`; considers only blocks that touch its cells along every axis."""
     place = partition.coordinates(sender)
     neighbours = []
     for axis, parts in enumerate(partition.grid):

@@ -1,4 +1,4 @@
-"""What a block's function may know of where it is."""
+"""Context of one call of a block's function: its place in the array, its rank, random numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ UNIFORM, RADIUS, ANGLE = range(3)  # streams of a seed
 
 
 @dataclass(frozen=True)
-class Here:
-    """The place of one call's block.
+class BlockContext:
+    """Place of the block that a function is called on.
 
-    rank, size, host: which rank of how many computes it, where.
-    offset: of the block's first own cell (after the halo) in the whole array, per axis.
-    block: shape of the block's own cells. shape: of the whole array.
-    stream: the CUDA stream to issue work to; None on a CPU. xp: numpy or cupy.
+    rank, size, host: the rank that computes the block, the number of ranks, the rank's host.
+    offset: index, per axis, of the block's first own cell (after the halo) in the whole array.
+    block: shape of the block's own cells. shape: shape of the whole array.
+    stream: CUDA stream to issue work to; None on a CPU. xp: numpy or cupy.
     """
 
     rank: int
@@ -36,19 +36,19 @@ class Here:
     xp: ModuleType
 
     def uniform(self, seed: int = 0) -> Array:
-        """One float64 in [0, 1) for each own cell, from the cell's place in the whole array.
+        """Return one float64 in [0, 1) for each own cell, a function of the cell's place in the whole array.
 
-        The same bits whatever rank or device holds the cell. The whole array has what NumPy makes of
-        `Generator(Philox(key=seed)).random(shape)`. Numbers of two seeds are independent.
-        seed: 0 to 2^64 - 1; UserError for another.
+        The bits do not depend on the rank or device that holds the cell: over the whole array they equal
+        NumPy's `Generator(Philox(key=seed)).random(shape)`. Different seeds give independent numbers.
+        seed: 0 to 2^64 - 1; UserError otherwise.
         """
         return self._fractions(seed, UNIFORM)
 
     def normal(self, seed: int = 0) -> Array:
-        """One float64 of the standard normal distribution for each own cell (Box and Muller, 1958).
+        """Return one float64 of the standard normal distribution for each own cell (Box and Muller, 1958).
 
-        As `uniform`, but for the last bits of the device's own logarithm and cosine; independent of what
-        that makes of any seed. No number is beyond 8.6.
+        Reproducible like `uniform`, except for the last bits of the device's logarithm and cosine, and
+        independent of its numbers for any seed. The magnitude is at most 8.6.
         """
         xp, radius = self.xp, self._fractions(seed, RADIUS)
         xp.negative(radius, out=radius)
@@ -68,6 +68,11 @@ class Here:
             whole = -1
         if not 0 <= whole < 2**64:
             raise UserError(
-                "a seed of random numbers is a whole number of 64 bits", got=seed, expected="0 to 2^64 - 1"
+                "the seed of random numbers must be an unsigned 64-bit integer",
+                got=seed,
+                expected="0 to 2^64 - 1",
             )
         return philox.fractions(self.xp, (whole, stream), self.offset, self.block, self.shape)
+
+
+Here = BlockContext  # the former name, kept for one release

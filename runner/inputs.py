@@ -1,8 +1,8 @@
-"""The files that a run reads: what they were before it read them, and that they are so still.
+"""Input files of a run: detect files that change while they are read.
 
-Each host looks for itself, before any rank reads and after all have: its first rank at folders of files, and
-every rank at plain files. So hosts may have copies of their own, and what one host's file server has not
-told it yet, another's has.
+Each host compares for itself, before any rank reads and after all have: its first rank looks at folders,
+every rank at plain files. So hosts may have copies of their own, and a change that one host's file server
+client has not seen yet is noticed by another host.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _when(nanoseconds: int) -> str:
 
 
 def state_of(path: Path) -> State:
-    """What changes when a file, or a folder of files, does."""
+    """Return the state of a file or folder, which changes when its contents do."""
     if path.is_file():
         return _sum([_status(path)])
     found = []
@@ -60,7 +60,7 @@ def state_of(path: Path) -> State:
 
 
 def _status(path: Path) -> os.stat_result:
-    """Opened for it: NFS answers stat(2) from memory, and open(2) only when the server has been asked."""
+    """Return the status of the opened file: NFS answers stat(2) from its cache, open(2) asks the server."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
@@ -89,7 +89,7 @@ class Inputs:
     states: Mapping[str, State] = field(default_factory=dict)
 
     def check(self, world: World, hint: str | None = None) -> None:
-        """RunError on every rank where a file has changed; collective, for when all ranks have read."""
+        """Raise RunError on every rank if a file has changed. Collective, after all ranks have read."""
         if not self.paths:
             return
         world.control.barrier()  # a rank that waits for another one's check may not read on meanwhile
@@ -102,12 +102,12 @@ class Inputs:
                     f"{self.paths[name]} changed while it was read",
                     got=after,
                     expected=before,
-                    hint=hint or "the run again, when nobody writes it",
+                    hint=hint or "run again when no other process writes it",
                 )
 
     @property
     def of_parameters(self) -> dict[str, Any]:
-        """The files that parameters name, as plain values, for a journal; on rank 0."""
+        """Return the files that parameters name, as plain values, for a journal. On rank 0."""
         return {
             name: {
                 "path": str(self.paths[name].resolve()),
@@ -121,10 +121,10 @@ class Inputs:
 
 
 def note(world: World, input: Path | None, job: Job, parameters: Mapping[str, Any]) -> Inputs:
-    """What is to be read, as it is now; collective, before anything is read.
+    """Record the state of the input files. Collective, before anything is read.
 
     input: None for a folder of images, each of which is checked when it is read. A file that a Path parameter
-    names is read by a block's function; a job may also write it, and is not asked.
+    names is read by a block's function; a job may also write it, so it is not checked.
     """
     paths = {} if input is None else {"input": split(input)[0]}
     for parameter in job.parameters if job.kind != "job" else ():
@@ -141,7 +141,7 @@ def note(world: World, input: Path | None, job: Job, parameters: Mapping[str, An
 
 
 def _seen(path: Path, folders: bool = True) -> State | None:
-    """None for a folder that this rank does not look at."""
+    """Return the state; None for a folder that this rank does not check."""
     try:
         return state_of(path) if folders or not path.is_dir() else None
     except OSError as reason:

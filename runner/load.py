@@ -1,4 +1,4 @@
-"""From a file to this rank's block on its device."""
+"""Load this rank's block from a file to its device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
 
 
 def stages(rows: int, size: int) -> list[tuple[int, int]]:
-    """The pieces, (first, last), in which `rows` of `size` bytes in all go through pinned memory."""
+    """Split `rows`, `size` bytes in total, into the (first, last) pieces that pass through pinned memory."""
     step = min(max(STAGE * rows // size, 1), rows)
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
 def load_block(world: World, source: Source, partition: Partition, plan: HaloPlan, phases: Phases) -> Array:
-    """This rank's padded block: its own cells read, its halo poisoned. Collective."""
+    """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
     with phases("prepare"):
         block = world.backend.empty(plan.shape, source.dtype)
         plan.poison(block)
@@ -42,7 +42,7 @@ def load_block(world: World, source: Source, partition: Partition, plan: HaloPla
 
 
 def _scatter(world: World, source: Source, partition: Partition, phases: Phases) -> HostArray:
-    """This rank's part of an array that only rank 0 can read."""
+    """Return this rank's part of an array that only rank 0 can read."""
     control = world.control
     mine = np.empty(partition[world.rank].shape, source.dtype)
     if control.rank == 0:
@@ -61,7 +61,7 @@ def _scatter(world: World, source: Source, partition: Partition, phases: Phases)
 
 
 def _upload(backend: Backend, host: HostArray, core: Array, phases: Phases) -> None:
-    """Copy to the device by way of a contiguous array there, since `core` lies inside its halo."""
+    """Copy to the device through a contiguous array there if `core` is not contiguous."""
     with phases("to device", host.nbytes):
         if core.flags.c_contiguous:
             backend.upload(host, core)

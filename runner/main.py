@@ -1,4 +1,4 @@
-"""This process as one rank of the command: what `meshrun run` does once its words are understood."""
+"""Entry of `meshrun run`: run this process as one rank, after the command line is parsed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def main(
 ) -> int:
     """Run as one rank of `meshrun run`; the exit status. Tells every error itself.
 
-    started: what whoever started the ranks said. columns: the terminal's width where a progress bar may
-    be drawn.
+    started: information from the program that started the ranks. columns: the terminal's width, where a
+    progress bar may be drawn.
     """
 
     def body(world: World, handler: FailureHandler) -> dict[str, Any]:

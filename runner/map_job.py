@@ -1,4 +1,4 @@
-"""A map job from file to file: in one piece, the array cut into a block for each rank, or in chunks."""
+"""A map job from file to file: in memory with a block for each rank, or streamed in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.chunking import Files, has_own_grid, streamed_grid
 from runner.errors import RunError, UserError
 from runner.journal import Journal
 from runner.load import load_block
-from runner.options import Run
+from runner.options import RunContext
 from runner.partition import check_blocks
 from runner.pipeline import Pipeline
 from runner.report.record import Record
@@ -20,27 +20,27 @@ from runner.storage import Sink, open_sink, partial_path, split
 from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks
-from runner.stream.run import Streaming
-from runner.work import Work, decide
+from runner.stream.run import StreamedRun
+from runner.work import Task, plan_task
 
 
-def run_map(run: Run) -> Record:
+def run_map(run: RunContext) -> Record:
     world, options = run.world, run.options
     other = has_own_grid(options.grid, world.size)
-    work = world.collective_call(lambda: _cut(run, world.size, None if other else options.grid))
+    task = world.collective_call(lambda: _cut(run, world.size, None if other else options.grid))
     assert run.target is not None
-    whole = options.overlap is not None  # which only says something of an array in one piece
-    known = in_chunks(world, work, run.source, run.target, options.stream, whole)
+    whole = options.overlap is not None  # applies only to runs in memory
+    known = in_chunks(world, task, run.source, run.target, options.stream, whole)
     if known is not None:
         return _in_chunks(run, known)
     if other:
-        world.collective_call(lambda: _cut(run, world.size, options.grid))  # which refuses
-    return _in_one_piece(run, work)
+        world.collective_call(lambda: _cut(run, world.size, options.grid))  # raises
+    return _in_one_piece(run, task)
 
 
-def _cut(run: Run, blocks: int, grid: str | None) -> Work:
+def _cut(run: RunContext, blocks: int, grid: str | None) -> Task:
     options, source = run.options, run.source
-    return decide(
+    return plan_task(
         run.job,
         run.parameters,
         source.shape,
@@ -52,20 +52,20 @@ def _cut(run: Run, blocks: int, grid: str | None) -> Work:
     )
 
 
-def _in_chunks(run: Run, work: Work) -> Record:
-    """work: cut into a block for each rank, its result known."""
+def _in_chunks(run: RunContext, task: Task) -> Record:
+    """task: cut into a block for each rank, its result known."""
     world, options = run.world, run.options
     assert run.target is not None
     if options.overlap is not None:
-        raise UserError("--overlap says nothing to a run in chunks, which always does", everywhere=True)
+        raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
     grid, count = streamed_grid(options.grid, world.size)
     own_grid = has_own_grid(options.grid, world.size)
     if own_grid:
         world.collective_call(lambda: check_blocks(grid))
     blocks = world.collective_call(lambda: _cut(run, count, grid))
-    if blocks.leading == work.leading:  # else another axis is cut, and the result must be seen again
-        blocks = replace(blocks, result=work.result)
-    streaming = Streaming(
+    if blocks.leading == task.leading:  # else another axis is cut, and the result type must be found again
+        blocks = replace(blocks, result=task.result)
+    streamed = StreamedRun(
         world,
         blocks,
         run.source,
@@ -76,25 +76,25 @@ def _in_chunks(run: Run, work: Work) -> Record:
         run.inputs,
         run.show,
     )
-    details = streaming.write()
+    details = streamed.write()
     try:
-        proof = _proof(run, work, streaming.sink, dealt=True)
+        proof = _proof(run, task, streamed.sink, dealt=True)
     except RunError:
-        run.transaction.set_recovery_hint(streaming.journal.anew(streaming.sink.partial))
+        run.transaction.set_recovery_hint(streamed.journal.anew(streamed.sink.partial))
         raise
-    world.on_root(lambda: run.transaction.commit(streaming.sink.partial, streaming.sink.path))
-    streaming.commit()
-    # Not foreseen: what an earlier run did a part of, and chunks that are cut by a grid of their own.
+    world.on_root(lambda: run.transaction.commit(streamed.sink.partial, streamed.sink.path))
+    streamed.commit()
+    # No forecast for resumed runs, nor for chunks with a grid of their own.
     foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
-    files = Files(True, streaming.sink.chunks is not None, run.source.chunks, streaming.sink.chunks)
-    plan = world.on_root(lambda: _beside_plan(run, work, wall, True, files) if foreseen else None)
-    return {**_described(streaming.work), "overlap": False, "verify": proof, "plan": plan, "stream": details}
+    files = Files(True, streamed.sink.chunks is not None, run.source.chunks, streamed.sink.chunks)
+    plan = world.on_root(lambda: _beside_plan(run, task, wall, True, files) if foreseen else None)
+    return {**_described(streamed.task), "overlap": False, "verify": proof, "plan": plan, "stream": details}
 
 
-def _beside_plan(run: Run, work: Work, wall: float, streamed: bool, files: Files) -> Any:
-    """What was forecast for the run beside what rank 0 measured; None where nothing could be."""
-    if 0 in work.shape:
+def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files: Files) -> Any:
+    """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
+    if 0 in task.shape:
         return None
     from runner.forecast_record import beside_run
     from runner.rates import nominal_cpu
@@ -103,7 +103,7 @@ def _beside_plan(run: Run, work: Work, wall: float, streamed: bool, files: Files
     measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
     here = nominal_cpu(os.cpu_count() or 1, host_memory())
     return beside_run(
-        work,
+        task,
         world.here.device,
         here,
         len(world.hosts),
@@ -118,67 +118,67 @@ def _beside_plan(run: Run, work: Work, wall: float, streamed: bool, files: Files
     )
 
 
-def _in_one_piece(run: Run, work: Work) -> Record:
+def _in_one_piece(run: RunContext, task: Task) -> Record:
     world, source, options = run.world, run.source, run.options
     world.on_root(lambda: _nothing_unfinished(run))
-    # A result that is known before the work is given its room on the disk before the work.
-    known = _create(run, work) if work.result else None
+    # If the result type is known, disk space is allocated before the computation.
+    known = _create(run, task) if task.result else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
-    pipeline = Pipeline(world, work, run.phases, overlap, run.progress)
-    block = load_block(world, source, work.partition, pipeline.plan, run.phases)
-    work = pipeline.prepare(block)
-    sink = known or _create(run, work)
-    store = Store(world, work, sink, run.phases)
+    pipeline = Pipeline(world, task, run.phases, overlap, run.progress)
+    block = load_block(world, source, task.partition, pipeline.plan, run.phases)
+    task = pipeline.prepare(block)
+    sink = known or _create(run, task)
+    store = Store(world, task, sink, run.phases)
     for region, result in pipeline.results(block):
         store.put(region, result)
     store.finish()
     run.inputs.check(world)
-    # One after another; what is beside these (room claimed, kernels compiled) is not of the data.
+    # Sequential stages; other phases (disk space, kernel compilation) do not depend on the data.
     wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
-    proof = _proof(run, work, sink)
+    proof = _proof(run, task, sink)
     world.on_root(lambda: run.transaction.commit(sink.partial, sink.path))
     run.transaction.forget_partial()
-    foreseen = run.source.parallel and sink.parallel  # pictures, read and written by one rank, are not
+    foreseen = run.source.parallel and sink.parallel  # images are read and written by one rank: no forecast
     files = Files(source_chunks=run.source.chunks, sink_chunks=sink.chunks)
-    plan = world.on_root(lambda: _beside_plan(run, work, wall, False, files) if foreseen else None)
-    return {**_described(work), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
+    plan = world.on_root(lambda: _beside_plan(run, task, wall, False, files) if foreseen else None)
+    return {**_described(task), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
 
 
-def _nothing_unfinished(run: Run) -> None:
+def _nothing_unfinished(run: RunContext) -> None:
     assert run.target is not None
     journal = Journal(split(run.target)[0])
     if journal.kept() is not None:
         raise journal.unfinished(partial_path(run.target, KEPT))
 
 
-def _proof(run: Run, work: Work, sink: Sink, dealt: bool = False) -> Record | None:
+def _proof(run: RunContext, task: Task, sink: Sink, dealt: bool = False) -> Record | None:
     if run.options.verify == "off":
         return None
     from runner.check import verify
 
     with run.phases("verify"):
-        return verify(run.world, work, run.source, sink, run.options.verify, dealt=dealt, progress=run.proof)
+        return verify(run.world, task, run.source, sink, run.options.verify, dealt=dealt, progress=run.proof)
 
 
-def _described(work: Work) -> Record:
+def _described(task: Task) -> Record:
     return {
-        "grid": list(work.partition.grid),
-        "halo": [list(width) for width in work.widths],
-        "boundary": work.boundary,
-        "result": {"shape": list(work.known[0]), "dtype": str(work.known[1])},
+        "grid": list(task.partition.grid),
+        "halo": [list(width) for width in task.widths],
+        "boundary": task.boundary,
+        "result": {"shape": list(task.known[0]), "dtype": str(task.known[1])},
     }
 
 
-def _create(run: Run, work: Work) -> Sink:
-    """The output file, not yet under its final name; collective."""
+def _create(run: RunContext, task: Task) -> Sink:
+    """Create the output file under a temporary name. Collective."""
 
     def create() -> Sink:
-        assert work.result is not None
+        assert task.result is not None
         assert run.target is not None
-        sink = open_sink(run.target, *work.result, run.world.nonce)
+        sink = open_sink(run.target, *task.result, run.world.run_id)
         if run.options.verify != "off" and not sink.lossless:
             raise UserError(
-                f"--verify reads the output back, and {run.target.suffix} does not keep it exactly",
+                f"--verify reads the output back, and {run.target.suffix} does not store it exactly",
                 hint="an output that ends in .png or .npy",
             )
         run.transaction.track_partial(sink.partial)

@@ -20,7 +20,7 @@ from runner.pipeline import Pipeline
 from runner.reduce import Tiles
 from runner.storage.npy import NpySink, NpySource
 from runner.store import Store
-from runner.work import Work
+from runner.work import Task
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ def _wrong_write_offset() -> AbstractContextManager[None]:
 
 
 def _stale_result() -> AbstractContextManager[None]:
-    original = Work.call
+    original = Task.call
     kept: dict[Any, Any] = {}
 
-    def call(work: Work, block: Any, here: Any, out: Any) -> Any:
+    def call(task: Task, block: Any, here: Any, out: Any) -> Any:
         """A result buffer that is used again and not written again."""
-        result = original(work, block, here, out)
+        result = original(task, block, here, out)
         return kept.setdefault((here.rank, result.shape), result)
 
-    return _replaced(Work, "call", call)
+    return _replaced(Task, "call", call)
 
 
 def _dropped_remainder() -> AbstractContextManager[None]:
@@ -158,29 +158,29 @@ def _unwritten_block() -> AbstractContextManager[None]:
 
 
 def _unfinished_kernel() -> AbstractContextManager[None]:
-    original = Work.call
+    original = Task.call
 
-    def call(work: Work, block: Any, here: Any, out: Any) -> Any:
+    def call(task: Task, block: Any, here: Any, out: Any) -> Any:
         """The last row is what the result's memory held before."""
-        result = original(work, block, here, out)
+        result = original(task, block, here, out)
         if result.shape[0] > 1:
             result[-1] = np.nan if result.dtype.kind == "f" else 0xA5
         return result
 
-    return _replaced(Work, "call", call)
+    return _replaced(Task, "call", call)
 
 
 def _block_used_twice() -> AbstractContextManager[None]:
     original = Pipeline.prepare
 
-    def prepare(mine: Pipeline, block: Any) -> Work:
+    def prepare(mine: Pipeline, block: Any) -> Task:
         """As if the function were tried on a row before the work, in the block that is to be computed."""
-        work, region = original(mine, block), mine.plan.region
+        task, region = original(mine, block), mine.plan.region
         if region.size:
-            out = pipeline.result_buffer(work, region.rows(0, 1).shape, mine.world.backend)
+            out = pipeline.result_buffer(task, region.rows(0, 1).shape, mine.world.backend)
             window = block[: 1 + sum(mine.plan.widths[0])]
-            pipeline.call_rows(mine.world, work, region, window, (0, 1), out)
-        return work
+            pipeline.call_rows(mine.world, task, region, window, (0, 1), out)
+        return task
 
     return _replaced(Pipeline, "prepare", prepare)
 

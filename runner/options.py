@@ -1,4 +1,4 @@
-"""What a run is told, and what it has at hand while it is under way."""
+"""Options of a run, parsed and checked, and the context that its functions share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES
 from runner.inputs import Inputs
 from runner.phases import Phases
-from runner.pipeline import Progress, quiet
+from runner.pipeline import OnProgress, no_progress
 from runner.signature import FORM
 from runner.storage import Form, Source
-from runner.stream.dealt import Show, unseen
+from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.stream.options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World
@@ -39,10 +39,10 @@ FILES = ("json", "timeline")
 
 @dataclass(frozen=True)
 class Options:
-    """What the command's options of these names say.
+    """Values of the command's options of the same names.
 
-    overlap: None for what suits the device. boundary, cval: None for what the job declares. form: of a
-    file without a header. stream: of a run in chunks. rates: the file of this machine's measured ones.
+    overlap: None chooses by device. boundary, cval: None takes the job's own. form: declared form of an
+    input without a header. stream: options of streamed runs. rates: file of this machine's measured rates.
     """
 
     device: DeviceChoice = "auto"
@@ -60,9 +60,9 @@ class Options:
 
 
 def read_options(keywords: Mapping[str, Any], rates: Path | None = None) -> Options:
-    """The options that keywords of the command's names say; UserError for a value that the command refuses.
+    """Build Options from keywords; raises UserError for a value that the command would refuse.
 
-    keywords: every option of `meshrun run` by its name, with underscores; None where nothing is said.
+    keywords: every option of `meshrun run` by its name, with underscores; None if it is not given.
     """
     values = {name: _checked(name, value) for name, value in keywords.items()}
     form = form_of(*(values.pop(f"input_{name}") for name in FORM))
@@ -134,7 +134,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _joined(name: str, value: Any) -> str:
-    """Numbers of axes as the command has them: 2x4 for (2, 4)."""
+    """Join axis lengths as the command line writes them: 2x4 for (2, 4)."""
     numbers = [_integer(one) for one in (value if isinstance(value, Sequence) else [value])]
     if None in numbers:
         raise _invalid(name, f"{value!r} is neither a text such as '2x4' nor numbers such as (2, 4)")
@@ -145,25 +145,25 @@ def _dtype(name: str, value: Any) -> str:
     try:
         return str(np.dtype(value))
     except TypeError:
-        raise _invalid(name, f"{value!r} is no dtype") from None
+        raise _invalid(name, f"{value!r} is not a dtype") from None
 
 
 def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | None:
-    """What --shape, --dtype and --order say of a file; None where nothing was said."""
+    """Build a Form from --shape, --dtype and --order; None if none of them is given."""
     if shape is None and dtype is None and order is None:
         return None
     return Form(None if shape is None else parse_shape(shape), dtype, order)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """The lengths that `text` such as 1000x512 means; UserError for what is none, or no array can have."""
+    """Parse axis lengths such as 1000x512; raises UserError if an array cannot have that shape."""
     words = text.lower().split("x")
     if not all(word.isascii() and word.isdecimal() for word in words):
         raise UserError("--shape does not parse", got=repr(text), expected="lengths joined by x: 1000x512")
     lengths = tuple(int(word) for word in words)
     try:
         np.empty((0,) * len(lengths))
-    except ValueError as reason:  # NumPy says how many axes it can have
+    except ValueError as reason:  # NumPy names the largest number of axes
         raise UserError("--shape has more axes than an array can have", got=reason) from None
     if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
         raise UserError(
@@ -173,9 +173,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
-    """Say in `failure` what a program would write, where it says what a person would type.
+    """Replace command-line options in `failure` by the keywords of a Python call.
 
-    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--resume` resume=True. names: of the options.
+    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--resume` resume=True. names: all option names.
     """
 
     def keyword(found: re.Match[str]) -> str:
@@ -185,20 +185,20 @@ def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
         if name not in names:
             return found[0]
         if name in FLAGS:
-            said = name if name == "overlap" and not no else f"{name}={not no}"
-            return said + (f" {value}" if value else "")
+            assigned = name if name == "overlap" and not no else f"{name}={not no}"
+            return assigned + (f" {value}" if value else "")
         return f"{name}={value if value.isdecimal() else repr(value)}" if value else name
 
     for part in ("what", "got", "expected", "hint"):
         text = getattr(failure, part)
         if isinstance(text, str):
-            said = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*)\b)?", keyword, text)
-            setattr(failure, part, said)
+            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*)\b)?", keyword, text)
+            setattr(failure, part, replaced)
 
 
 @dataclass
-class Run:
-    """A run under way."""
+class RunContext:
+    """What one run's functions share: world, job, files, options, failure handling and progress."""
 
     world: World
     job: Job
@@ -207,8 +207,8 @@ class Run:
     target: Path | None
     options: Options
     transaction: OutputTransaction
-    progress: Progress
+    progress: OnProgress
     phases: Phases
-    show: Show = unseen
-    proof: Progress = quiet
+    show: OnStreamProgress = no_stream_progress
+    proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)

@@ -1,6 +1,6 @@
-"""How an array is cut into blocks: pure arithmetic on integers, no arrays, no ranks running.
+"""Partition of an array into blocks: pure integer arithmetic, without arrays or running ranks.
 
-A grid such as (4,) or (2, 3) says into how many blocks each leading axis is cut. Blocks are
+A grid such as (4,) or (2, 3) gives the number of blocks along each leading axis. Blocks are
 balanced: n elements over p blocks give the first n % p blocks one element more. A block may be
 empty (more blocks than elements). Ranks number the blocks in C order, the last grid axis fastest.
 """
@@ -15,18 +15,18 @@ from functools import cached_property
 from runner.errors import UserError
 
 Shape = tuple[int, ...]
-BLOCKS_MOST = 1 << 20  # of a grid of chunks: each is listed on every rank
+BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
 
 
 def bounds(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and stop of block `index` when `length` elements are cut into `parts`."""
+    """Return start and stop of block `index` of `length` elements cut into `parts`."""
     quotient, remainder = divmod(length, parts)
     start = index * quotient + min(index, remainder)
     return start, start + quotient + (index < remainder)
 
 
 def owner(length: int, parts: int, position: int) -> int:
-    """The block that holds element `position`: the inverse of `bounds`."""
+    """Return the block that holds element `position`: the inverse of `bounds`."""
     quotient, remainder = divmod(length, parts)
     in_long_blocks = remainder * (quotient + 1)
     if position < in_long_blocks:
@@ -54,7 +54,7 @@ class Region:
         return math.prod(self.shape)
 
     def rows(self, first: int, last: int) -> Region:
-        """Its own rows first .. last - 1 along axis 0, counted from its start."""
+        """Return rows first .. last - 1 of this region along axis 0, counted from its start."""
         begin = self.start[0]
         return Region((begin + first, *self.start[1:]), (begin + last, *self.stop[1:]))
 
@@ -101,10 +101,10 @@ class Partition:
 
 
 def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
-    """The grid that `text` ("4", "2x3", "0x0") means for an array of `shape` on `ranks` ranks.
+    """Parse --grid ("4", "2x3", "0x0") for an array of `shape` on `ranks` ranks.
 
-    One number per leading axis; 0 is chosen, as in MPI_Dims_create, here so that the cut
-    surfaces between blocks are smallest. Axes that are not named stay whole.
+    One number per leading axis; a 0 is replaced by a choice, as in MPI_Dims_create, that minimises the
+    surface between blocks. Axes that are not named stay whole.
 
     Raises UserError when the text does not parse, names more axes than there are, or its
     product is not the number of ranks.
@@ -143,7 +143,7 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
 
 
 def grid_size(text: str) -> int | None:
-    """How many blocks a --grid means that leaves nothing to be chosen; None for others."""
+    """Return the number of blocks of a --grid without zeros; None for other texts."""
     words = text.lower().split("x")
     if not all(word.isascii() and word.isdecimal() and int(word) for word in words):
         return None
@@ -151,7 +151,7 @@ def grid_size(text: str) -> int | None:
 
 
 def check_blocks(text: str) -> None:
-    """UserError for a --grid of chunks, whose blocks need not suit the ranks, that has too many of them."""
+    """Raise UserError if a --grid of chunks, which is independent of the ranks, has too many blocks."""
     blocks = grid_size(text) or 0
     if blocks > BLOCKS_MOST:
         raise UserError(
@@ -173,7 +173,10 @@ def _factorizations(number: int, parts: int) -> Iterator[Shape]:
 
 
 def _surface(shape: Shape, grid: Shape) -> float:
-    """Elements next to a cut, which is what a halo exchange moves; one more part of an axis than it
-    has elements costs as much as the whole array, so that no block is empty where that can be had."""
+    """Return the number of elements next to a cut, which a halo exchange moves.
+
+    A cut of an axis with more parts than elements costs as much as the whole array, so that empty blocks
+    are avoided where possible.
+    """
     total = math.prod(shape)
     return sum((parts - 1) * total / max(length, 1) for parts, length in zip(grid, shape, strict=True))

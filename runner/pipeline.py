@@ -1,11 +1,11 @@
-"""One rank's part of a map job: fill the halo of its block, call the function, hand out the results.
+"""One rank's part of a map job in memory: fill the block's halo, call the function, yield the results.
 
 On a CPU the function is called on slabs of rows that fit a cache. On a GPU it is called on the
-whole block; among several ranks, on the block's interior while the halo travels, then on the
-rows that need it.
+whole block; with several ranks, on the block's interior while the halo is exchanged, then on the
+rows that need the halo.
 
-A function may change in place what it is given. So no call is made for nothing on cells that are needed,
-and rows that two calls need, as own cells or as halo, are copied before the first of the two.
+A function may change its block in place. So there is no trial call on cells that are needed later, and
+rows that two calls need, as own cells or as halo, are copied before the first of the two calls.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from runner.backend import Backend, poison
 from runner.comm import Array, Message
 from runner.errors import RunError
 from runner.exchange import HaloPlan
-from runner.here import Here
+from runner.here import BlockContext
 from runner.partition import Region, Shape
 from runner.phases import Phases
 from runner.result_type import ResultType, type_of, type_without_cells
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
-SLAB = 2 << 20  # bytes of input for one call on a CPU: about one core's second-level cache
+SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache
 Rows = tuple[int, int]
-Progress = Callable[[int, int], None]  # rows done, rows in all
+OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 
-def quiet(done: int, total: int) -> None:
-    """Progress that nobody watches."""
+def no_progress(done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass
 class Pipeline:
-    """This rank's run of `work`: `prepare`, then `results`, each once, each collective.
+    """Runs `task` on this rank: call `prepare`, then `results`, once each; both are collective.
 
-    overlap: compute the interior while the halo travels; done where the cut and the block allow it.
+    overlap: compute the interior while the halo is exchanged, if the partition and the block allow it.
     """
 
     world: World
-    work: Work
+    task: Task
     phases: Phases
     overlap: bool = False
-    progress: Progress = quiet
+    progress: OnProgress = no_progress
 
     def __post_init__(self) -> None:
-        self.plan = halo_plan(self.work, self.world.rank)
+        self.plan = halo_plan(self.task, self.world.rank)
         low, high = self.plan.widths[0]
         rows = self.plan.region.shape[0]
-        partition = self.work.partition
+        partition = self.task.partition
         cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
         # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
-        # All ranks decide alike, by the smallest block, or they would wait for each other.
+        # All ranks decide by the smallest block: if they decided differently they would deadlock.
         smallest = partition.shape[0] // partition.grid[0]
-        self.overlap = self.overlap and cut == [0] and smallest > sum(self.work.widths[0])
+        self.overlap = self.overlap and cut == [0] and smallest > sum(self.task.widths[0])
         self._interior = (low, rows - high) if self.overlap else (0, rows)
         self._halo = sum(self.plan.widths[0])
         self._out: Array | None = None  # a device's whole result, of a job that fills one
@@ -66,11 +66,11 @@ class Pipeline:
         self._sends: list[Message] = []
         self._edges: list[tuple[Rows, Array]] = []
 
-    def prepare(self, block: Array) -> Work:
-        """Make `block` ready for the first call, and settle the result's shape and dtype.
+    def prepare(self, block: Array) -> Task:
+        """Prepare `block` for the first call, and determine the result's shape and dtype.
 
-        Where these are not declared, or where kernels are yet to be compiled, the first call is made:
-        of one slab, or on a device of one row. Its result is the first of `results`.
+        If these are not declared, or on a device, where kernels must be compiled, the first call is made
+        here: on one slab, or on a device on one row. Its result is the first of `results`.
         """
         backend = self.world.backend
         if backend.asynchronous and self.world.size > 1:
@@ -82,29 +82,29 @@ class Pipeline:
                 # Before the interior is computed, maybe in place.
                 self._sends = self.plan.pack(block)
                 self._edges = [((a, b), block[a : b + self._halo].copy()) for a, b in self._border()]
-        elif any(width != (0, 0) for width in self.work.widths):
+        elif any(width != (0, 0) for width in self.task.widths):
             with self.phases("exchange", self._exchanged):
                 self.plan.fill(block, self.world.arrays)
         self._windows = windows(block, self._slabs(*self._interior), self._halo)
         if backend.asynchronous:
             with self.phases("prepare"):
                 self._begin_on_device(block)
-                self.work = self._settled()
-        elif self.work.result is None:
+                self.task = self._settled()
+        elif self.task.result is None:
             self._first = [self._timed(rows, window) for rows, window in islice(self._windows, 1)]
             with self.phases("prepare"):
-                self.work = self._settled()
-        return self.work
+                self.task = self._settled()
+        return self.task
 
     def results(self, block: Array) -> Iterator[tuple[Region, Array]]:
-        """The results of this rank, each with its place in the output."""
+        """Yield this rank's results, each with its region of the output."""
         yield from self._on_device(block) if self.world.backend.asynchronous else self._on_host(block)
-        assert self.work.result is not None
-        written = self.work.output_region(self.plan.region).size * self.work.result[1].itemsize
-        self.phases.add("kernel", 0, self.plan.region.size * self.work.dtype.itemsize + written)
+        assert self.task.result is not None
+        written = self.task.output_region(self.plan.region).size * self.task.result[1].itemsize
+        self.phases.add("kernel", 0, self.plan.region.size * self.task.dtype.itemsize + written)
 
     def _on_host(self, block: Array) -> Iterator[tuple[Region, Array]]:
-        """Slab by slab, each handed out while it is in the cache."""
+        """Compute slab by slab, and yield each result while it is in the cache."""
         if self.overlap:
             with self.phases("exchange", self._exchanged):
                 exchange = self.plan.start(block, self.world.arrays, self._sends)
@@ -120,15 +120,15 @@ class Pipeline:
     def _timed(self, rows: Rows, window: Array) -> tuple[Rows, Array]:
         with self.phases("kernel"):
             shape = self.plan.region.rows(*rows).shape
-            result = self._call(rows, window, result_buffer(self.work, shape, self.world.backend))
+            result = self._call(rows, window, result_buffer(self.task, shape, self.world.backend))
         self.progress(rows[1], self.plan.region.shape[0])
         return rows, result
 
     def _begin_on_device(self, block: Array) -> None:
-        """Compute the interior's last row, on a copy. The first would leave the others' memory unaligned."""
+        """Compute the interior's last row on a copy; the first would leave the other rows unaligned."""
         region = self.plan.region
         if region.size:
-            self._out = result_buffer(self.work, region.shape, self.world.backend)
+            self._out = result_buffer(self.task, region.shape, self.world.backend)
             last = self._interior[1]
             rows = (last - 1, last)
             window = block[last - 1 : last + self._halo].copy()
@@ -160,13 +160,13 @@ class Pipeline:
         if self.overlap:
             self.phases.add("exchange", backend.elapsed(sent, received), self._exchanged)
         if self._out is not None:
-            yield self.work.output_region(region), self._out
+            yield self.task.output_region(region), self._out
         else:
             yield from map(self._placed, found)
 
     def _placed(self, piece: tuple[Rows, Array]) -> tuple[Region, Array]:
         rows, result = piece
-        return self.work.output_region(self.plan.region.rows(*rows)), result
+        return self.task.output_region(self.plan.region.rows(*rows)), result
 
     def _filled_edges(self, block: Array) -> Iterator[tuple[Rows, Array]]:
         """The rows that need other ranks, with their halo, once it is in `block`."""
@@ -180,52 +180,52 @@ class Pipeline:
 
     def _call(self, rows: Rows, window: Array, out: Array | None) -> Array:
         """The function's result for some of the block's own rows; `out` is for these, or for all of them."""
-        return call_rows(self.world, self.work, self.plan.region, window, rows, out)
+        return call_rows(self.world, self.task, self.plan.region, window, rows, out)
 
     def _slabs(self, first: int, last: int) -> Iterator[Rows]:
-        return slabs(self.plan.region, self.plan.widths[0], self.work.dtype.itemsize, (first, last))
+        return slabs(self.plan.region, self.plan.widths[0], self.task.dtype.itemsize, (first, last))
 
     def _border(self) -> list[Rows]:
         first, last = self._interior
         rows = self.plan.region.shape[0]
         return [(a, b) for a, b in ((0, first), (last, rows)) if a < b]
 
-    def _settled(self) -> Work:
-        """The work with its result as the first calls returned it, agreed on by all ranks that have a row."""
-        if self.work.result is not None:
-            return self.work
-        found = next((type_of(self.work, result) for _, result in self._first), None)
+    def _settled(self) -> Task:
+        """The task with its result as the first calls returned it, agreed on by all ranks that have a row."""
+        if self.task.result is not None:
+            return self.task
+        found = next((type_of(self.task, result) for _, result in self._first), None)
         everyone = self.world.control.allgather(found)
         answers = [answer for answer in everyone if answer is not None]
         if not answers:  # an array without cells: nothing to call the function on
-            answers = [type_without_cells(self.work)]
+            answers = [type_without_cells(self.task)]
         odd = next((rank for rank, a in enumerate(everyone) if a is not None and a != answers[0]), None)
         if odd is not None:
             raise RunError(
-                f"job {self.work.job.name} returns different results on different ranks",
+                f"job {self.task.job.name} returns different results on different ranks",
                 got=f"{_shape_and_dtype(everyone[odd])} on rank {odd}",
                 expected=f"{_shape_and_dtype(answers[0])}, as on the first rank",
                 hint="declare out=",
                 everywhere=True,
             )
-        return self.work.with_result(*answers[0])
+        return self.task.with_result(*answers[0])
 
     @property
     def _exchanged(self) -> int:
         """Bytes received from other ranks and as many sent."""
-        return self.plan.received_cells * self.work.dtype.itemsize
+        return self.plan.received_cells * self.task.dtype.itemsize
 
 
-def halo_plan(work: Work, rank: int) -> HaloPlan:
+def halo_plan(task: Task, rank: int) -> HaloPlan:
     """How a rank fills the halo of its block."""
-    return HaloPlan(work.partition, rank, work.widths, work.boundary, work.cval)
+    return HaloPlan(task.partition, rank, task.widths, task.boundary, task.cval)
 
 
-def result_buffer(work: Work, cells: Shape, backend: Backend) -> Array | None:
+def result_buffer(task: Task, cells: Shape, backend: Backend) -> Array | None:
     """A poisoned result for own cells of shape `cells`; None for a job that returns its result."""
-    if not work.fills:
+    if not task.fills:
         return None
-    declared = work.declared(cells)
+    declared = task.declared(cells)
     assert declared is not None
     out = backend.empty(*declared)
     poison(out)
@@ -233,7 +233,7 @@ def result_buffer(work: Work, cells: Shape, backend: Backend) -> Array | None:
 
 
 def call_rows(
-    world: World, work: Work, region: Region, window: Array, rows: Rows, out: Array | None
+    world: World, task: Task, region: Region, window: Array, rows: Rows, out: Array | None
 ) -> Array:
     """The function's result for the rows `rows` of `region`.
 
@@ -242,33 +242,34 @@ def call_rows(
     """
     first, last = rows
     part, ranks, backend = region.rows(first, last), (world.rank, world.size, world.here.host), world.backend
-    here = Here(*ranks, part.start, part.shape, work.shape, backend.stream, backend.xp)
+    here = BlockContext(*ranks, part.start, part.shape, task.shape, backend.stream, backend.xp)
     if out is not None and out.shape[0] > last - first:
         out = out[first:last]
-    result = work.call(window, here, out)
-    if work.result is None:
+    result = task.call(window, here, out)
+    if task.result is None:
         return result
-    if result.shape[work.leading :] != work.result[0][work.leading :]:
+    if result.shape[task.leading :] != task.result[0][task.leading :]:
         raise RunError(
-            f"job {work.job.name} returned two shapes",
-            got=f"{result.shape[work.leading :]} after the first {work.leading} axes",
-            expected=f"{work.result[0][work.leading :]}, as declared or as the first call returned",
+            f"job {task.job.name} returned two shapes",
+            got=f"{result.shape[task.leading :]} after the first {task.leading} axes",
+            expected=f"{task.result[0][task.leading :]}, as declared or as the first call returned",
         )
-    if result.dtype != work.result[1]:
+    if result.dtype != task.result[1]:
         raise RunError(
-            f"job {work.job.name} returned two dtypes",
+            f"job {task.job.name} returned two dtypes",
             got=result.dtype,
-            expected=f"{work.result[1]}, as declared or as the first call returned",
+            expected=f"{task.result[1]}, as declared or as the first call returned",
             hint="return result.astype(...), or declare out=",
         )
     return result
 
 
 def windows(block: Array, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[Rows, Array]]:
-    """Ranges of `block`'s own rows, and each with its halo, for one call that may change what it gets.
+    """Yield ranges of `block`'s own rows, each with its window (the rows and their halo) for one call.
 
-    ranges: one behind another. halo: rows before and after, together. A window, and a result that is a view
-    of it, is good until the next one is asked for: what both need is kept meanwhile.
+    ranges: consecutive. halo: rows before plus rows after. A call may change its window: the rows that the
+    next window shares are saved and restored. A window, or a result that is a view of it, is valid until
+    the next one is requested.
     """
     kept: Array = None
     for first, last in ranges:
@@ -279,7 +280,7 @@ def windows(block: Array, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[R
 
 
 def slabs(region: Region, width: tuple[int, int], itemsize: int, rows: Rows) -> Iterator[Rows]:
-    """Rows of `region` in pieces whose input fits a cache. width: of the halo along axis 0."""
+    """Split `rows` of `region` into pieces whose input fits a cache. width: halo along axis 0."""
     if region.size == 0:
         return
     row_bytes = region.size // region.shape[0] * itemsize

@@ -1,4 +1,4 @@
-"""What a machine's parts move, in bytes per second: nominal rates of known GPUs, or rates measured on it."""
+"""Rates of a machine's parts in bytes per second: nominal for known GPUs, or measured on the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOMINAL = "nominal"
 GB = 10**9
 
 # name: memory in GB, its peak rate in GB/s, PCIe generation of 16 lanes. NVIDIA's data sheets, SXM where
-# there is one and nothing else is said; of the A100 that with 80 GB.
+# there is one and the name has no other form factor; A100: the one with 80 GB.
 GPUS = {
     "t4": (16, 320, 3),
     "v100": (32, 900, 3),
@@ -93,7 +93,7 @@ class Machine:
 
 
 def nominal(gpu: str) -> Machine:
-    """A host with 8 GPUs of that name, a key of `GPUS`."""
+    """Return a host with 8 GPUs of that name, a key of `GPUS`."""
     memory, bandwidth, generation = GPUS[gpu]
     to_device, from_device, both = PCIE[generation]
     rates = {
@@ -115,7 +115,7 @@ def nominal(gpu: str) -> Machine:
 
 
 def nominal_cpu(cores: int, memory: int) -> Machine:
-    """A host without GPUs. memory: bytes."""
+    """Return a host without GPUs. memory: bytes."""
     rates = {
         "read": min(READ, CORE / 2 * cores),  # a copy reads and writes
         "write": min(WRITE, CORE / 2 * cores),
@@ -127,9 +127,9 @@ def nominal_cpu(cores: int, memory: int) -> Machine:
 
 
 def known(name: str) -> str | None:
-    """The key of `GPUS` for a name such as "NVIDIA H100 80GB HBM3"; None for none of them.
+    """Return the key of `GPUS` for a name such as "NVIDIA H100 80GB HBM3"; None if there is none.
 
-    The most particular key whose words are all in the name.
+    Of several keys whose words are all in the name, the longest.
     """
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     fits = [key for key in GPUS if {*key.split("-")} <= words]
@@ -137,9 +137,9 @@ def known(name: str) -> str | None:
 
 
 def choose(gpu: str | None, measured: Machine | None, here: Machine) -> Machine:
-    """The machine that is meant: the measured one where it has such GPUs, or nothing is asked for.
+    """Choose a forecast's machine: the measured one if it has such GPUs or no GPU is named.
 
-    gpu: a GPU's name, "cpu", or None. measured: what calibration kept. here: this host, without GPUs.
+    gpu: a GPU's name, "cpu", or None. measured: a calibration's result. here: this host, without GPUs.
     """
     if gpu is None:
         return measured or nominal("h200")
@@ -154,14 +154,14 @@ def choose(gpu: str | None, measured: Machine | None, here: Machine) -> Machine:
 
 
 def rates_file() -> Path:
-    """Where this user's measured rates are: in the XDG base directory for configuration."""
+    """Return the file of this user's measured rates, in the XDG configuration directory."""
     base = environment().get("XDG_CONFIG_HOME", "")  # to be ignored where it is no absolute path
     folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".config")
     return folder / "meshrun" / "rates.json"
 
 
 def save(machine: Machine, path: Path) -> None:
-    """Keep measured rates; the folder is made where there is none."""
+    """Write measured rates; creates the folder if necessary."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
@@ -171,7 +171,7 @@ def save(machine: Machine, path: Path) -> None:
 
 
 def load(path: Path) -> Machine | None:
-    """What `save` kept; None where there is nothing. UserError for a file that is something else."""
+    """Read what `save` wrote; None if there is no file. Raises UserError for any other content."""
     try:
         kept: dict[str, Any] = json.loads(path.read_text())
         if kept.pop("schema") != SCHEMA:

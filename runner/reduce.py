@@ -4,7 +4,7 @@ The array is cut into tiles whose shape follows from the array's shape alone. Ea
 small partial result. Partial results are combined in a binary tree over the tiles' numbers: two
 neighbours of equal size whose pair starts at a multiple of the pair's size become one. A rank
 combines what it can of its own contiguous share; the rest is combined, in the same tree, from
-what all ranks hold. Where the cuts between ranks fall changes who combines, not what with what.
+what all ranks hold. The cuts between ranks change who combines, never what is combined with what.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from runner.phases import Phases
 from runner.storage import HostArray, Source, open_source
 from runner.world import World
 
-TILE = 1 << 20  # elements
-AHEAD = 3  # tiles that are read while one is worked on
+TILE = 1 << 20  # elements of a tile
+AHEAD = 3  # tiles read in advance
 Combine = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
 class Node:
-    """The combined partial result of tiles first .. first + count - 1; count is a power of two."""
+    """Combined partial result of tiles first .. first + count - 1; count is a power of two."""
 
     first: int
     count: int
@@ -42,7 +42,7 @@ class Node:
 
 
 def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
-    """The largest box of at most `limit` elements that is one run of a C-ordered array of `shape`."""
+    """Return the largest box of at most `limit` elements that is contiguous in C order."""
     tile: list[int] = []
     for length in reversed(shape):
         fits = max(limit // math.prod(tile), 1)
@@ -52,7 +52,7 @@ def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
 
 
 def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
-    """Tile `number`, counted in C order."""
+    """Return the region of tile `number`, counted in C order."""
     counts = [-(-length // step) for length, step in zip(shape, tile, strict=True)]
     place = np.unravel_index(number, counts) if counts else ()
     start = tuple(int(i) * step for i, step in zip(place, tile, strict=True))
@@ -61,7 +61,7 @@ def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
 
 
 def fold(nodes: Iterable[Node], combine: Combine) -> list[Node]:
-    """Combine neighbouring nodes wherever the tree has them as a pair; the roots that remain."""
+    """Combine neighbouring nodes that are a pair of the tree; return the remaining roots."""
     roots: list[Node] = []
     for node in nodes:
         roots.append(node)
@@ -76,7 +76,7 @@ def _are_pair(left: Node, right: Node) -> bool:
 
 
 def finish(roots: list[Node], combine: Combine) -> Any:
-    """One partial result of the roots that are left when the number of tiles is no power of two."""
+    """Combine the remaining roots: more than one if the number of tiles is not a power of two."""
     if not roots:
         return None
     result = roots[-1].partial
@@ -86,7 +86,7 @@ def finish(roots: list[Node], combine: Combine) -> Any:
 
 
 class Tiles:
-    """An array in tiles, each rank holding a contiguous share of them.
+    """An array in tiles, of which each rank holds a contiguous share.
 
     array: a file's path, opened by rank 0 for all (collective), or an open source.
     `shape` and `dtype` are the array's.
@@ -110,7 +110,7 @@ class Tiles:
         self._received = {} if self.source.parallel else self._scatter()
 
     def reduce(self, function: Callable[[Any], Any], combine: Combine) -> Any:
-        """`function` of every tile, combined; the result on every rank, None for an empty array.
+        """Apply `function` to every tile and combine; the result on every rank, None for an empty array.
 
         function: device array of at most 2^20 elements (only valid during the call) -> partial
         result: numbers, NumPy or CuPy arrays, or a tuple, list or dict of such.
@@ -142,7 +142,7 @@ class Tiles:
             yield number, on_device
 
     def _read_ahead(self, size: int) -> Iterator[tuple[int, HostArray]]:
-        """This rank's tiles, on the host; while one is worked on, the next ones are read."""
+        """Yield this rank's tiles on the host, reading the next ones in advance."""
         numbers = range(self._first, self._stop)
         buffers = [
             self.world.backend.host_empty((size,), self.dtype) for _ in range(min(AHEAD + 1, len(numbers)))
@@ -164,7 +164,7 @@ class Tiles:
                 pool.shutdown(cancel_futures=True)
 
     def _read(self, number: int, buffer: HostArray) -> tuple[HostArray, float]:
-        """A tile, in `buffer`, and the seconds that it took."""
+        """Read a tile into `buffer`; return it and the seconds that took."""
         region = tile_region(self.shape, self._tile, number)
         block = buffer[: region.size].reshape(region.shape)
         begin = time.perf_counter()
@@ -175,7 +175,7 @@ class Tiles:
         return block, time.perf_counter() - begin
 
     def _scatter(self) -> dict[int, HostArray]:
-        """This rank's tiles of an array that only rank 0 can read."""
+        """Return this rank's tiles of an array that only rank 0 can read."""
         control = self.world.control
         with self.phases("split"):
             outgoing, incoming, mine = [], [], {}
@@ -193,7 +193,7 @@ class Tiles:
 
 
 def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tiles) -> Any:
-    """The result of a `reduce_blocks` job; collective, the same on every rank."""
+    """Return the result of a `reduce_blocks` job, the same on every rank. Collective."""
     check = job.check
     if check is not None:
         world.collective_call(lambda: check(tiles.shape, tiles.dtype, **parameters))
@@ -202,13 +202,13 @@ def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tile
     partial = tiles.reduce(lambda block: job.function(block, **services, **parameters), job.combine)
     if partial is None:
         raise UserError(
-            f"{tiles.source.path} holds no values to reduce", got=f"shape {tiles.shape}", everywhere=True
+            f"{tiles.source.path} has no values to reduce", got=f"shape {tiles.shape}", everywhere=True
         )
     return job.finish(partial, **parameters) if job.finish else partial
 
 
 def to_host(partial: Any) -> Any:
-    """A partial result with its arrays copied to host memory of their own."""
+    """Copy the arrays of a partial result to host memory."""
     if isinstance(partial, (tuple, list)):
         values = [to_host(value) for value in partial]
         return type(partial)(*values) if hasattr(partial, "_fields") else type(partial)(values)

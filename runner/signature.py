@@ -1,4 +1,4 @@
-"""What a function's signature and docstring say: its options, and what it wants from the runner."""
+"""Read a function's options and services from its signature and docstring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from runner.errors import UserError
 
 Kind = Literal["map", "reduce", "job"]
-# What the runner passes to a function of each kind that names it.
+# Services: parameters that the runner passes to a function of each kind that names them.
 OFFERS: dict[Kind, frozenset[str]] = {
     "map": frozenset({"out", "xp", "here"}),
     "reduce": frozenset({"xp"}),
@@ -49,7 +49,7 @@ RESERVED = (
 
 @dataclass(frozen=True)
 class Parameter:
-    """One option of a job: what the command line shows and checks."""
+    """One option of a job, as the command line shows and checks it."""
 
     name: str
     type: Any  # int, float, str, bool, Path or a tuple of allowed words
@@ -63,7 +63,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Para
 
     An option's help is its line `name: text` in the docstring.
     """
-    # The text goes on in lines that are indented more than the name.
+    # Continuation lines are indented more than the name.
     found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
     helps = {name: text for _, name, text in found}
     parameters = list(inspect.signature(function).parameters.values())
@@ -78,7 +78,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Para
             continue
         if parameter.name in SERVICES:
             raise UserError(
-                f"{function.__name__}: the runner has no {parameter.name!r} for a function of this kind",
+                f"{function.__name__}: {parameter.name!r} is not available to a function of this kind",
                 expected=", ".join(sorted(OFFERS[kind])),
                 hint="another name, if it is an option",
             )
@@ -101,7 +101,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Para
 
 
 def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) -> dict[str, Any]:
-    # Of the options only: the other annotations may be names that only a type checker has imported.
+    # Only of the options: other annotations may name types imported only for type checkers.
     def options() -> None: ...
 
     options.__annotations__ = {p.name: p.annotation for p in declared if p.annotation is not p.empty}
@@ -124,13 +124,13 @@ def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
     if hint in (int, float, str, bool, Path):
         return hint
     raise UserError(
-        f"job {job_name}: parameter {name} has a type that no option can have",
+        f"job {job_name}: parameter {name} has an unsupported type",
         got=hint,
         expected="int, float, str, bool, Path or a Literal of words",
     )
 
 
-# What the functions beside a job's own are called with, besides the job's parameters that they name.
+# Positional arguments of a job's auxiliary functions, besides the job's parameters that they name.
 GIVEN = {
     "halo": (),
     "out": ("the shape", "the dtype"),
@@ -142,13 +142,13 @@ GIVEN = {
 
 
 def fitted(job: str, role: str, function: Callable[..., Any], options: Sequence[str]) -> Callable[..., Any]:
-    """`function`, for a call with what its role is given and all of the job's parameters: it gets those
-    that it names; all, if it has `**`; none, if it is a built-in one without a signature.
+    """Wrap `function` for a call with its role's arguments and all of the job's parameters: it gets those
+    that it names; all, if it has `**`; none, if it is a built-in without a signature.
 
-    Raises UserError where such a call would fail.
+    Raises UserError if such a call would fail.
     """
     if not callable(function):
-        raise UserError(f"job {job}: {role} is no function", got=repr(function))
+        raise UserError(f"job {job}: {role} is not a function", got=repr(function))
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -165,7 +165,7 @@ def fitted(job: str, role: str, function: Callable[..., Any], options: Sequence[
     for parameter in free:
         known = parameter.name in options and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
         if not known and parameter.default is parameter.empty and parameter.kind not in variable:
-            which = "which it is not given" if role == "combine" else "which is no parameter of the job"
+            which = "which it is not given" if role == "combine" else "which is not a parameter of the job"
             raise UserError(
                 f"job {job}: {role} names {parameter.name}, {which}",
                 got=f"{role}{signature}",

@@ -1,4 +1,4 @@
-"""From results on a device to a file."""
+"""Store results of a device in a file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from runner.load import stages
 from runner.partition import Region, Shape
 from runner.phases import Phases
 from runner.storage import HostArray, Sink
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
 class Store:
-    """Takes this rank's results piece by piece.
+    """Stores this rank's results, piece by piece.
 
-    Into a file that takes any part, each piece is written at once; for one that does not (pictures, or
-    chunks of its own), the pieces are kept, and rank 0 writes what it gathers.
+    A sink that accepts any region gets each piece at once. For one that does not (images, chunked formats)
+    the pieces are kept until the end, when rank 0 gathers and writes them.
     """
 
-    def __init__(self, world: World, work: Work, sink: Sink, phases: Phases) -> None:
-        assert work.result is not None
-        self.world, self.work, self.sink, self.phases = world, work, sink, phases
-        self.region = work.output_region(work.partition[world.rank])
+    def __init__(self, world: World, task: Task, sink: Sink, phases: Phases) -> None:
+        assert task.result is not None
+        self.world, self.task, self.sink, self.phases = world, task, sink, phases
+        self.region = task.output_region(task.partition[world.rank])
         anywhere = sink.parallel and sink.chunks is None
-        self._kept = None if anywhere else np.empty(self.region.shape, work.result[1])
+        self._kept = None if anywhere else np.empty(self.region.shape, task.result[1])
         self._buffer: HostArray | None = None
 
     def put(self, region: Region, result: Array) -> None:
@@ -41,7 +41,7 @@ class Store:
             self._keep(region.rows(first, last), self._download(result[first:last]))
 
     def finish(self) -> None:
-        """Return when the file is whole. Collective."""
+        """Return when the file is complete. Collective."""
         if self._kept is not None:
             self._gather(self._kept)
         self.world.control.barrier()
@@ -68,8 +68,8 @@ class Store:
 
     def _gather(self, mine: HostArray) -> None:
         control = self.world.control
-        assert self.work.result is not None
-        shape, dtype = self.work.result
+        assert self.task.result is not None
+        shape, dtype = self.task.result
         if control.rank > 0:
             with self.phases("gather", mine.nbytes):
                 control.exchange([(0, mine)], []).wait()
@@ -79,7 +79,7 @@ class Store:
             self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
 
     def _join(self, mine: HostArray, shape: Shape, dtype: np.dtype[Any]) -> HostArray:
-        regions = [self.work.output_region(region) for region in self.work.partition]
+        regions = [self.task.output_region(region) for region in self.task.partition]
         with self.phases("gather", mine.nbytes):
             parts = [mine, *(np.empty(region.shape, dtype) for region in regions[1:])]
             self.world.control.exchange([], list(enumerate(parts))[1:]).wait()

@@ -1,9 +1,9 @@
-"""What a padded block needs of the file that holds the whole array: pure arithmetic.
+"""Window: which regions of a file fill a padded block. Pure arithmetic.
 
-Along each axis the block's cells are copies of cells of the array (`halo.AxisCopy`). The ranges that they
-are copied from are read, in pieces that follow one another in a packed array. A block in the middle of the
-array is one piece, which is the padded block itself; at an edge, what lies beyond is copied from what was
-read or, where a boundary wraps round, from a second piece.
+Along each axis the block's cells are copies of cells of the array (`halo.AxisCopy`). Their source ranges
+are read as pieces, one after another, into a packed array. For a block in the middle of the array
+there is one piece: the padded block itself. At an edge, cells beyond the array are copied from the piece
+or, where the boundary wraps around, from a second piece.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Range = tuple[int, int]
 class Window:
     """The padded block of `region` in an array of `whole` cells.
 
-    shape: of the padded block. staged: of what is read, packed.
+    shape: of the padded block. staged: shape of the packed array that is read.
     """
 
     region: Region
@@ -43,14 +43,14 @@ class Window:
 
     @property
     def direct(self) -> bool:
-        """Whether what is read is the padded block already."""
+        """Whether the packed array is the padded block already."""
         return self.staged == self.shape and all(len(copies) == 1 for copies in self._copies)
 
     @property
     def inside(self) -> Slices | None:
-        """Where in the padded block all that is read belongs; None where other cells are read too.
+        """Slices of the padded block that all cells read belong to; None if other cells are read too.
 
-        What is read to there needs `fill` instead of `assemble`.
+        A block read in place at these slices needs `fill` instead of `assemble`.
         """
         pairs = zip(self._pieces, self._copies, strict=True)
         if any(pieces != [copies[0].source_range] for pieces, copies in pairs):
@@ -58,17 +58,17 @@ class Window:
         return tuple(slice(copies[0].target, copies[0].target + copies[0].count) for copies in self._copies)
 
     def reads(self) -> Iterator[tuple[Region, Slices]]:
-        """The parts of the array to read, each with its place in the packed array."""
+        """Yield the regions of the array to read, each with its slices of the packed array."""
         for box in product(*(_placed(pieces) for pieces in self._pieces)):
             region = Region(tuple(a for (a, _), _ in box), tuple(b for (_, b), _ in box))
             yield region, tuple(slice(at, at + b - a) for (a, b), at in box)
 
     def assemble(self, staged: Array, block: Array) -> None:
-        """Fill `block` from what was read. Not needed where `direct`."""
+        """Fill `block` from the packed array. Not needed if `direct`."""
         self._fill(staged, block, list(product(*self._copies)))
 
     def fill(self, block: Array) -> None:
-        """Fill what lies beyond the array's edges of a `block` that was read to `inside`."""
+        """Fill the cells beyond the array's edges of a `block` that was read to `inside`."""
         inside = self.inside
         assert inside is not None
         self._fill(block[inside], block, list(product(*self._copies))[1:])
@@ -92,7 +92,7 @@ class Window:
 
     @property
     def _outside(self) -> Iterator[Slices]:
-        """The cells beyond the array that are no copies."""
+        """Yield the slices of cells beyond the array that hold the constant."""
         if self.boundary != "constant":
             return
         everything = [slice(None)] * len(self.whole)
@@ -106,7 +106,7 @@ class Window:
 
 
 def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: str) -> list[AxisCopy]:
-    """The copy of the cells inside the array, then those of the cells beyond either end."""
+    """Return the copy of the cells inside the array, then the copies of those beyond either end."""
     first, last = start - width[0], stop + width[1]
     inside = range(max(first, 0), min(last, length))
     found = [AxisCopy(inside.start - first, len(inside), inside.start, 1, 0)]
@@ -116,7 +116,7 @@ def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: str
 
 
 def _joined(ranges: Iterator[Range]) -> list[Range]:
-    """The union of ranges, as few as possible, ascending."""
+    """Return the union of ranges: as few as possible, ascending."""
     found: list[Range] = []
     for a, b in sorted(ranges):
         if found and a <= found[-1][1]:
@@ -134,7 +134,7 @@ def _placed(pieces: list[Range]) -> Iterator[tuple[Range, int]]:
 
 
 def _staged(copy: AxisCopy, pieces: list[Range]) -> slice:
-    """Where the source cells of a copy lie in the packed array, in the copy's order."""
+    """Return the slice of a copy's source cells in the packed array, in the copy's order."""
     low, high = copy.source_range
     at = next(at + low - a for (a, b), at in _placed(pieces) if a <= low and high <= b)
     if copy.step < 0:

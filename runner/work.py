@@ -1,4 +1,4 @@
-"""One map job over one array, decided: what is cut how, with which halo, into what result."""
+"""Task: one map job planned for one array, with its partition, halo and result type."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from runner.comm import Array
 from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.halo import BOUNDARIES, Widths, check_widths, normalize
-from runner.here import Here
+from runner.here import BlockContext
 from runner.partition import Partition, Region, Shape, parse_grid
 
 NUMBERS = "biufc"  # kinds of dtypes
 
 
 @dataclass(frozen=True)
-class Work:
-    """A map job, its parameters, and the array it is applied to.
+class Task:
+    """One map job, its parameters, and the shape, dtype and partition of the array it is applied to.
 
     shape, dtype: of the input. result: shape and dtype of the output, None until it is known.
     """
@@ -37,13 +37,13 @@ class Work:
 
     @property
     def known(self) -> tuple[Shape, np.dtype[Any]]:
-        """`result`, by when it is known."""
+        """`result`, once it is known."""
         assert self.result is not None
         return self.result
 
     @cached_property
     def cut_axes(self) -> tuple[bool, ...]:
-        """The axes along which the result may be computed in parts: 0, those split, those with a halo."""
+        """Whether each axis may be computed in parts: axis 0, split axes and axes with a halo."""
         parted = (
             axis == 0 or parts > 1 or width != (0, 0)
             for axis, (parts, width) in enumerate(zip(self.partition.grid, self.widths, strict=True))
@@ -52,33 +52,33 @@ class Work:
 
     @property
     def fills(self) -> bool:
-        """Whether the job fills a result that it is given, instead of returning one."""
+        """Whether the job fills the parameter `out` instead of returning a result."""
         return "out" in self.job.services
 
     @property
     def leading(self) -> int:
-        """How many leading axes the result must share with the input: up to the last cut one."""
+        """Number of leading axes that the result shares with the input: up to the last cut axis."""
         return max(axis + 1 for axis, cut in enumerate(self.cut_axes) if cut)
 
     def declared(self, shape: Shape) -> tuple[Shape, np.dtype[Any]] | None:
-        """Shape and dtype of the result for own cells of `shape`, where that is known without a call."""
+        """Shape and dtype of the result for own cells of `shape`; None if only a call can tell."""
         if self.job.out is not None:
             out_shape, out_dtype = self.job.out(shape, self.dtype, **self.parameters)
             return tuple(out_shape), np.dtype(out_dtype)
         return (shape, self.dtype) if self.fills else None
 
     def output_region(self, region: Region) -> Region:
-        """Where the result of the input's `region` lies in the output."""
+        """Return the output region that holds the result of the input's `region`."""
         tail = self.known[0][self.leading :]
         return Region(
             region.start[: self.leading] + (0,) * len(tail), region.stop[: self.leading] + tuple(tail)
         )
 
-    def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Work:
+    def with_result(self, tail: Shape, dtype: np.dtype[Any]) -> Task:
         return replace(self, result=(self.shape[: self.leading] + tail, dtype))
 
-    def call(self, block: Array, here: Here, out: Array | None) -> Array:
-        """The job's result for a padded block, in `out` if there is one; checked to be of the right shape."""
+    def call(self, block: Array, here: BlockContext, out: Array | None) -> Array:
+        """Call the job on a padded block; return its result, checked (RunError for a wrong type or shape)."""
         services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}
         returned = self.job.function(block, **wanted, **self.parameters)
@@ -86,20 +86,20 @@ class Work:
         self._check(result, here)
         return result
 
-    def _check(self, result: Any, here: Here) -> None:
+    def _check(self, result: Any, here: BlockContext) -> None:
         declared = self.declared(here.block)
         leading = here.block[: self.leading]
         name = self.job.name
         if not isinstance(result, here.xp.ndarray):
             raise RunError(
-                f"job {name} returned no array",
+                f"job {name} did not return an array",
                 got=type(result).__name__,
                 expected=f"a {here.xp.__name__} array of shape {here.block}",
                 hint="return the result, or fill the parameter `out`",
             )
         if result.dtype.kind not in NUMBERS:
             raise RunError(
-                f"job {name} returned no numbers", got=f"dtype {result.dtype}", expected="a numeric dtype"
+                f"job {name} did not return numbers", got=f"dtype {result.dtype}", expected="a numeric dtype"
             )
         if declared is not None and tuple(result.shape) != declared[0]:
             raise RunError(
@@ -116,7 +116,7 @@ class Work:
             )
 
 
-def decide(
+def plan_task(
     job: Job,
     parameters: dict[str, Any],
     shape: Shape,
@@ -126,10 +126,10 @@ def decide(
     grid: str | None = None,
     boundary: str | None = None,
     cval: float | None = None,
-) -> Work:
-    """Check the input against the job and cut it. UserError for whatever cannot be."""
+) -> Task:
+    """Check the input against the job and partition it; raises UserError if they do not fit."""
     if not shape:
-        raise UserError("the input is a single number", got="no axes", expected="an array")
+        raise UserError("the input is a scalar", got="no axes", expected="an array")
     if dtype.kind not in NUMBERS:
         raise UserError("the input holds no numbers", got=f"dtype {dtype}", expected="a numeric dtype")
     if job.check is not None:
@@ -143,26 +143,26 @@ def decide(
     constant = job.cval if cval is None else cval
     if chosen == "constant":
         _check_constant(constant, dtype)
-    work = Work(job, parameters, shape, dtype, Partition(shape, parts), widths, chosen, constant)
-    declared = work.declared(shape)
+    task = Task(job, parameters, shape, dtype, Partition(shape, parts), widths, chosen, constant)
+    declared = task.declared(shape)
     if declared is not None:
-        if declared[0][: work.leading] != shape[: work.leading]:
-            raise _changes_a_cut_axis(work, declared[0])
-        work = replace(work, result=declared)
-    return work
+        if declared[0][: task.leading] != shape[: task.leading]:
+            raise _changes_a_cut_axis(task, declared[0])
+        task = replace(task, result=declared)
+    return task
 
 
-def _changes_a_cut_axis(work: Work, result: Shape) -> UserError:
-    """Axis 0 and those before one with a halo are always cut; others only where --grid says so."""
-    always = max((axis + 1 for axis, width in enumerate(work.widths) if width != (0, 0)), default=1)
+def _changes_a_cut_axis(task: Task, result: Shape) -> UserError:
+    """Axis 0 and axes up to the last with a halo are always cut; others only by --grid."""
+    always = max((axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0)), default=1)
     axes = f"lengths along the first {always} axes" if always > 1 else "length along the first axis"
     hint = f"a result with the input's {axes}, which every --grid cuts"
-    if result[:always] == work.shape[:always]:
+    if result[:always] == task.shape[:always]:
         hint = f"--grid {'x'.join('0' * always)}, which cuts no other axis"
     return UserError(
-        f"job {work.job.name}: the result changes an axis along which the array is cut",
-        got=f"{result} from {work.shape}",
-        expected=f"the first {f'{work.leading} axes' if work.leading > 1 else 'axis'} unchanged",
+        f"job {task.job.name}: the result changes an axis along which the array is cut",
+        got=f"{result} from {task.shape}",
+        expected=f"the first {f'{task.leading} axes' if task.leading > 1 else 'axis'} unchanged",
         hint=hint,
     )
 

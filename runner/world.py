@@ -48,7 +48,7 @@ class World:
     """The ranks of one run as one of them sees it.
 
     ranks: every rank's place, in rank order. control: small values and host arrays between ranks.
-    arrays: arrays of this rank's device between ranks. nonce: the same random text on every rank.
+    arrays: arrays of this rank's device between ranks. run_id: a random text, the same on every rank.
     phases: the times of the run under way.
     """
 
@@ -56,7 +56,7 @@ class World:
     arrays: Arrays
     backend: Backend
     ranks: tuple[Rank, ...]
-    nonce: str
+    run_id: str
     warnings: list[str] = field(default_factory=list)
     phases: Phases = field(init=False)
 
@@ -168,10 +168,10 @@ def open_world(
     if clash and not oversubscribe:
         raise clash_error(clash)
     remarks = check(control, ranks, backend) if check else ()
-    nonce = control.broadcast(os.urandom(6).hex())
+    run_id = control.broadcast(os.urandom(6).hex())
     arrays = open_arrays(control, backend, shared_gpu=bool(clash))
     warnings = locality_warnings(host_ids, [place[3] for place in places])
-    return World(control, arrays, backend, ranks, nonce, [*warnings, *remarks])
+    return World(control, arrays, backend, ranks, run_id, [*warnings, *remarks])
 
 
 def lone_world(backend: Backend) -> World:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.declaration import Job
     from runner.rates import Machine
     from runner.stream.options import StreamOptions
-    from runner.work import Work
+    from runner.work import Task
 
 
 RANKS_MOST = 1 << 17  # the block of each is looked at, which takes seconds
@@ -171,7 +171,7 @@ def forecast(
     from runner.storage import check_place
     from runner.storage.paths import named
     from runner.stream.options import StreamOptions
-    from runner.work import decide
+    from runner.work import plan_task
 
     if job.kind != "map":
         raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
@@ -179,8 +179,8 @@ def forecast(
         check_place(named("--json", json), "plan")
     array, files, notes = describe_input(input, input_shape, input_dtype)
     machine = choose_machine(gpu)
-    work = decide(job, job.complete(parameters), *array, ranks, grid=grid, boundary=boundary, cval=cval)
-    work = settle_work(work)
+    task = plan_task(job, job.complete(parameters), *array, ranks, grid=grid, boundary=boundary, cval=cval)
+    task = settle_work(task)
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
     if hosts is not None and hosts > ranks:
         raise UserError("--hosts is more than --ranks", got=f"{hosts} hosts", expected=f"at most {ranks}")
@@ -188,9 +188,9 @@ def forecast(
     hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
     if input is not None and options.named is not None and not files.parallel:
         raise not_streamed(options.named, input)
-    last = predicted(work, machine, hosts, options, files, grid=grid)
-    every = by_ranks(last, work, machine, options, files, grid=grid)
-    found = record(every, work, machine, options)
+    last = predicted(task, machine, hosts, options, files, grid=grid)
+    every = by_ranks(last, task, machine, options, files, grid=grid)
+    found = record(every, task, machine, options)
     assumed = gpu is None and not machine.measured
     found["machine"]["assumed"] = assumed
     if assumed:
@@ -252,16 +252,16 @@ def choose_machine(gpu: str | None) -> Machine:
     return choose(gpu, load(rates_file()), here)
 
 
-def settle_work(work: Work) -> Work:
+def settle_work(task: Task) -> Task:
     from runner.backend.cpu import CpuBackend
     from runner.errors import UserError, describe
     from runner.result_type import with_known_result
 
     try:
-        return with_known_result(work, CpuBackend())
+        return with_known_result(task, CpuBackend())
     except JOB_ERRORS as reason:  # in the job's own function
         raise UserError(
-            f"job {work.job.name} fails when called on zeros to see its result",
+            f"job {task.job.name} fails when called on zeros to see its result",
             got=describe(reason).partition(". Try: ")[0],
             hint="declare out= in its decorator, or --debug for the traceback",
         ) from reason

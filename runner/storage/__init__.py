@@ -198,10 +198,10 @@ def _open(path: Path, name: str | None, form: Form) -> Source:
     return source
 
 
-def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sink:
+def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Sink:
     """A sink for an array of `shape` and `dtype`; UserError when the format cannot hold it."""
     file, name = split(path)
-    sink: Sink = _format(file).open_sink(file, partial_path(file, nonce), name, shape, dtype)
+    sink: Sink = _format(file).open_sink(file, partial_path(file, run_id), name, shape, dtype)
     return sink
 
 

@@ -28,17 +28,17 @@ def split(path: Path) -> tuple[Path, str | None]:
     return (Path(found[1]), found[2].strip("/") or None) if found else (path, None)
 
 
-def partial_path(path: Path, nonce: str) -> Path:
+def partial_path(path: Path, run_id: str) -> Path:
     """Where the file is until it is complete: beside its final name, so that the rename is atomic."""
     file, _ = split(path)
-    return file.with_name(f".{file.name}.{nonce}.partial")
+    return file.with_name(f".{file.name}.{run_id}.partial")
 
 
-def job_paths(path: Path, nonce: str) -> tuple[Path, Path]:
+def job_paths(path: Path, run_id: str) -> tuple[Path, Path]:
     """Where a job's own output is until it is complete, with its suffix, and what the job is told: the same
     path, with the array's name where one was given."""
     file, _ = split(path)
-    partial = file.with_name(f".{file.stem}.{nonce}.partial{file.suffix}")
+    partial = file.with_name(f".{file.stem}.{run_id}.partial{file.suffix}")
     return partial, Path(f"{partial}{str(path)[len(str(file)) :]}")
 
 

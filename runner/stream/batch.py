@@ -1,8 +1,8 @@
 """A map job over a folder of images: each goes to one rank, its result to a file of the same name.
 
-The results are made in a folder beside the final name, which it gets at the end. The journal has an
-image by its `key`, not by its place in the folder: an image that is mended, added or taken out between two
-runs costs none of the others' results.
+Results are written to a folder with a temporary name, which is renamed at the end. The journal knows an
+image by its `key`, not by its place in the folder: repairing, adding or removing an image between two
+runs costs no other image's result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.chunking import memory_use
-from runner.errors import RunError, UserError
+from runner.errors import UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
@@ -24,30 +24,30 @@ from runner.storage import Source, open_source, partial_path
 from runner.storage.faults import write_error
 from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
-from runner.stream.batch_engine import BatchEnds, BatchEngine, Decide, naming, sink_for
+from runner.stream.batch_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
-from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
-from runner.stream.identity import of_work
+from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
+from runner.stream.identity import task_fingerprint
 from runner.stream.options import StreamOptions
-from runner.stream.unfinished import Identity, look, settle
+from runner.stream.unfinished import Fingerprint, check_inputs, find_unfinished, start_or_resume
 from runner.transaction import OutputTransaction
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
 @dataclass
-class Batch:
+class StreamedFolder:
     """One run over a folder, for `write` and then `commit`; collective."""
 
     world: World
     folder: Folder
     target: Path
-    decide: Decide
+    plan_task: PlanTask
     options: StreamOptions
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
-    show: Show = unseen
+    show: OnStreamProgress = no_stream_progress
     partial: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,26 +56,30 @@ class Batch:
         self._journal = Journal(self.target)
 
     def write(self) -> dict[str, Any]:
-        """Write every image's result into `partial`; this part of the run's record.
+        """Write every image's result into `partial`; return this part of the run's record.
 
-        Raises UserError where an unfinished run is in the way, or another one than this, or where the
-        largest image cannot go through; RunError for an image that cannot, with its name.
+        Raises UserError if there is an unfinished run that is not resumed or differs from this one, or if the
+        largest image cannot be processed; RunError, with its name, for an image that cannot be.
         """
         world, images = self.world, self.folder.images
-        kept = world.on_root(lambda: look(self._journal, self.partial, self.options))
-        work = self._sample()
-        depth = self._depth(work)
-        finished = world.on_root(lambda: self._settle(kept, of_work(world, work, self.inputs)))
-        self.transaction.set_recovery_hint("finished images are kept; the same command with --resume goes on")
+        kept = world.on_root(lambda: find_unfinished(self._journal, self.partial, self.options))
+        task = self._sample()
+        depth = self._depth(task)
+        finished = world.on_root(
+            lambda: self._start_or_resume(kept, task_fingerprint(world, task, self.inputs))
+        )
+        self.transaction.set_recovery_hint(
+            "finished images are kept; continue with the same command and --resume"
+        )
         todo = [number for number in range(len(images)) if number not in finished]
-        ends = BatchEnds(world, self.folder, self.partial, self.decide, self._spans)
-        log = self._journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
-        with closing(Syncer(log, lambda: self._sync(ends))) as syncer:
-            deal = work_off(
+        endpoints = ImageEndpoints(world, self.folder, self.partial, self.plan_task, self._spans)
+        log = self._journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
+        with closing(Syncer(log, lambda: self._sync(endpoints))) as syncer:
+            counts = process_chunks(
                 world,
                 self.options,
-                BatchEngine(ends),
-                ends.spans,
+                ImageEngine(endpoints),
+                endpoints.spans,
                 todo,
                 depth=depth,
                 done=lambda number: syncer.done(images[number].key),
@@ -83,25 +87,26 @@ class Batch:
                 total=sum(image.size for image in images),
                 show=self.show,
             )
-        self._about = {"job": work.job.name, "input": str(self.folder.path), "output": str(self.target)}
-        self._check_unchanged()
+        self._about = {"job": task.job.name, "input": str(self.folder.path), "output": str(self.target)}
+        # Only the files that parameters name: each image is checked when it is read.
+        check_inputs(world, self.inputs, self.transaction, self.anew)
         return {
             "chunks": len(images),
             "rows": None,
             "depth": depth,
             "resumed": len(finished),
-            "own": [one[0] for one in deal],
-            "taken_over": [one[1] for one in deal],
-            **report(world, self.phases, ends.spans),
+            "own": [one[0] for one in counts],
+            "taken_over": [one[1] for one in counts],
+            **report(world, self.phases, endpoints.spans),
         }
 
     @property
     def anew(self) -> str:
-        """What to type to begin anew."""
+        """The command that discards the unfinished run."""
         return self._journal.anew(self.partial)
 
     def commit(self) -> None:
-        """Give the folder its name: nothing is unfinished any more."""
+        """Rename the folder, remove the journal and draw the timeline."""
 
         def rename() -> None:
             try:
@@ -114,36 +119,28 @@ class Batch:
         self.world.on_root(self._journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
 
-    def _check_unchanged(self) -> None:
-        """Of the files that parameters name: an image is looked at when it has been read."""
-        try:
-            self.inputs.check(self.world, f"{self.anew}, then the run again")
-        except RunError:
-            self.transaction.set_recovery_hint(None)
-            raise
-
-    def _sample(self) -> Work:
-        """The work on the largest image, with its result's shape and dtype, which its file can hold."""
+    def _sample(self) -> Task:
+        """The task for the largest image, with its result's shape and dtype, which its file can hold."""
         world, largest = self.world, max(self.folder.images, key=lambda image: image.size)
         path = self.folder.path / largest.name
         source: Source = world.on_root(lambda: open_source(path))
 
-        def decide() -> Work:
+        def plan_task() -> Task:
             with naming(path, error=UserError):
-                return self.decide(source.shape, source.dtype)
+                return self.plan_task(source.shape, source.dtype)
 
-        def check(work: Work) -> None:
+        def check(task: Task) -> None:
             with naming(path, error=UserError):
-                sink_for(self.partial, path.name, *work.known, world.nonce)
+                sink_for(self.partial, path.name, *task.known, world.run_id)
 
-        work = known_result(world, world.collective_call(decide), source)
-        world.on_root(lambda: check(work))
-        return work
+        task = known_result(world, world.collective_call(plan_task), source)
+        world.on_root(lambda: check(task))
+        return task
 
-    def _depth(self, work: Work) -> int:
-        """How many images are under way on this rank: one for each thread and `--depth` that wait, if the
-        memory is enough for so many of the largest one."""
-        takes = memory_use(work, work.partition[0], asynchronous=self.world.backend.asynchronous).host
+    def _depth(self, task: Task) -> int:
+        """Return the number of images in flight on this rank: one per thread plus `--depth` waiting ones, if
+        so many of the largest image fit in memory."""
+        takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
         room = (
             self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
         )
@@ -156,10 +153,10 @@ class Batch:
             )
         return max(1, min(threads_of(self.world) + self.options.under_way, room))
 
-    def _settle(self, kept: Identity | None, work: Identity) -> set[int]:
-        """Begin the output, or go on with one: the images that are finished. On rank 0."""
-        wanted = {**work, "input": str(self.folder.path.resolve())}
-        keys = settle(
+    def _start_or_resume(self, kept: Fingerprint | None, task: Fingerprint) -> set[int]:
+        """Start the output, or resume one; return the numbers of finished images. On rank 0."""
+        wanted = {**task, "input": str(self.folder.path.resolve())}
+        keys = start_or_resume(
             self.world,
             self.transaction,
             self._journal,
@@ -167,18 +164,18 @@ class Batch:
             kept,
             wanted,
             self._create,
-            self._check_left,
+            self._check_partial,
         )
         if kept is None:
             return set()
         names = {image.name for image in self.folder.images}
         there = set(os.listdir(self.partial))
-        for name in there - names:  # half a file, or of an image that is gone
+        for name in there - names:  # incomplete, or of an image that was removed
             (self.partial / name).unlink()
         pairs = enumerate(self.folder.images)
         return {number for number, image in pairs if image.key in keys and image.name in there}
 
-    def _check_left(self) -> None:
+    def _check_partial(self) -> None:
         check_own(self.partial, True, self.anew)
 
     def _create(self) -> None:
@@ -187,11 +184,11 @@ class Batch:
         except OSError as reason:
             raise write_error(self.target, reason) from reason
 
-    def _sync(self, ends: BatchEnds) -> None:
+    def _sync(self, endpoints: ImageEndpoints) -> None:
         """Return when the files written so far are on the disk."""
         try:
-            for _ in range(len(ends.written)):
-                with open(ends.written.popleft(), "rb") as file:
+            for _ in range(len(endpoints.written)):
+                with open(endpoints.written.popleft(), "rb") as file:
                     os.fsync(file.fileno())
             sync_folder(self.partial)
         except OSError as reason:

@@ -1,7 +1,7 @@
-"""One image after another through a job: decoded and encoded in threads, several at once.
+"""Engine for folders of images: decoded and encoded in threads, several images at once.
 
-An image is whole in memory, and on the device: its halo lies beyond its own edges, and is made where it
-is decoded. Copies to and from a GPU wait for each other: decoding is what takes the time.
+An image is whole in memory and on the device: its halo lies beyond its own edges and is filled after
+decoding. Copies to and from a GPU are synchronous: decoding takes most of the time.
 """
 
 from __future__ import annotations
@@ -26,91 +26,95 @@ from runner.result_type import type_of, type_without_cells
 from runner.spans import Spans
 from runner.storage import HostArray, Sink, commit, open_sink, open_source
 from runner.storage.folder import Folder
-from runner.stream.ends import Task
+from runner.stream.ends import Step
 from runner.window import Window
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
-Decide = Callable[[Shape, np.dtype[Any]], Work]  # for an image, in one block; UserError
+PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # for an image, in one block; UserError
 
 
 @dataclass(frozen=True)
-class BatchEnds:
-    """Where images come from and go to. written: the files that are not on the disk yet."""
+class ImageEndpoints:
+    """Source and target folders of a run. written: files that are not synced to the disk yet."""
 
     world: World
     folder: Folder
     into: Path
-    decide: Decide
+    plan_task: PlanTask
     spans: Spans = field(default_factory=Spans)
     written: deque[Path] = field(default_factory=deque)
 
 
 @dataclass
 class ImageSlot:
-    """An image under way: its work, its padded block, and its result."""
+    """An image in flight: its task, padded block and result."""
 
     number: int = -1
-    work: Work | None = None
+    task: Task | None = None
     block: HostArray | None = None
     result: HostArray | None = None
 
 
-class BatchEngine:
-    def __init__(self, ends: BatchEnds) -> None:
-        self._ends = ends
+class ImageEngine:
+    def __init__(self, endpoints: ImageEndpoints) -> None:
+        self._endpoints = endpoints
 
     def slots(self, count: int) -> list[ImageSlot]:
         return [ImageSlot() for _ in range(count)]
 
     def join(self) -> None:
-        """Nothing: the threads do no work on the device."""
+        """Do nothing: the threads issue no device work."""
 
-    def begin(self, slot: ImageSlot, number: int) -> list[Task]:
+    def begin(self, slot: ImageSlot, number: int) -> list[Step]:
         slot.number = number
-        return [Task("read", self._ends.folder.images[number].size, partial(self._read, slot))]
+        return [Step("read", self._endpoints.folder.images[number].size, partial(self._read, slot))]
 
     def compute(self, slot: ImageSlot, idle: Callable[[], None]) -> None:
-        assert slot.work is not None
+        assert slot.task is not None
         assert slot.block is not None
         with naming(self._path(slot)):
-            slot.result = self._result(slot.number, slot.work, slot.block)
+            slot.result = self._result(slot.number, slot.task, slot.block)
         slot.block = None
 
-    def finish(self, slot: ImageSlot) -> list[Task]:
+    def finish(self, slot: ImageSlot) -> list[Step]:
         assert slot.result is not None
-        return [Task("write", slot.result.nbytes, partial(self._write, slot))]
+        return [Step("write", slot.result.nbytes, partial(self._write, slot))]
 
     def release(self, slot: ImageSlot) -> None:
-        slot.work = slot.result = None
+        slot.task = slot.result = None
 
     def _path(self, slot: ImageSlot) -> Path:
-        return self._ends.folder.path / self._ends.folder.images[slot.number].name
+        return self._endpoints.folder.path / self._endpoints.folder.images[slot.number].name
 
     def _read(self, slot: ImageSlot) -> None:
-        image, path = self._ends.folder.images[slot.number], self._path(slot)
-        with naming(path, "mend it or take it out of the folder, then the command with --resume"):
+        image, path = self._endpoints.folder.images[slot.number], self._path(slot)
+        with naming(path, "repair it or remove it from the folder, then run the same command with --resume"):
             source = open_source(path)
-            work = slot.work = self._ends.decide(source.shape, source.dtype)
-            window = Window(work.partition[0], work.shape, work.widths, work.boundary, work.cval)
+            task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
+            window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
             assert window.inside is not None
-            slot.block = np.empty(window.shape, work.dtype)
+            slot.block = np.empty(window.shape, task.dtype)
             source.read(window.region, slot.block[window.inside])
             window.fill(slot.block)
             found = path.stat()
             if (found.st_size, found.st_mtime_ns) != (image.size, image.changed):
                 raise RunError(f"{path} has changed since the run began", hint="the command with --resume")
 
-    def _result(self, number: int, work: Work, block: HostArray) -> HostArray:
-        world, spans, on_gpu = self._ends.world, self._ends.spans, self._ends.world.backend.asynchronous
+    def _result(self, number: int, task: Task, block: HostArray) -> HostArray:
+        world, spans, on_gpu = (
+            self._endpoints.world,
+            self._endpoints.spans,
+            self._endpoints.world.backend.asynchronous,
+        )
         own: Array = block
         if on_gpu:
-            own = world.backend.empty(block.shape, work.dtype)
+            own = world.backend.empty(block.shape, task.dtype)
             with spans("to device", number, block.nbytes):
                 world.backend.upload(block, own)
                 world.backend.synchronize()
         begin = perf_counter()
-        result = result_of(world, work, own)
+        result = result_of(world, task, own)
         world.backend.synchronize()
         spans.add("kernel", number, begin, perf_counter(), block.nbytes + result.nbytes)
         if not on_gpu:
@@ -126,61 +130,61 @@ class BatchEngine:
         assert result is not None
         path = self._path(slot)
         with naming(path):
-            nonce = self._ends.world.nonce
-            sink = sink_for(self._ends.into, path.name, result.shape, result.dtype, nonce)
+            run_id = self._endpoints.world.run_id
+            sink = sink_for(self._endpoints.into, path.name, result.shape, result.dtype, run_id)
             sink.create()
             sink.write(Region((0,) * result.ndim, result.shape), result)
             commit(sink)
-        self._ends.written.append(sink.path)
+        self._endpoints.written.append(sink.path)
 
 
-def result_of(world: World, work: Work, block: Array) -> Array:
-    """The job's result for an array's padded block on this rank's device, C-contiguous."""
-    region, backend = work.partition[0], world.backend
+def result_of(world: World, task: Task, block: Array) -> Array:
+    """Return the job's result for a padded block on this rank's device, C-contiguous."""
+    region, backend = task.partition[0], world.backend
     rows = (0, region.shape[0])
     whole: Array = None
-    ranges = slabs(region, work.widths[0], work.dtype.itemsize, rows)
+    ranges = slabs(region, task.widths[0], task.dtype.itemsize, rows)
     parts = [rows] if backend.asynchronous and region.size else ranges
-    for (first, last), window in windows(block, parts, sum(work.widths[0])):
-        if whole is None and work.result is not None:
-            whole = _empty(world, work)
-        out = whole[first:last] if work.fills else None
-        found = call_rows(world, work, region, window, (first, last), out)
+    for (first, last), window in windows(block, parts, sum(task.widths[0])):
+        if whole is None and task.result is not None:
+            whole = _empty(world, task)
+        out = whole[first:last] if task.fills else None
+        found = call_rows(world, task, region, window, (first, last), out)
         if whole is None:
-            work = work.with_result(*type_of(work, found))
-            whole = _empty(world, work)
+            task = task.with_result(*type_of(task, found))
+            whole = _empty(world, task)
         if found is not out:
             whole[first:last] = found
     if whole is None:  # without cells
-        whole = _empty(world, work if work.result else work.with_result(*type_without_cells(work)))
+        whole = _empty(world, task if task.result else task.with_result(*type_without_cells(task)))
     return whole
 
 
-def _empty(world: World, work: Work) -> Array:
-    result = world.backend.empty(*work.known)
-    if work.fills:
+def _empty(world: World, task: Task) -> Array:
+    result = world.backend.empty(*task.known)
+    if task.fills:
         poison(result)
     return result
 
 
-def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], nonce: str) -> Sink:
-    """A sink for an image's result; UserError where a file of that name cannot hold it."""
+def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Sink:
+    """Open a sink for an image's result; raises UserError if a file of that name cannot hold it."""
     try:
-        return open_sink(into / name, shape, dtype, nonce)
+        return open_sink(into / name, shape, dtype, run_id)
     except UserError as failure:
-        failure.hint = "the images as .npy files, which hold anything: an output has its image's name"
+        failure.hint = "the images as .npy files, which hold anything: each output is named after its image"
         raise
 
 
 @contextmanager
 def naming(path: Path, hint: str | None = None, error: type[MeshrunError] = RunError) -> Iterator[None]:
-    """Whatever fails inside is told with the image's name, as `error`. hint: where the failure has none."""
+    """Re-raise any failure inside as `error` with the image's name. hint: used if the failure has none."""
     try:
         yield
     except MeshrunError as failure:
         what = failure.what if str(path) in failure.what else f"{path}: {failure.what}"
-        told = error(what, got=failure.got, expected=failure.expected, hint=failure.hint or hint)
-        raise told from failure
+        failure_with_name = error(what, got=failure.got, expected=failure.expected, hint=failure.hint or hint)
+        raise failure_with_name from failure
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as failure:  # a user's function raises what it likes

@@ -1,4 +1,4 @@
-"""Gathers from the ranks and files of a run what its chunks depend on, and has `chunking` decide."""
+"""Agreement on chunks: gather limits and file properties from all ranks, and let `chunking` decide."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ from runner.storage import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.stream.options import StreamOptions
 from runner.window import Window
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
 def in_chunks(
-    world: World, work: Work, source: Source, target: Path, options: StreamOptions, whole: bool = False
-) -> Work | None:
-    """The work with its result known, where the run is streamed (`is_streamed`); else None. Collective.
+    world: World, task: Task, source: Source, target: Path, options: StreamOptions, whole: bool = False
+) -> Task | None:
+    """The task with its result known, where the run is streamed (`is_streamed`); else None. Collective.
 
-    whole: it is to be kept whole. UserError where an option asks for chunks and a file cannot.
+    whole: do not stream to overlap copies. Raises UserError if an option requires chunks and a file has none.
     """
     files = Files(source.parallel, split(target)[0].suffix.lower() in FOLDERS)
     asynchronous = world.backend.asynchronous
-    decide = partial(is_streamed, work, options, files, asynchronous=asynchronous, keep_whole=whole)
-    # Memory is looked at only where nothing else decides: an option for it is checked with the chunks.
-    if decide(too_large=False) or (source.parallel and decide(too_large=_is_too_large(world, work, options))):
-        known = known_result(world, work, source)
+    streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
+    # Memory decides only if nothing else does: its options are checked with the chunks.
+    if streamed(too_large=False) or (
+        source.parallel and streamed(too_large=_is_too_large(world, task, options))
+    ):
+        known = known_result(world, task, source)
         if world.on_root(lambda: open_sink(target, *known.known, KEPT)).parallel:
             return known
     if options.named is not None:
@@ -54,18 +56,18 @@ def in_chunks(
     return None
 
 
-def _is_too_large(world: World, work: Work, options: StreamOptions) -> bool:
-    """Whether some rank's block does not fit its memory whole; the same on every rank."""
+def _is_too_large(world: World, task: Task, options: StreamOptions) -> bool:
+    """Whether any rank's block does not fit its memory; the same answer on every rank."""
     mine = is_too_large(
-        work, work.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
+        task, task.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
     )
     return any(world.control.allgather(mine))
 
 
 def limits(world: World, options: StreamOptions) -> MemoryUse:
-    """Bytes that this rank's chunks may take together.
+    """Return the bytes that this rank's chunks may take together.
 
-    UserError where an option allows more than there is.
+    Raises UserError if an option allows more than there is.
     """
     here, gpu = world.here, world.backend.asynchronous
     beside = [rank for rank in world.ranks if rank.host_id == here.host_id]
@@ -83,56 +85,56 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
 
 
 def chunks_of(
-    world: World, work: Work, source: Source, sink: Sink, options: StreamOptions, rows: int | None
+    world: World, task: Task, source: Source, sink: Sink, options: StreamOptions, rows: int | None
 ) -> Chunks:
-    """The chunks of `work.partition`, the same on every rank; collective.
+    """Return the chunks of `task.partition`, the same on every rank. Collective.
 
-    rows: of an unfinished run, whose chunks stay as they are. Raises UserError where not even the smallest
-    chunk fits.
+    rows: rows of an unfinished run's chunks, which are kept. Raises UserError if not even the smallest chunk
+    fits.
     """
-    if sink.chunks and math.prod(work.partition.grid) > 1:
+    if sink.chunks and math.prod(task.partition.grid) > 1:
         raise UserError(
-            f"{sink.path} is written in chunks of its own, whole rows at a time",
-            got=f"--grid {'x'.join(map(str, work.partition.grid))}",
+            f"{sink.path} is a chunked format, written in whole rows",
+            got=f"--grid {'x'.join(map(str, task.partition.grid))}",
             hint="no --grid",
             everywhere=True,
         )
     everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))
     files = Files(source_chunks=source.chunks, sink_chunks=sink.chunks)
     facts = Facts(world.size, world.backend.asynchronous, least(everyone), files)
-    return plan_chunks(work, facts, options, rows)
+    return plan_chunks(task, facts, options, rows)
 
 
-def known_result(world: World, work: Work, source: Source) -> Work:
-    """The work with its result's shape and dtype, from one trial call on rank 0 where they are not declared.
+def known_result(world: World, task: Task, source: Source) -> Task:
+    """Return the task with its result type, from one trial call on rank 0 if it is not declared.
 
     Collective. The trial is on zeros, or on the first row where the function fails on those (`result_type`).
     """
-    if work.result is not None:
-        return work
+    if task.result is not None:
+        return task
 
     def trial() -> ResultType:
         return result_type(
-            work,
+            task,
             world.backend,
             ranks=world.size,
             host=world.here.host,
-            first_row=lambda: _first_row(world, work, source),
+            first_row=lambda: _first_row(world, task, source),
         )
 
-    return work.with_result(*world.on_root(trial))
+    return task.with_result(*world.on_root(trial))
 
 
-def _first_row(world: World, work: Work, source: Source) -> tuple[Region, Array]:
-    """The first row of the first block, and its padded block on this rank's device."""
-    row = Region((0,) * len(work.shape), (1, *work.partition[0].stop[1:]))
-    window = Window(row, work.shape, work.widths, work.boundary, work.cval)
-    staged = np.empty(window.staged, work.dtype)
+def _first_row(world: World, task: Task, source: Source) -> tuple[Region, Array]:
+    """Return the first row of the first block, and its padded block on this rank's device."""
+    row = Region((0,) * len(task.shape), (1, *task.partition[0].stop[1:]))
+    window = Window(row, task.shape, task.widths, task.boundary, task.cval)
+    staged = np.empty(window.staged, task.dtype)
     for region, place in window.reads():
         source.read(region, staged[place])
     block = world.backend.xp.asarray(staged)
     if window.direct:
         return row, block
-    padded = world.backend.empty(window.shape, work.dtype)
+    padded = world.backend.empty(window.shape, task.dtype)
     window.assemble(block, padded)
     return row, padded

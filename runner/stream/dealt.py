@@ -1,4 +1,4 @@
-"""Numbered pieces of a run, dealt to all ranks and worked off: how far they are, and what it took."""
+"""Process numbered chunks on all ranks with work stealing; report progress, limits and the timeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from runner.clock import clock_offsets
 from runner.comm import Control, Counters
-from runner.deal import Deal
+from runner.deal import ChunkQueue
 from runner.errors import MeshrunError, RunError
 from runner.phases import Phases
 from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
@@ -26,14 +26,16 @@ from runner.stream.options import StreamOptions
 from runner.world import World
 
 MOST_THREADS = 16
-Show = Callable[[int, int, Rates], None]  # bytes done, in all, what tells rank 0's rates
+OnStreamProgress = Callable[
+    [int, int, Rates], None
+]  # bytes done, bytes in all, and a function that returns rank 0's rates
 
 
-def unseen(done: int, total: int, rates: Rates) -> None:
-    """Progress that nobody watches."""
+def no_stream_progress(done: int, total: int, rates: Rates) -> None:
+    """Ignore progress."""
 
 
-def work_off(
+def process_chunks(
     world: World,
     options: StreamOptions,
     engine: Engine,
@@ -44,21 +46,21 @@ def work_off(
     done: Callable[[int], None],
     left: int,
     total: int,
-    show: Show,
+    show: OnStreamProgress,
 ) -> list[tuple[int, int]]:
-    """Do `todo` on all ranks; how many each had of its own, and of others. Collective.
+    """Process `todo` on all ranks; return each rank's (own, taken over) chunk counts. Collective.
 
-    depth: pieces under way on this rank. done: called with the number of each that is finished here.
-    left, total: bytes of what is to be done, and of that with what an earlier run has done.
+    depth: chunks in flight on this rank. done: called with the number of each chunk finished here.
+    left, total: bytes still to be processed, and bytes including what an earlier run has finished.
     """
     spans.keep = options.timeline is not None
     counters = None if options.static or world.size == 1 else _counters(world)
-    deal = Deal(todo, world.rank, world.size, counters)
+    queue = ChunkQueue(todo, world.rank, world.size, counters)
     progress = None
     if world.rank == 0:
-        # Across hosts, to ask what all have been dealt is to wait for ranks that compute.
-        dealt = deal.dealt if len(world.hosts) == 1 else None
-        progress = Progress(show, deal, dealt, world.size, spans, len(todo), left, total)
+        # Across hosts, reading the counters would wait for ranks that are computing.
+        taken = queue.taken if len(world.hosts) == 1 else None
+        progress = StreamProgress(show, queue, taken, world.size, spans, len(todo), left, total)
 
     def finished(number: int) -> None:
         done(number)
@@ -69,13 +71,13 @@ def work_off(
         stream(
             engine,
             spans,
-            deal,
+            queue,
             depth=min(depth, len(todo)),
             threads=threads_of(world),
             finished=finished,
             idle=counters.poke if counters else _nothing,
         )
-    everyone: list[tuple[int, int]] = world.control.allgather((deal.own, deal.taken_over))
+    everyone: list[tuple[int, int]] = world.control.allgather((queue.own, queue.taken_over))
     if counters is not None:
         counters.close()
     return everyone
@@ -89,24 +91,24 @@ def _counters(world: World) -> Counters | None:
         return None
 
 
-class Progress:
-    """How far the run is, as far as rank 0 knows: its own pieces, and what others have been dealt.
+class StreamProgress:
+    """Progress of the run as rank 0 knows it: its own finished chunks, and the chunks that others have taken.
 
-    dealt: how many all ranks have got; None: that is not asked, and they are taken to be as fast as rank 0.
+    taken: returns how many chunks all ranks have taken; with None the others are assumed as fast as rank 0.
     """
 
     def __init__(
         self,
-        show: Show,
-        deal: Deal,
-        dealt: Callable[[], int] | None,
+        show: OnStreamProgress,
+        queue: ChunkQueue,
+        taken: Callable[[], int] | None,
         ranks: int,
         spans: Spans,
         count: int,
         left: int,
         total: int,
     ) -> None:
-        self._show, self._deal, self._dealt = show, deal, dealt
+        self._show, self._queue, self._taken = show, queue, taken
         self._ranks, self._spans = ranks, spans
         self._each, self._total = left / max(count, 1), total
         self._before = total - left
@@ -114,16 +116,16 @@ class Progress:
         show(self._before, total, dict)
 
     def note(self) -> None:
-        """One more of rank 0's own is finished."""
+        """Count one more chunk finished by rank 0, and show the progress at intervals."""
         self._own += 1
         now = perf_counter()
         if now - self._shown < BETWEEN:
             return
         self._shown = now
-        under_way = self._deal.own + self._deal.taken_over - self._own
+        under_way = self._queue.own + self._queue.taken_over - self._own
         others = self._own * (self._ranks - 1)
-        if self._dealt is not None:
-            others = max(self._dealt() - self._own - under_way * self._ranks, 0)
+        if self._taken is not None:
+            others = max(self._taken() - self._own - under_way * self._ranks, 0)
         done = self._before + round(self._each * (self._own + others))
         self._show(
             min(done, self._total), self._total, partial(recent_rates, reversed(self._spans.found), now)
@@ -131,7 +133,7 @@ class Progress:
 
 
 def report(world: World, phases: Phases, spans: Spans) -> dict[str, Any]:
-    """What set the pace, for the record; the stages among the phases. Collective."""
+    """Return what limited the run, for the record, and add its stages to `phases`. Collective."""
     tracks = spans.tracks()
     for stage in STAGES:
         if stage in tracks.stages:
@@ -142,9 +144,9 @@ def report(world: World, phases: Phases, spans: Spans) -> dict[str, Any]:
 
 
 def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]) -> None:
-    """Draw the run where that was asked for, when its output is complete. Collective.
+    """Write the timeline if one was requested, after the output is complete. Collective.
 
-    RunError on every rank where the timeline cannot be written.
+    Raises RunError on every rank if the timeline cannot be written.
     """
     if timeline is None:
         return
@@ -163,7 +165,7 @@ def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]
 
 
 def _offsets(world: World) -> list[float]:
-    """Seconds to add to each rank's clock, so that all agree. Collective."""
+    """Return the seconds to add to each rank's clock so that all agree. Collective."""
     return [-clock.offset for clock in clock_offsets(world.control)]
 
 
@@ -178,7 +180,7 @@ def _limits(world: World, mine: Summary, gpu: bool) -> Bottleneck:
 
 
 def _gather(control: Control, table: Table) -> list[Table]:
-    """Every rank's float64 table of as many columns, in rank order, on rank 0; on others none. Collective."""
+    """Gather every rank's float64 table on rank 0, in rank order; empty on other ranks. Collective."""
     counts = control.allgather(len(table))
     if control.rank != 0:
         control.exchange([(0, table)] if len(table) else [], []).wait()
@@ -189,7 +191,7 @@ def _gather(control: Control, table: Table) -> list[Table]:
 
 
 def _table(spans: Sequence[Span]) -> Table:
-    """A row each, float64: exact for chunks and bytes below 2 ** 53."""
+    """Pack spans into float64 rows: chunk numbers and bytes are exact below 2 ** 53."""
     rows = ((STAGES.index(span.stage), *span[1:]) for span in spans)
     return np.fromiter(rows, np.dtype((np.float64, 5)), len(spans))
 
@@ -202,9 +204,9 @@ def _spans(table: Table) -> list[Span]:
 
 
 def threads_of(world: World) -> int:
-    """Threads that read and write: as many as this rank has cores, its share of the host's; two at least."""
+    """Return the number of I/O threads: this rank's share of the host's cores, at least 2."""
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    share = (os.cpu_count() or 1) // beside  # a rank that is bound has no other's cores among its own
+    share = (os.cpu_count() or 1) // beside  # a bound rank's affinity mask holds only its own cores
     return max(2, min(len(os.sched_getaffinity(0)), share, MOST_THREADS))
 
 

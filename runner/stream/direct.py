@@ -1,4 +1,4 @@
-"""Chunks between files and a device's memory, past the host's, where files hold them in one stretch."""
+"""Direct I/O between files and device memory, for chunks that are contiguous in their files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from runner.comm import Array
 from runner.partition import Region, Shape
 from runner.storage import Sink, Source
 from runner.storage.flat import FlatSink, FlatSource, stretch
-from runner.stream.ends import Ends, Task
+from runner.stream.ends import Endpoints, Step
 from runner.window import Window
 
 
 class File(Protocol):
-    """A file for a device; its methods are called by several threads."""
+    """A file that a device reads and writes; methods are called from several threads."""
 
     def read(self, target: Array, offset: int) -> None: ...
 
@@ -27,32 +27,32 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
-Open = Callable[[Path, bool], File]  # path, and whether it is to be written
+Open = Callable[[Path, bool], File]  # path, and whether to open it for writing
 
 
 class Direct:
-    """One run's two files as a device reads and writes them."""
+    """Source and sink of one run, as the device reads and writes them."""
 
-    def __init__(self, ends: Ends, open_file: Open) -> None:
-        self._ends = ends
-        source, sink = ends.source, ends.sink
+    def __init__(self, endpoints: Endpoints, open_file: Open) -> None:
+        self._endpoints = endpoints
+        source, sink = endpoints.source, endpoints.sink
         self._source = open_file(source.path, False) if isinstance(source, FlatSource) else None
         self._sink = open_file(sink.partial, True) if isinstance(sink, FlatSink) else None
 
-    def reads(self, window: Window, target: Array) -> list[Task] | None:
-        """What a window is made of, read to `target`, flat uint8; None where it is in several stretches."""
-        source, (region, *more) = self._ends.source, [region for region, _ in window.reads()]
+    def reads(self, window: Window, target: Array) -> list[Step] | None:
+        """Steps that read a window into `target`, flat uint8; None if it is not contiguous in the file."""
+        source, (region, *more) = self._endpoints.source, [region for region, _ in window.reads()]
         if self._source is None or more or (offset := _read_at(source, region)) is None:
             return None
         part = target[: region.size * source.dtype.itemsize]
-        return [Task("read", part.nbytes, partial(self._source.read, part, offset))]
+        return [Step("read", part.nbytes, partial(self._source.read, part, offset))]
 
-    def writes(self, region: Region, result: Array) -> list[Task] | None:
-        """A contiguous result, written to `region` of the output; None where that is in several stretches."""
-        if self._sink is None or (offset := _write_at(self._ends.sink, region)) is None:
+    def writes(self, region: Region, result: Array) -> list[Step] | None:
+        """Steps that write a contiguous result to `region`; None if that is not contiguous in the file."""
+        if self._sink is None or (offset := _write_at(self._endpoints.sink, region)) is None:
             return None
         part = result.reshape(-1).view(np.uint8)
-        return [Task("write", part.nbytes, partial(self._sink.write, part, offset))]
+        return [Step("write", part.nbytes, partial(self._sink.write, part, offset))]
 
     def close(self) -> None:
         for file in (self._source, self._sink):
@@ -61,7 +61,7 @@ class Direct:
 
 
 def _read_at(source: Source, region: Region) -> int | None:
-    """The byte with which the region begins in its file; None where it does not lie there as in memory."""
+    """Byte offset of the region in its file; None if the file's layout differs from memory."""
     if not isinstance(source, FlatSource) or source.order != "C" or not source.stored.isnative:
         return None
     return _byte(source.offset, source.shape, source.dtype.itemsize, region)

@@ -1,4 +1,4 @@
-"""Where chunks come from and go to, and what an engine is asked for in between."""
+"""Stream endpoints and the Engine protocol."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runner.partition import Region
 from runner.spans import Spans, Stage
 from runner.storage import HostArray, Sink, Source
 from runner.window import Window
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
-PIECE = 8 << 20  # bytes that one thread reads or writes, so that several share a chunk
+PIECE = 8 << 20  # bytes that one thread reads or writes at a time: several threads share a chunk
 
 
-class Task(NamedTuple):
-    """Something for a thread to do: a part of one stage of a chunk. moved: bytes."""
+class Step(NamedTuple):
+    """Part of one stage of a chunk, executed by an I/O thread. moved: bytes."""
 
     stage: Stage
     moved: int
@@ -30,84 +30,84 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ends:
-    """A streamed run's two files, what is done between them, and this rank's notes of when."""
+class Endpoints:
+    """Source and sink of a streamed run, the task between them, and this rank's spans."""
 
     world: World
-    work: Work
+    task: Task
     chunks: Chunks
     source: Source
     sink: Sink
     spans: Spans
 
     def window(self, number: int) -> Window:
-        work = self.work
-        return Window(self.chunks[number], work.shape, work.widths, work.boundary, work.cval)
+        task = self.task
+        return Window(self.chunks[number], task.shape, task.widths, task.boundary, task.cval)
 
     @property
     def result_dtype(self) -> np.dtype[Any]:
-        return self.work.known[1]
+        return self.task.known[1]
 
     @property
     def largest(self) -> tuple[int, int]:
-        """Bytes of the largest padded block (what is read for it is no larger) and of the largest result."""
+        """Bytes of the largest padded block (its input is no larger) and of the largest result."""
         blocks = results = 0
         for region in self.chunks.largest:
-            padded = (n + sum(width) for n, width in zip(region.shape, self.work.widths, strict=True))
-            blocks = max(blocks, math.prod(padded) * self.work.dtype.itemsize)
-            results = max(results, self.work.output_region(region).size * self.result_dtype.itemsize)
+            padded = (n + sum(width) for n, width in zip(region.shape, self.task.widths, strict=True))
+            blocks = max(blocks, math.prod(padded) * self.task.dtype.itemsize)
+            results = max(results, self.task.output_region(region).size * self.result_dtype.itemsize)
         return blocks, results
 
-    def reads(self, window: Window, target: HostArray) -> list[Task]:
-        """All that is read for a window, to an array of its shape `staged`, in pieces."""
+    def reads(self, window: Window, target: HostArray) -> list[Step]:
+        """Steps that read a window, in pieces, into an array of its shape `staged`."""
         return [
-            Task("read", part.nbytes, partial(self.source.read, rows, part))
+            Step("read", part.nbytes, partial(self.source.read, rows, part))
             for region, place in window.reads()
             for rows, part in _pieces(
                 region, target[place], self.source.chunks[0] if self.source.chunks else 1
             )
         ]
 
-    def writes(self, region: Region, result: HostArray) -> list[Task]:
-        """All that is written of `region` of the output, in pieces."""
+    def writes(self, region: Region, result: HostArray) -> list[Step]:
+        """Steps that write `region` of the output, in pieces."""
         align = self.sink.chunks[0] if self.sink.chunks else 1
         return [
-            Task("write", part.nbytes, partial(self.sink.write, rows, part))
+            Step("write", part.nbytes, partial(self.sink.write, rows, part))
             for rows, part in _pieces(region, result, align)
         ]
 
 
 class Engine(Protocol):
-    """What happens to a chunk between its file and the other one.
+    """Processes chunks between the source and the sink.
 
-    The main thread calls all but `join`, which every thread calls before its first task, and `finish`.
-    Slots are room for one chunk each.
+    The main thread calls all methods except `join`, which every I/O thread calls before its first step, and
+    `finish`, which an I/O thread calls. A slot holds the buffers of one chunk.
     """
 
     def slots(self, count: int) -> list[Any]: ...
 
     def join(self) -> None: ...
 
-    def begin(self, slot: Any, number: int) -> list[Task]:
-        """What threads have to do before `compute`."""
+    def begin(self, slot: Any, number: int) -> list[Step]:
+        """Return the steps that must be done before `compute`."""
 
     def compute(self, slot: Any, idle: Callable[[], None]) -> None:
-        """Make the chunk's result, or issue all that makes it. idle: to be called during what takes long."""
+        """Compute the result, or issue the work that does. idle: call it during long computations."""
 
-    def finish(self, slot: Any) -> list[Task]:
-        """In a thread, when the result is there: what threads have to do with it."""
+    def finish(self, slot: Any) -> list[Step]:
+        """Wait for the result, in an I/O thread; return the steps that write it."""
 
     def release(self, slot: Any) -> None:
-        """The chunk is written; the slot may have another."""
+        """Free the slot of a chunk that has been written."""
 
 
 def shaped(memory: HostArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """The first of these bytes as an array; of NumPy or CuPy."""
+    """View the first bytes of `memory` (NumPy or CuPy, uint8) as an array."""
     return memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def _pieces(region: Region, array: HostArray, align: int) -> Iterator[tuple[Region, HostArray]]:
-    """A region and its array in runs of rows of about PIECE bytes, cut at multiples of `align` rows."""
+    """Split a region and its array into rows of about PIECE bytes, at multiples of `align` rows."""
     rows, start = region.shape[0], region.start[0]
     step = max(PIECE * rows // max(array.nbytes, 1) // align, 1) * align
     first = 0

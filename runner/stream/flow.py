@@ -1,7 +1,7 @@
-"""One rank's chunks on their way: the main thread computes, threads read and write, several chunks at once.
+"""Streaming loop of one rank: the main thread computes, I/O threads read and write several chunks at once.
 
-The main thread alone calls MPI and issues work of the device. Chunks that are read are computed in the
-order in which they got there.
+Only the main thread calls MPI and issues device work. Chunks are computed in the order in which their
+reads complete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from runner.spans import Spans
-from runner.stream.ends import Engine, Task
+from runner.stream.ends import Engine, Step
 
 LOOK = 0.01  # seconds between two calls of `idle` while nothing happens
 
@@ -31,49 +31,49 @@ def stream(
     finished: Callable[[int], None],
     idle: Callable[[], None],
 ) -> None:
-    """Do these chunks.
+    """Process the chunks of `numbers`.
 
-    spans: notes what is done when. depth: chunks under way. threads: that read and write. finished: called
-    in this thread with the number of each chunk whose bytes the file system has. idle: called in this
-    thread now and then.
+    spans: records the time of each stage. depth: chunks in flight. threads: I/O threads. finished: called
+    in this thread with the number of each chunk that has been handed to the file system. idle: called in
+    this thread every `LOOK` seconds while it waits.
 
-    Raises the first failure of any thread, once all have stopped.
+    Raises the first failure of any thread after all threads have stopped.
     """
     events: SimpleQueue[Event] = SimpleQueue()
     dealt = iter(numbers)
     free = engine.slots(depth)
 
-    def told(act: Callable[..., None], *arguments: Any) -> None:
+    def report_failure(act: Callable[..., None], *arguments: Any) -> None:
         try:
             act(*arguments)
-        except BaseException as failure:  # of which the pool would say nothing
+        except BaseException as failure:  # the pool would drop it silently
             events.put(failure)
 
-    # Besides those that read and write, one for each chunk that waits for the device.
-    pool = ThreadPoolExecutor(threads + depth, "stream", initializer=told, initargs=(engine.join,))
+    # One more thread for each chunk that may wait for the device.
+    pool = ThreadPoolExecutor(threads + depth, "stream", initializer=report_failure, initargs=(engine.join,))
 
-    def after(tasks: list[Task], event: Event, number: int) -> None:
-        """Have threads do `tasks`; the last one to end notes when each stage was, and puts `event`."""
-        lock, left = threading.Lock(), len(tasks)
+    def after(steps: list[Step], event: Event, number: int) -> None:
+        """Submit `steps`; the last one to finish records the spans of its stages and puts `event`."""
+        lock, left = threading.Lock(), len(steps)
         times: dict[Any, tuple[float, float, int]] = {}
 
-        def do(task: Task) -> None:
+        def do(step: Step) -> None:
             nonlocal left
             begin = time.perf_counter()
-            task.do()
+            step.do()
             end = time.perf_counter()
             with lock:
                 left -= 1
-                first, last, moved = times.get(task.stage, (begin, end, 0))
-                times[task.stage] = min(first, begin), max(last, end), moved + task.moved
+                first, last, moved = times.get(step.stage, (begin, end, 0))
+                times[step.stage] = min(first, begin), max(last, end), moved + step.moved
                 if left:
                     return
             for stage, (first, last, moved) in times.items():
                 spans.add(stage, number, first, last, moved)
             events.put(event)
 
-        for task in tasks:
-            pool.submit(told, do, task)
+        for step in steps:
+            pool.submit(report_failure, do, step)
 
     def wait_and_write(slot: Any) -> None:
         after(engine.finish(slot), (slot, "written"), slot.number)
@@ -90,7 +90,7 @@ def stream(
             slot, what = _next(events, idle)
             if what == "read":
                 engine.compute(slot, idle)
-                pool.submit(told, wait_and_write, slot)
+                pool.submit(report_failure, wait_and_write, slot)
             else:
                 engine.release(slot)
                 finished(slot.number)

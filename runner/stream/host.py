@@ -1,4 +1,4 @@
-"""Chunks on a CPU: NumPy in the main thread, on slabs of rows that fit a cache."""
+"""CPU engine: NumPy in the main thread, on slabs of rows that fit a cache."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from runner.backend import poison
 from runner.pipeline import call_rows, slabs, windows
 from runner.storage import HostArray
-from runner.stream.ends import Ends, Task, shaped
+from runner.stream.ends import Endpoints, Step, shaped
 from runner.window import Window
 
 
 @dataclass
 class HostSlot:
-    """Buffers, as bytes, and of the chunk that has them: its padded block, what was read, its result."""
+    """Buffers, as bytes, and the chunk in them: its padded block, its input if staged, its result."""
 
     source: HostArray
     target: HostArray
@@ -28,14 +28,14 @@ class HostSlot:
 
 
 class HostEngine:
-    """The file is read into the padded block itself, except where its halo is read from elsewhere too."""
+    """Reads the file straight into the padded block, unless its halo comes from another part of the file."""
 
-    def __init__(self, ends: Ends) -> None:
-        self._ends = ends
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
 
     def slots(self, count: int) -> list[HostSlot]:
-        window, nothing = self._ends.window(0), np.empty(0)
-        blocks, results = self._ends.largest
+        window, nothing = self._endpoints.window(0), np.empty(0)
+        blocks, results = self._endpoints.largest
         return [
             HostSlot(
                 np.empty(blocks, np.uint8), np.empty(results, np.uint8), -1, window, nothing, None, nothing
@@ -46,37 +46,37 @@ class HostEngine:
     def join(self) -> None:
         pass
 
-    def begin(self, slot: HostSlot, number: int) -> list[Task]:
-        ends, work = self._ends, self._ends.work
-        slot.number, slot.window = number, ends.window(number)
-        region = work.output_region(slot.window.region)
-        slot.block = shaped(slot.source, slot.window.shape, work.dtype)
-        slot.result = shaped(slot.target, region.shape, ends.result_dtype)
+    def begin(self, slot: HostSlot, number: int) -> list[Step]:
+        endpoints, task = self._endpoints, self._endpoints.task
+        slot.number, slot.window = number, endpoints.window(number)
+        region = task.output_region(slot.window.region)
+        slot.block = shaped(slot.source, slot.window.shape, task.dtype)
+        slot.result = shaped(slot.target, region.shape, endpoints.result_dtype)
         inside = slot.window.inside
-        slot.staged = np.empty(slot.window.staged, work.dtype) if inside is None else None
-        return ends.reads(slot.window, slot.block[inside] if slot.staged is None else slot.staged)
+        slot.staged = np.empty(slot.window.staged, task.dtype) if inside is None else None
+        return endpoints.reads(slot.window, slot.block[inside] if slot.staged is None else slot.staged)
 
     def compute(self, slot: HostSlot, idle: Callable[[], None]) -> None:
-        ends, work, window = self._ends, self._ends.work, slot.window
-        with ends.spans("kernel", slot.number, slot.block.nbytes + slot.result.nbytes):
+        endpoints, task, window = self._endpoints, self._endpoints.task, slot.window
+        with endpoints.spans("kernel", slot.number, slot.block.nbytes + slot.result.nbytes):
             if slot.staged is not None:
                 window.assemble(slot.staged, slot.block)
             elif not window.direct:
                 window.fill(slot.block)
             rows = (0, window.region.shape[0])
-            parts = slabs(window.region, work.widths[0], work.dtype.itemsize, rows)
-            for part, cells in windows(slot.block, parts, sum(work.widths[0])):
+            parts = slabs(window.region, task.widths[0], task.dtype.itemsize, rows)
+            for part, cells in windows(slot.block, parts, sum(task.widths[0])):
                 out = slot.result[slice(*part)]
-                if work.fills:
+                if task.fills:
                     poison(out)
-                given = out if work.fills else None
-                result = call_rows(ends.world, work, window.region, cells, part, given)
+                given = out if task.fills else None
+                result = call_rows(endpoints.world, task, window.region, cells, part, given)
                 if result is not out:
                     out[...] = result
                 idle()
 
-    def finish(self, slot: HostSlot) -> list[Task]:
-        return self._ends.writes(self._ends.work.output_region(slot.window.region), slot.result)
+    def finish(self, slot: HostSlot) -> list[Step]:
+        return self._endpoints.writes(self._endpoints.task.output_region(slot.window.region), slot.result)
 
     def release(self, slot: HostSlot) -> None:
         slot.staged = None

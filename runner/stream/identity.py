@@ -1,4 +1,4 @@
-"""What makes an unfinished run the one that is wanted: the same input, job, options and code."""
+"""Fingerprint of a run: an unfinished run is resumed only if input, job, options and code are the same."""
 
 from __future__ import annotations
 
@@ -16,48 +16,50 @@ from runner.declaration import Job
 from runner.inputs import Inputs
 from runner.report.record import plain
 from runner.storage import Source
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
-def identity(world: World, work: Work, source: Source, chunks: Chunks, inputs: Inputs) -> dict[str, Any]:
-    """Of a run, for its journal; plain values. On rank 0."""
+def fingerprint(world: World, task: Task, source: Source, chunks: Chunks, inputs: Inputs) -> dict[str, Any]:
+    """Fingerprint of a run over one array, for its journal: plain values. On rank 0."""
     size, changed, files, _ = inputs.states["input"]
     return {
-        **of_work(world, work, inputs),
+        **task_fingerprint(world, task, inputs),
         "input": str(source.path.resolve()),
         "input_array": source.name,
         "input_order": source.form.order or "C",
         "input_bytes": size,
         "input_changed_ns": changed,
         "input_files": files,
-        "shape": list(work.shape),
-        "dtype": str(work.dtype),
-        "halo": [list(width) for width in work.widths],
-        "grid": list(work.partition.grid),
+        "shape": list(task.shape),
+        "dtype": str(task.dtype),
+        "halo": [list(width) for width in task.widths],
+        "grid": list(task.partition.grid),
         "rows": chunks.rows,
-        "result_shape": list(work.known[0]),
-        "result_dtype": str(work.known[1]),
+        "result_shape": list(task.known[0]),
+        "result_dtype": str(task.known[1]),
     }
 
 
-def of_work(world: World, work: Work, inputs: Inputs) -> dict[str, Any]:
-    """What is done, to whatever array. On rank 0."""
+def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]:
+    """The part of a fingerprint that does not depend on the array. On rank 0."""
     return {
         "meshrun": _version(),
-        "job": work.job.name,
-        "code": code_of(work.job),
-        "parameters": plain(work.parameters),
+        "job": task.job.name,
+        "code": code_of(task.job),
+        "parameters": plain(task.parameters),
         "files": inputs.of_parameters,
-        "boundary": work.boundary,
-        "cval": plain(work.cval),
-        "device": world.backend.device.kind,  # whose rounding the result has
+        "boundary": task.boundary,
+        "cval": plain(task.cval),
+        "device": world.backend.device.kind,  # decides how results are rounded
     }
 
 
 def code_of(job: Job) -> str:
-    """SHA-256 of the file that the job's function is in, and of the CUDA sources beside it; of its compiled
-    code where it is in no file."""
+    """SHA-256 of the source file of the job's function and of the CUDA sources beside it.
+
+    A function without a source file is hashed by its compiled code.
+    """
     function = inspect.unwrap(job.function)
     source = inspect.getsourcefile(function)
     digest = hashlib.sha256()
@@ -71,7 +73,7 @@ def code_of(job: Job) -> str:
 
 
 def _add_code(code: CodeType, add: Callable[[bytes], None]) -> None:
-    """What it does, not where it stands."""
+    """Hash instructions, names and constants, but no file names or line numbers."""
     add(code.co_code)
     add(repr(code.co_names).encode())
     for constant in code.co_consts:

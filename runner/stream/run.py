@@ -1,4 +1,4 @@
-"""A map job over an array of any size, from file to file: cut, dealt, streamed, resumed where one stopped."""
+"""Streamed run of a map job from file to file: array of any size, work stealing, resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.chunks import Chunks
-from runner.errors import RunError, UserError
+from runner.errors import UserError
 from runner.files import check_own
 from runner.inputs import Inputs
 from runner.journal import Journal, Syncer
@@ -18,72 +18,74 @@ from runner.spans import Spans
 from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.paths import KEPT, suffix
 from runner.stream.cut import chunks_of, known_result
-from runner.stream.dealt import Show, draw, report, threads_of, unseen, work_off
+from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
 from runner.stream.device import DeviceEngine
 from runner.stream.direct import Direct
-from runner.stream.ends import Ends, Engine
+from runner.stream.ends import Endpoints, Engine
 from runner.stream.host import HostEngine
-from runner.stream.identity import identity
+from runner.stream.identity import fingerprint
 from runner.stream.options import StreamOptions
-from runner.stream.unfinished import look, settle
+from runner.stream.unfinished import check_inputs, find_unfinished, start_or_resume
 from runner.transaction import OutputTransaction
-from runner.work import Work
+from runner.work import Task
 from runner.world import World
 
 
 @dataclass
-class Streaming:
+class StreamedRun:
     """One streamed run, for `write` and then `commit`; collective."""
 
     world: World
-    work: Work
+    task: Task
     source: Source
     target: Path
     options: StreamOptions
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
-    show: Show = unseen
+    show: OnStreamProgress = no_stream_progress
     _spans: Spans = field(default_factory=Spans, init=False)
     sink: Sink = field(init=False)
     journal: Journal = field(init=False)
 
     def write(self) -> dict[str, Any]:
-        """Write the result beside its final name; this part of the run's record.
+        """Write the result under a temporary name; return this part of the run's record.
 
-        Raises UserError where an unfinished run is in the way, or another one than this; RunError where
-        the input has changed meanwhile.
+        Raises UserError if there is an unfinished run that is not resumed or differs from this one, RunError
+        if the input has changed meanwhile.
         """
         world, options = self.world, self.options
-        self.work = known_result(world, self.work, self.source)
-        self.sink = open_sink(self.target, *self.work.known, KEPT)
+        self.task = known_result(world, self.task, self.source)
+        self.sink = open_sink(self.target, *self.task.known, KEPT)
         self.sink.threads = threads_of(world)
         self.journal = Journal(self.sink.path)
-        kept = world.on_root(lambda: look(self.journal, self.sink.partial, options))
+        kept = world.on_root(lambda: find_unfinished(self.journal, self.sink.partial, options))
         rows = kept.get("rows") if kept else None
-        chunks = chunks_of(world, self.work, self.source, self.sink, options, rows)
-        finished = world.on_root(lambda: self._settle(kept, chunks))
-        self.transaction.set_recovery_hint("finished chunks are kept; the same command with --resume goes on")
+        chunks = chunks_of(world, self.task, self.source, self.sink, options, rows)
+        finished = world.on_root(lambda: self._start_or_resume(kept, chunks))
+        self.transaction.set_recovery_hint(
+            "finished chunks are kept; continue with the same command and --resume"
+        )
         todo = [number for number in range(len(chunks)) if number not in finished]
-        ends = Ends(world, self.work, chunks, self.source, self.sink, self._spans)
-        direct = self._direct(ends)
-        engine = DeviceEngine(ends, direct) if world.backend.asynchronous else HostEngine(ends)
+        endpoints = Endpoints(world, self.task, chunks, self.source, self.sink, self._spans)
+        direct = self._direct(endpoints)
+        engine = DeviceEngine(endpoints, direct) if world.backend.asynchronous else HostEngine(endpoints)
         with closing(direct) if direct else nullcontext():
-            deal = self._work_off(engine, ends, todo)
-        self._check_unchanged()
+            counts = self._process_chunks(engine, endpoints, todo)
+        check_inputs(world, self.inputs, self.transaction, self.journal.anew(self.sink.partial))
         return {
             "chunks": len(chunks),
             "rows": chunks.rows,
             "depth": options.under_way,
             "resumed": len(finished),
             "direct": direct is not None,
-            "own": [one[0] for one in deal],
-            "taken_over": [one[1] for one in deal],
-            **report(world, self.phases, ends.spans),
+            "own": [one[0] for one in counts],
+            "taken_over": [one[1] for one in counts],
+            **report(world, self.phases, endpoints.spans),
         }
 
     def commit(self) -> None:
-        """After the output has its name: nothing is unfinished any more, and the run can be drawn."""
+        """Remove the journal and draw the timeline, after the output has its final name."""
         self.transaction.set_recovery_hint(None)
         self.world.on_root(self.journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
@@ -91,12 +93,15 @@ class Streaming:
     @property
     def _about(self) -> dict[str, Any]:
         files = {"input": str(self.source.path), "output": str(self.target)}
-        return {"job": self.work.job.name, **files}
+        return {"job": self.task.job.name, **files}
 
-    def _settle(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
+    def _start_or_resume(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
         """On rank 0."""
-        whole, partial = identity(self.world, self.work, self.source, chunks, self.inputs), self.sink.partial
-        return settle(
+        whole, partial = (
+            fingerprint(self.world, self.task, self.source, chunks, self.inputs),
+            self.sink.partial,
+        )
+        return start_or_resume(
             self.world,
             self.transaction,
             self.journal,
@@ -104,60 +109,53 @@ class Streaming:
             kept,
             whole,
             self._create,
-            self._check_left,
+            self._check_partial,
         )
 
-    def _check_left(self) -> None:
-        """Refuse an unfinished output that is another user's, leads elsewhere, or is no such array."""
+    def _check_partial(self) -> None:
+        """Raise UserError for an unfinished output of another user, a link, or a different array."""
         sink, anew = self.sink, self.journal.anew(self.sink.partial)
         check_own(sink.partial, suffix(sink.path) in FOLDERS, anew)
-        wrong = f"{sink.partial} is not what an unfinished run of this has left"
+        wrong = f"{sink.partial} was not left by an unfinished run of this job"
         try:
             found = read_back(sink)
         except UserError as reason:
             raise UserError(wrong, got=reason.what, hint=anew) from reason
-        cells, dtype = math.prod(self.work.known[0]), self.work.known[1].newbyteorder("=")
+        cells, dtype = math.prod(self.task.known[0]), self.task.known[1].newbyteorder("=")
         if (math.prod(found.shape), found.dtype, found.chunks) != (cells, dtype, sink.chunks):
-            got, expected = f"{found.dtype} of shape {found.shape}", f"{dtype} of shape {self.work.known[0]}"
+            got, expected = f"{found.dtype} of shape {found.shape}", f"{dtype} of shape {self.task.known[0]}"
             raise UserError(wrong, got=got, expected=expected, hint=anew)
 
-    def _direct(self, ends: Ends) -> Direct | None:
-        """The files for GPUDirect Storage, where this rank's GPU has it."""
+    def _direct(self, endpoints: Endpoints) -> Direct | None:
+        """Open the files for GPUDirect Storage, if this rank's GPU has it."""
         if self.world.here.device.kind != "cuda":
             return None
         from runner.backend import cuda_files
 
-        return None if cuda_files.why_not() else Direct(ends, cuda_files.DirectFile)
+        return None if cuda_files.why_not() else Direct(endpoints, cuda_files.DirectFile)
 
     def _create(self) -> None:
         self.sink.create()
         self.sink.sync()
 
-    def _work_off(self, engine: Engine, ends: Ends, todo: list[int]) -> list[tuple[int, int]]:
-        """Do what is to be done; how many chunks each rank had of its own, and of others."""
-        world, itemsize = self.world, self.work.dtype.itemsize
-        log = self.journal.log(f"{world.nonce}-{world.rank}", world.here.host_id)
+    def _process_chunks(self, engine: Engine, endpoints: Endpoints, todo: list[int]) -> list[tuple[int, int]]:
+        """Process the chunks `todo`; return each rank's (own, taken over) counts."""
+        world, itemsize = self.world, self.task.dtype.itemsize
+        log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, self.sink.sync)) as syncer:
-            syncer.sync()  # before this rank writes: what an earlier run has left may not get to the disk
-            found = work_off(
+            syncer.sync()  # before this rank writes: what an earlier run left may not be on the disk yet
+            found = process_chunks(
                 world,
                 self.options,
                 engine,
-                ends.spans,
+                endpoints.spans,
                 todo,
                 depth=self.options.under_way,
                 done=syncer.done,
-                left=sum(ends.chunks[number].size for number in todo) * itemsize,
-                total=sum(region.size for region in self.work.partition) * itemsize,
+                left=sum(endpoints.chunks[number].size for number in todo) * itemsize,
+                total=sum(region.size for region in self.task.partition) * itemsize,
                 show=self.show,
             )
-            if len(world.hosts) > 1:  # another host may read the output, or this one be lost, before long
+            if len(world.hosts) > 1:  # another host may read the output, or this one may be lost
                 syncer.sync()
             return found
-
-    def _check_unchanged(self) -> None:
-        try:
-            self.inputs.check(self.world, f"{self.journal.anew(self.sink.partial)}, then the run again")
-        except RunError:
-            self.transaction.set_recovery_hint(None)
-            raise

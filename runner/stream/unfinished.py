@@ -1,4 +1,4 @@
-"""An output that an earlier run has left unfinished, or a new one: what is kept of it. On rank 0."""
+"""Start a new output, or resume one that an earlier run left unfinished."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 from runner.files import remove_path
+from runner.inputs import Inputs
 from runner.journal import Journal
 from runner.report.timeline import check_timeline
 from runner.storage import check_place
@@ -17,13 +18,14 @@ from runner.stream.options import StreamOptions
 from runner.transaction import OutputTransaction
 from runner.world import World
 
-Identity = dict[str, Any]
+Fingerprint = dict[str, Any]
 
 
-def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | None:
-    """The identity of an unfinished run; UserError where there is one that nobody asked to resume.
+def find_unfinished(journal: Journal, partial: Path, options: StreamOptions) -> Fingerprint | None:
+    """Return the fingerprint of an unfinished run, None if there is none. On rank 0.
 
-    This stays true, as this run holds the output.
+    Raises UserError if there is one and --resume was not given. The answer stays valid: this run holds the
+    output's lock.
     """
     if options.timeline is not None:
         check_timeline(Path(options.timeline))
@@ -34,20 +36,20 @@ def look(journal: Journal, partial: Path, options: StreamOptions) -> Identity | 
     return kept
 
 
-def settle(
+def start_or_resume(
     world: World,
     transaction: OutputTransaction,
     journal: Journal,
     partial: Path,
-    kept: Identity | None,
-    wanted: Identity,
+    kept: Fingerprint | None,
+    wanted: Fingerprint,
     create: Callable[[], None],
     check: Callable[[], None],
 ) -> set[int]:
-    """Begin the output, or go on with the one of `kept`: what is finished of it.
+    """Start the output, or resume the one of `kept`; return what is finished of it. On rank 0.
 
-    create: makes the output at `partial`; on the disk on return, before anything says that it is there.
-    check: refuses an output at `partial` that no run of this has left.
+    create: makes the output at `partial`, and returns when it is on the disk: the journal refers to it.
+    check: raises UserError if `partial` was not left by an earlier run of this kind.
     """
     done: set[int] = set()
     there = os.path.lexists(partial)
@@ -72,3 +74,15 @@ def settle(
             hint=f"rm -r {journal.folder}, to begin anew, or where {journal.output} is finished",
         )
     return done
+
+
+def check_inputs(world: World, inputs: Inputs, transaction: OutputTransaction, anew: str) -> None:
+    """Raise RunError on every rank if an input file changed during the run. Collective.
+
+    anew: the command that discards the unfinished output, since a changed input must not be resumed.
+    """
+    try:
+        inputs.check(world, f"{anew}, then the run again")
+    except RunError:
+        transaction.set_recovery_hint(None)
+        raise

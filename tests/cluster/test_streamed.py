@@ -61,7 +61,7 @@ def test_a_run_goes_on_without_a_lost_host(site: Site, words: list[str]) -> None
     site.hosts.power_off("n3")
     assert process.wait(DEADLOCK) == 1
     assert "n3" in site.errors
-    assert "finished chunks are kept; the same command with --resume goes on" in site.errors
+    assert "finished chunks are kept; continue with the same command and --resume" in site.errors
     before = finished()
     time.sleep(0.1)
     done = site.run("-j", "2x1", "--hosts", "n1,n2", *words, "--resume")

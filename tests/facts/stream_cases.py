@@ -109,7 +109,7 @@ def job_of(kind: str, widths: Widths, boundary: str) -> Any:
     declare = runner.map_blocks(halo=widths, boundary=boundary, cval=3, out=FILLED.get(kind), name="tried")
     if kind == PLACED:
 
-        def place(block: Any, *, here: runner.Here) -> Any:
+        def place(block: Any, *, here: runner.BlockContext) -> Any:
             assert here.block == core(block, widths).shape
             return here.uniform(seed=3) + correlated(block, widths)
 

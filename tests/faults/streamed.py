@@ -27,7 +27,7 @@ PROMISE = 10  # seconds from a rank's failure to the end of the command
 HOST = os.uname().nodename
 ROWS, COLUMNS, CHUNKS = 48, 500, 24
 CUT = ("--chunk-bytes", "16K")  # two rows of 4,000 bytes, and two of the halo
-KEPT = "meshrun: finished chunks are kept; the same command with --resume goes on"
+KEPT = "meshrun: finished chunks are kept; continue with the same command and --resume"
 UNFINISHED = "meshrun: an earlier run of out.npy is unfinished. Try: the same command with --resume"
 PARTIAL, JOURNAL = ".out.npy.stream.partial", "out.npy.journal"
 

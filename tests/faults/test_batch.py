@@ -15,7 +15,7 @@ from streamed import Site, content, needs_mpi, site_at
 
 IMAGES = 14
 FILES = ("job.py:smooth", "photos", "out", "--json", "record.json")
-KEPT = "meshrun: finished images are kept; the same command with --resume goes on"
+KEPT = "meshrun: finished images are kept; continue with the same command and --resume"
 
 # The variable STAGE is "WHERE,RANK,CALL": that rank kills itself there, at that call.
 JOB = """
@@ -177,7 +177,7 @@ def test_a_broken_image_is_told_once_and_mended(site: Site) -> None:
     assert status == 1
     sentence, kept = lines
     assert "photos/09.npy is truncated" in sentence
-    assert "Try: mend it or take it out of the folder, then the command with --resume" in sentence
+    assert "Try: repair it or remove it from the folder, then run the same command with --resume" in sentence
     assert kept == KEPT
     path.write_bytes(whole)
     resumed(site, 2)

@@ -89,8 +89,8 @@ def test_a_cupy_array_stays_on_its_device_and_the_stream_is_given_back() -> None
 def test_random_numbers_are_the_same_on_both_devices(offset: Any, block: Any, shape: Any) -> None:
     import cupy
 
-    def here(xp: Any) -> runner.Here:
-        return runner.Here(0, 1, "", offset, block, shape, None, xp)
+    def here(xp: Any) -> runner.BlockContext:
+        return runner.BlockContext(0, 1, "", offset, block, shape, None, xp)
 
     np.testing.assert_array_equal(here(cupy).uniform(7).get(), here(np).uniform(7))
     np.testing.assert_array_max_ulp(here(cupy).normal(7).get(), here(np).normal(7), maxulp=8)

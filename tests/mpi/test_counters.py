@@ -10,7 +10,7 @@ import pytest
 
 from runner.comm import Counters
 from runner.comm.mpi import MpiComm
-from runner.deal import Deal
+from runner.deal import ChunkQueue
 from runner.errors import RunError
 from runner.partition import bounds
 
@@ -108,9 +108,9 @@ def test_a_library_without_one_sided(comm: MpiComm, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("length", [0, 1, 7, 101])
 def test_each_chunk_once(comm: MpiComm, counters: Counters, length: int) -> None:
     todo = range(1000, 1000 + length)
-    deal = Deal(todo, comm.rank, comm.size, counters)
-    got = list(deal)
-    assert deal.own + deal.taken_over == len(got)
+    queue = ChunkQueue(todo, comm.rank, comm.size, counters)
+    got = list(queue)
+    assert queue.own + queue.taken_over == len(got)
     assert everyone(comm, got) == list(todo)
 
 
@@ -131,12 +131,12 @@ def test_a_rank_that_sleeps_gets_fewer(
     comm: MpiComm, counters: Counters, nap: Callable[[float], None]
 ) -> None:
     todo = range(20 * comm.size)
-    deal, got = Deal(todo, comm.rank, comm.size, counters), []
-    for chunk in deal:
+    queue, got = ChunkQueue(todo, comm.rank, comm.size, counters), []
+    for chunk in queue:
         got.append(chunk)
         nap(0.03 if comm.rank == SLOW else 0.001)
     assert everyone(comm, got) == list(todo)
-    all_own = comm.allgather(deal.own)
+    all_own = comm.allgather(queue.own)
     totals = comm.allgather(len(got))
     assert all_own[SLOW] < 20 or comm.size == 1
     assert totals[SLOW] == min(totals)
@@ -145,8 +145,8 @@ def test_a_rank_that_sleeps_gets_fewer(
 def test_a_rank_that_waits_keeps_what_it_took(comm: MpiComm, counters: Counters) -> None:
     """The others do all the rest meanwhile."""
     todo = range(10 * comm.size)
-    deal = Deal(todo, comm.rank, comm.size, counters)
-    chunks = iter(deal)
+    queue = ChunkQueue(todo, comm.rank, comm.size, counters)
+    chunks = iter(queue)
     got = [next(chunks) for _ in range(3)] if comm.rank == SLOW else []
     comm.barrier()
     while comm.rank == SLOW and comm.size > 1 and min(counters.read()) < 10:
@@ -157,6 +157,6 @@ def test_a_rank_that_waits_keeps_what_it_took(comm: MpiComm, counters: Counters)
 
 
 def test_static(comm: MpiComm) -> None:
-    deal = Deal(range(11), comm.rank, comm.size, None)
-    assert list(deal) == list(range(*bounds(11, comm.size, comm.rank)))
-    assert deal.taken_over == 0
+    queue = ChunkQueue(range(11), comm.rank, comm.size, None)
+    assert list(queue) == list(range(*bounds(11, comm.size, comm.rank)))
+    assert queue.taken_over == 0

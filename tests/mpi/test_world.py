@@ -42,7 +42,7 @@ def test_places(comm: MpiComm) -> None:
     assert len(opened.hosts) == 1
     assert len({rank.pid for rank in opened.ranks}) == comm.size
     assert opened.here.number == comm.rank
-    assert comm.allgather((opened.ranks, opened.nonce)) == [(opened.ranks, opened.nonce)] * comm.size
+    assert comm.allgather((opened.ranks, opened.run_id)) == [(opened.ranks, opened.run_id)] * comm.size
     assert opened.warnings == []
 
 

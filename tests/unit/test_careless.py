@@ -155,7 +155,7 @@ def test_the_advice_for_a_result_of_another_shape_can_be_taken() -> None:
 
 @pytest.mark.parametrize("dtype", ["object", "S3"])
 def test_a_result_that_is_no_numbers_is_a_failure(dtype: str) -> None:
-    with pytest.raises(RunError, match="job cast returned no numbers: got dtype "):
+    with pytest.raises(RunError, match="job cast did not return numbers: got dtype "):
         cast.run("in.npy", "out.npy", to=dtype)
     assert not Path("out.npy").exists()
 

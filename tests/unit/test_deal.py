@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runner.comm import Counters
 from runner.comm.simulated import SimulatedComm, SimulatedCounters, run_ranks
-from runner.deal import Deal
+from runner.deal import ChunkQueue
 from runner.partition import bounds
 
 TODO = st.lists(st.integers(0, 10_000), unique=True, max_size=60).map(sorted)
@@ -31,13 +31,13 @@ class Stale(SimulatedCounters):
         return [max(0, value - lag) for value in super().read()]
 
 
-def deals(todo: Sequence[int], size: int, counters: Counters | None) -> list[Deal]:
-    return [Deal(todo, rank, size, counters) for rank in range(size)]
+def queues(todo: Sequence[int], size: int, counters: Counters | None) -> list[ChunkQueue]:
+    return [ChunkQueue(todo, rank, size, counters) for rank in range(size)]
 
 
-def dealt(each: Sequence[Deal], turns: Sequence[int]) -> list[list[int]]:
+def take_all(each: Sequence[ChunkQueue], turns: Sequence[int]) -> list[list[int]]:
     """What each rank gets, asking in the order of `turns`, then one rank after the other for all there is."""
-    chunks = [iter(deal) for deal in each]
+    chunks = [iter(queue) for queue in each]
     got: list[list[int]] = [[] for _ in each]
     for rank in turns:
         got[rank] += itertools.islice(chunks[rank], 1)
@@ -48,23 +48,23 @@ def dealt(each: Sequence[Deal], turns: Sequence[int]) -> list[list[int]]:
 def test_each_chunk_once(todo: list[int], size: int, data: st.DataObject) -> None:
     turns = data.draw(st.lists(st.integers(0, size - 1), max_size=100), label="turns")
     lags = data.draw(st.lists(st.integers(0, 5), max_size=30), label="lags")
-    each = deals(todo, size, Stale(size, lags))
-    got = dealt(each, turns)
+    each = queues(todo, size, Stale(size, lags))
+    got = take_all(each, turns)
     assert sorted(chunk for chunks in got for chunk in chunks) == todo
-    for rank, (deal, chunks) in enumerate(zip(each, got, strict=True)):
+    for rank, (queue, chunks) in enumerate(zip(each, got, strict=True)):
         block = set(todo[slice(*bounds(len(todo), size, rank))])
-        own, others = chunks[: deal.own], chunks[deal.own :]  # its own first
+        own, others = chunks[: queue.own], chunks[queue.own :]  # its own first
         assert own == sorted(block.intersection(own))
         assert block.isdisjoint(others)
-        assert (len(own), len(others)) == (deal.own, deal.taken_over)
+        assert (len(own), len(others)) == (queue.own, queue.taken_over)
 
 
 @given(TODO, st.integers(1, 9), st.data())
 def test_static_is_the_blocks(todo: list[int], size: int, data: st.DataObject) -> None:
     turns = data.draw(st.lists(st.integers(0, size - 1), max_size=100), label="turns")
-    each = deals(todo, size, None)
-    assert dealt(each, turns) == [todo[slice(*bounds(len(todo), size, rank))] for rank in range(size)]
-    assert all(deal.taken_over == 0 for deal in each)
+    each = queues(todo, size, None)
+    assert take_all(each, turns) == [todo[slice(*bounds(len(todo), size, rank))] for rank in range(size)]
+    assert all(queue.taken_over == 0 for queue in each)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -76,7 +76,7 @@ def test_each_chunk_once_among_threads(size: int, length: int) -> None:
     def rank(comm: SimulatedComm) -> list[int]:
         counters = comm.counters()
         got = []
-        for chunk in Deal(todo, comm.rank, comm.size, counters):
+        for chunk in ChunkQueue(todo, comm.rank, comm.size, counters):
             got.append(chunk)
             time.sleep(0)  # lets another thread go first
         counters.close()
@@ -108,9 +108,9 @@ def test_a_counter_gives_no_number_twice() -> None:
     assert sorted(number for numbers in got for number in numbers) == list(range(8000))
 
 
-def finish(each: Sequence[Deal], seconds: Sequence[float], depth: int = 1) -> float:
+def finish(each: Sequence[ChunkQueue], seconds: Sequence[float], depth: int = 1) -> float:
     """The time when all is done: rank r needs seconds[r] for a chunk, and always holds `depth` of them."""
-    chunks = [iter(deal) for deal in each]
+    chunks = [iter(queue) for queue in each]
     held = [sum(next(chunks[rank], None) is not None for _ in range(depth)) for rank in range(len(each))]
     clock = [(seconds[rank], rank) for rank in range(len(each)) if held[rank]]
     heapq.heapify(clock)
@@ -130,11 +130,11 @@ def ideal(length: int, seconds: Sequence[float]) -> float:
 
 def test_one_rank_ten_times_slower() -> None:
     seconds = [10.0, 1.0, 1.0, 1.0]
-    each = deals(range(400), 4, SimulatedCounters(4))
+    each = queues(range(400), 4, SimulatedCounters(4))
     assert finish(each, seconds) <= ideal(400, seconds) + 10  # 139
-    assert finish(deals(range(400), 4, None), seconds) == 1000
-    assert [deal.own for deal in each] == [13, 100, 100, 100]
-    assert [deal.taken_over for deal in each] == [0, 29, 29, 29]
+    assert finish(queues(range(400), 4, None), seconds) == 1000
+    assert [queue.own for queue in each] == [13, 100, 100, 100]
+    assert [queue.taken_over for queue in each] == [0, 29, 29, 29]
 
 
 @given(
@@ -145,24 +145,24 @@ def test_one_rank_ten_times_slower() -> None:
 def test_no_rank_sets_the_pace(length: int, seconds: list[float], depth: int) -> None:
     """Nearly the ideal time: what more it takes is what the slowest rank holds when the last is dealt."""
     size = len(seconds)
-    took = finish(deals(range(length), size, SimulatedCounters(size)), seconds, depth)
+    took = finish(queues(range(length), size, SimulatedCounters(size)), seconds, depth)
     assert took <= ideal(length, seconds) + depth * max(seconds) + 1e-9
 
 
 @given(st.integers(0, 300), st.integers(1, 8))
 def test_ranks_alike_keep_their_blocks(length: int, size: int) -> None:
     """But for the last chunk of a block that is one longer, which may go to a rank that is done."""
-    each = deals(range(length), size, SimulatedCounters(size))
+    each = queues(range(length), size, SimulatedCounters(size))
     finish(each, [1.0] * size)
-    assert [deal.own + deal.taken_over for deal in each] == sorted(
+    assert [queue.own + queue.taken_over for queue in each] == sorted(
         (stop - start for start, stop in (bounds(length, size, rank) for rank in range(size))), reverse=True
     )
 
 
 def test_ranks_that_are_done_turn_to_different_ranks() -> None:
     """Ranks 1 and 3 are done; 0, 2 have as many left."""
-    each = deals(range(40), 4, SimulatedCounters(4))
-    chunks = [iter(deal) for deal in each]
+    each = queues(range(40), 4, SimulatedCounters(4))
+    chunks = [iter(queue) for queue in each]
     for rank in (1, 3):
         for _ in range(10):
             next(chunks[rank])

@@ -223,9 +223,9 @@ def test_a_service_that_a_kind_does_not_get_is_refused() -> None:
     def total(block: Any, *, here: Any) -> float:
         return 0.0
 
-    with pytest.raises(UserError, match=r"no 'here' for a function of this kind.*expected xp"):
+    with pytest.raises(UserError, match=r"'here' is not available to a function of this kind.*expected xp"):
         runner.reduce_blocks(combine=max)(total)
-    with pytest.raises(UserError, match=r"no 'out' for a function of this kind"):
+    with pytest.raises(UserError, match=r"'out' is not available to a function of this kind"):
         runner.job(lambda world, out: None)
 
 
@@ -275,9 +275,9 @@ def test_so_do_the_functions_of_a_map_job(tmp_path: Path) -> None:
     ("functions", "words"),
     [
         ({"finish": lambda: 0}, "finish cannot be called with the partial result"),
-        ({"finish": lambda p, gain: 0}, "finish names gain, which is no parameter of the job"),
+        ({"finish": lambda p, gain: 0}, "finish names gain, which is not a parameter of the job"),
         ({"finish": lambda p, q, /: 0}, "finish names q, which"),
-        ({"finish": 3}, "finish is no function"),
+        ({"finish": 3}, "finish is not a function"),
         ({"check": lambda shape: None}, "check cannot be called with the shape and the dtype"),
         ({"combine": lambda a: a}, "combine cannot be called with two partial results"),
         ({"combine": lambda a, b, scale: a}, "combine names scale, which it is not given"),
@@ -294,8 +294,8 @@ def test_functions_that_could_not_be_called_are_refused_before_any_input_is_read
     ("functions", "words"),
     [
         ({"out": lambda shape: shape}, "out cannot be called with the shape and the dtype"),
-        ({"reference": lambda block, gain: block}, "reference names gain, which is no parameter"),
-        ({"halo": lambda width: width}, "halo names width, which is no parameter of the job"),
+        ({"reference": lambda block, gain: block}, "reference names gain, which is not a parameter"),
+        ({"halo": lambda width: width}, "halo names width, which is not a parameter of the job"),
     ],
 )
 def test_those_of_a_map_job_too(functions: Any, words: str) -> None:

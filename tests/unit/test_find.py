@@ -72,7 +72,7 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [
-        (TWO, "", "which of its jobs.*edges, blur"),
+        (TWO, "", "name one of its jobs.*edges, blur"),
         (TWO, ":plain", "declares no job 'plain'.*edges, blur"),
         (TWO, ":missing", "declares no job 'missing'.*edges, blur"),
         ("x = 1\n", "", "got jobs: none"),
@@ -190,7 +190,7 @@ def test_an_installed_job() -> None:
     [
         ("sample-broken", "sample-broken.*cannot be imported.*no_such_module_anywhere"),
         ("sample-missing", "sample-missing.*missing"),
-        ("sample-plain", "sample-plain.*neighbour_jobs:plain.*is no job: got function"),
+        ("sample-plain", "sample-plain.*neighbour_jobs:plain.*is not a job: got function"),
         ("nothing", "unknown job: got nothing, expected .*sample-blur.*file.py:name"),
         ("neighbour_jobs:blur", "unknown job"),
     ],

@@ -23,7 +23,7 @@ from runner.report.plan_table import render, render_comparison
 from runner.result_type import with_known_result
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
-from runner.work import Work, decide
+from runner.work import Task, plan_task
 
 RATES = {
     "read": 10, "write": 5, "read and write": 12, "host memory": 100, "kernel": 100,
@@ -35,12 +35,12 @@ GPUS = Machine(
 CPUS = replace(GPUS, gpus=0, cores=4)
 
 
-def work(shape: tuple[int, ...], ranks: int, *, halo: Any = 0, grid: str | None = None) -> Work:
+def task(shape: tuple[int, ...], ranks: int, *, halo: Any = 0, grid: str | None = None) -> Task:
     job = runner.map_blocks(halo=halo, boundary="nearest")(identity)
-    return settled(decide(job, {}, shape, np.dtype(np.uint8), ranks, grid=grid))
+    return settled(plan_task(job, {}, shape, np.dtype(np.uint8), ranks, grid=grid))
 
 
-def settled(cut: Work) -> Work:
+def settled(cut: Task) -> Task:
     return with_known_result(cut, CpuBackend())
 
 
@@ -53,7 +53,7 @@ def rows(found: Forecast) -> dict[str, tuple[str, int, float]]:
 
 
 def test_in_one_piece_the_stages_add_up() -> None:
-    found = forecast(work((64, 10), 2), GPUS)
+    found = forecast(task((64, 10), 2), GPUS)
     assert rows(found) == {
         "read": ("host", 640, 64.0),
         "to device": ("host", 640, 53.333333),  # one GPU alone: 320 / 8 = 40
@@ -69,12 +69,12 @@ def test_in_one_piece_the_stages_add_up() -> None:
 def test_a_gpu_that_is_kept_busy_gets_chunks(missing: int) -> None:
     large = replace(GPUS, memory=1 << 40, device_memory=1 << 40)
     rows = 2 * FILLS * ON_DEVICE // 1024 - 2 * missing  # on two ranks
-    assert forecast(work((rows, 1024), 2), large).part.streamed == (not missing)
-    assert not forecast(work((rows, 1024), 2), replace(large, gpus=0, cores=4)).part.streamed
+    assert forecast(task((rows, 1024), 2), large).part.streamed == (not missing)
+    assert not forecast(task((rows, 1024), 2), replace(large, gpus=0, cores=4)).part.streamed
 
 
 def test_streamed_the_slowest_sets_the_pace() -> None:
-    found = forecast(work((64, 10), 2), GPUS, 1, StreamOptions(chunk_bytes=80))
+    found = forecast(task((64, 10), 2), GPUS, 1, StreamOptions(chunk_bytes=80))
     shared = {"read and write", "both directions", "host memory"}
     assert (found.part.chunks, found.part.chunk_rows) == (4, 8)
     assert {name: row for name, row in rows(found).items() if name in shared} == {
@@ -88,18 +88,18 @@ def test_streamed_the_slowest_sets_the_pace() -> None:
 
 
 def test_every_chunk_is_read_with_its_halo() -> None:
-    found = forecast(work((64, 10), 2, halo=(1, 2)), GPUS, 1, StreamOptions(chunk_bytes=14 * 10))
+    found = forecast(task((64, 10), 2, halo=(1, 2)), GPUS, 1, StreamOptions(chunk_bytes=14 * 10))
     assert found.part.chunk_rows == 8  # and 2 of halo, of 14 cells
     assert found.part.moved["read"] == 4 * 10 * 10  # the halo along columns is made of what was read
     assert found.part.moved["kernel"] == 4 * (10 * 14 + 8 * 10)
     assert found.part.host_moved["read"] == (64 + 8 * 2) * 10
-    one_piece = forecast(work((64, 10), 2, halo=(1, 2)), GPUS)
+    one_piece = forecast(task((64, 10), 2, halo=(1, 2)), GPUS)
     assert one_piece.part.moved["read"] == 320  # the halo comes from the other rank
     assert one_piece.part.moved["kernel"] == 34 * 14 + 320
 
 
 def test_a_halo_along_an_axis_that_is_cut_is_read() -> None:
-    cut, options = work((64, 10), 2, halo=(0, 2), grid="1x2"), StreamOptions(chunk_bytes=8 * 9)
+    cut, options = task((64, 10), 2, halo=(0, 2), grid="1x2"), StreamOptions(chunk_bytes=8 * 9)
     found = forecast(cut, GPUS, 1, options, grid="1x2")
     assert found.part.chunk_rows == 8
     assert found.part.moved["read"] == 8 * 8 * (5 + 4)
@@ -107,41 +107,41 @@ def test_a_halo_along_an_axis_that_is_cut_is_read() -> None:
 
 def test_a_device_too_small_streams_and_the_chunks_fit_it() -> None:
     small = replace(GPUS, device_memory=1000)
-    found = forecast(work((64, 10), 1), small)
+    found = forecast(task((64, 10), 1), small)
     assert found.part.streamed
     assert found.part.memory.device <= 800
-    assert not forecast(work((64, 10), 8), small, 2).part.streamed
+    assert not forecast(task((64, 10), 8), small, 2).part.streamed
 
 
 def test_the_cores_of_a_cpu_copy_and_compute() -> None:
-    found = forecast(work((64, 10), 2), CPUS, 1, StreamOptions(chunk_bytes=80))
+    found = forecast(task((64, 10), 2), CPUS, 1, StreamOptions(chunk_bytes=80))
     assert rows(found)["kernel"] == ("host", 1280, 12.8)  # two cores: 6.4 each
     assert rows(found)["cores"] == ("host", 0, (2 * (64 + 128) + 12.8) / 4)
     assert {"to device", "from device", "both directions"}.isdisjoint(rows(found))
 
 
 def test_ranks_of_another_host_take_nothing_from_this_one() -> None:
-    one, two = (forecast(work((64, 10), 4), GPUS, hosts) for hosts in (1, 2))
+    one, two = (forecast(task((64, 10), 4), GPUS, hosts) for hosts in (1, 2))
     assert [rows(found)["read"][1] for found in (one, two)] == [640, 320]
     assert (one.start, two.start) == (9.0, 5.0)
 
 
 def test_when_one_gpu_beats_eight() -> None:
     free = {**GPUS.rates, "read": Rate(1e9), "write": Rate(1e9)}
-    limited = by_ranks(forecast(work((64, 10), 8), GPUS), work((64, 10), 8), GPUS)
+    limited = by_ranks(forecast(task((64, 10), 8), GPUS), task((64, 10), 8), GPUS)
     assert [one.ranks for one in limited] == [1, 2, 4, 8]
     # From four on the host's links are full; three stages of one GPU alone are 80, 12.8 and 160 seconds.
     assert [round(one.total, 1) for one in limited] == [447.8, 336.7, 310.9, 317.3]
     assert enough(limited) == 4
     quick = replace(GPUS, rates={name: rate for name, rate in free.items() if not name.startswith("host ")})
-    unlimited = by_ranks(forecast(work((640, 10), 8), quick), work((640, 10), 8), quick)
+    unlimited = by_ranks(forecast(task((640, 10), 8), quick), task((640, 10), 8), quick)
     assert enough(unlimited) == 8
     slow = replace(quick, start=(0.0, 1e6))
-    assert enough(by_ranks(forecast(work((640, 10), 8), slow), work((640, 10), 8), slow)) == 1
+    assert enough(by_ranks(forecast(task((640, 10), 8), slow), task((640, 10), 8), slow)) == 1
 
 
 def test_counts_between_powers_of_two_and_grids() -> None:
-    cut = work((60, 12), 6, grid="2x3")
+    cut = task((60, 12), 6, grid="2x3")
     found = by_ranks(forecast(cut, GPUS), cut, GPUS)
     assert [(one.ranks, one.grid) for one in found] == [(1, (1, 1)), (2, (2, 1)), (4, (4, 1)), (6, (2, 3))]
 
@@ -151,7 +151,7 @@ def test_a_result_that_is_not_declared_is_seen_by_a_call() -> None:
     def halves(block: Any) -> Any:
         return (block[1:-1] / 2).sum(axis=-1)
 
-    found = settled(decide(halves, {}, (50, 40, 3), np.dtype(np.int16), 5))
+    found = settled(plan_task(halves, {}, (50, 40, 3), np.dtype(np.int16), 5))
     assert found.result == ((50, 40), np.dtype(np.float64))
 
     @runner.map_blocks
@@ -159,14 +159,14 @@ def test_a_result_that_is_not_declared_is_seen_by_a_call() -> None:
         return block[:0]
 
     with pytest.raises(RunError, match="wrong shape"):
-        settled(decide(wrong, {}, (50, 40), np.dtype(np.int16), 5))
+        settled(plan_task(wrong, {}, (50, 40), np.dtype(np.int16), 5))
 
 
 def test_a_chunk_that_fits_no_memory_is_refused() -> None:
     with pytest.raises(UserError, match="does not fit the device memory"):
-        forecast(work((64, 10), 1), GPUS, 1, StreamOptions(device_memory=10))
+        forecast(task((64, 10), 1), GPUS, 1, StreamOptions(device_memory=10))
     with pytest.raises(UserError, match="less than a row with the halo"):
-        forecast(work((64, 10), 1, halo=(1, 0)), GPUS, 1, StreamOptions(chunk_bytes=29))
+        forecast(task((64, 10), 1, halo=(1, 0)), GPUS, 1, StreamOptions(chunk_bytes=29))
 
 
 machines = st.sampled_from([GPUS, CPUS, nominal("h200"), nominal("a100"), nominal_cpu(2, 1 << 34)])
@@ -182,7 +182,7 @@ def test_the_floor_is_no_less_than_any_stage_and_all_is_done(
 ) -> None:
     if halo > min(length, width):
         return
-    found = forecast(work((length, width), ranks, halo=halo), machine, min(hosts, ranks), options)
+    found = forecast(task((length, width), ranks, halo=halo), machine, min(hosts, ranks), options)
     assert found.seconds >= max(row.seconds for row in found.rows)
     assert found.fill >= 0
     assert ranks * found.part.moved["write"] >= length * width
@@ -198,12 +198,12 @@ def test_twice_the_ranks_have_no_more_bytes_each(
     length: int, ranks: int, machine: Machine, chunk: int | None
 ) -> None:
     options = StreamOptions(chunk_bytes=chunk)
-    few, many = (forecast(work((length, 8), n), machine, 1, options).part for n in (ranks, 2 * ranks))
+    few, many = (forecast(task((length, 8), n), machine, 1, options).part for n in (ranks, 2 * ranks))
     assert all(many.moved[stage] <= few.moved[stage] for stage in STAGES)
 
 
 def test_what_a_run_took_beside_its_forecast() -> None:
-    found = forecast(work((64, 10), 2), GPUS)
+    found = forecast(task((64, 10), 2), GPUS)
     measured = {"write": (320, 160.0), "read": (320, 64.0)}
     compared = compare(found, measured, 400.0)
     assert [(row["stage"], row["fraction"]) for row in compared] == [
@@ -216,7 +216,7 @@ def test_what_a_run_took_beside_its_forecast() -> None:
 
 
 def test_the_text_names_the_limit_and_how_many_are_enough() -> None:
-    cut = work((64, 10), 8)
+    cut = task((64, 10), 8)
     options = StreamOptions(chunk_bytes=80)
     found = record(by_ranks(forecast(cut, GPUS, 1, options), cut, GPUS, options), cut, GPUS, options)
     text = render(found)

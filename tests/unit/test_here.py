@@ -19,11 +19,13 @@ CELLS = 1 << 18
 RARE = 1e-4  # a true hypothesis would be refused at one seed in ten thousand; the seeds here are fixed
 
 
-def place(shape: tuple[int, ...], offset: tuple[int, ...] | None = None, block: Any = None) -> runner.Here:
-    return runner.Here(0, 1, "", offset or (0,) * len(shape), block or shape, shape, None, np)
+def place(
+    shape: tuple[int, ...], offset: tuple[int, ...] | None = None, block: Any = None
+) -> runner.BlockContext:
+    return runner.BlockContext(0, 1, "", offset or (0,) * len(shape), block or shape, shape, None, np)
 
 
-def line(cells: int = CELLS) -> runner.Here:
+def line(cells: int = CELLS) -> runner.BlockContext:
     return place((cells,))
 
 
@@ -94,7 +96,7 @@ def test_the_first_cell_is_not_zero() -> None:
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "one", None])
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_a_seed_that_is_none_is_refused(seed: Any, kind: str) -> None:
-    with pytest.raises(UserError, match="a seed of random numbers is a whole number"):
+    with pytest.raises(UserError, match="the seed of random numbers must be an unsigned 64-bit integer"):
         getattr(line(3), kind)(seed)
 
 
@@ -166,3 +168,7 @@ def test_the_largest_uniform_numbers_make_finite_normal_ones(monkeypatch: pytest
     for extreme in (0.0, 1 - 2.0**-53):
         monkeypatch.setattr(philox, "fractions", lambda *arguments, v=extreme: np.full(3, v))
         assert np.isfinite(line(3).normal()).all()
+
+
+def test_the_former_name_still_works() -> None:
+    assert runner.Here is runner.BlockContext

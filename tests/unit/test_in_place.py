@@ -165,7 +165,7 @@ def test_no_cell_is_computed_twice(source: Path, devices: bool, overlap: bool) -
     cells = []
 
     @runner.map_blocks(halo=HALO)
-    def counted(block: Any, *, here: runner.Here) -> Any:
+    def counted(block: Any, *, here: runner.BlockContext) -> Any:
         cells.append(np.prod(here.block))
         return sums(block)
 
@@ -181,7 +181,7 @@ def test_a_streamed_run_prints_once_for_each_cell(
     """Where the function is tried before the work, what it prints then is not shown."""
 
     @runner.map_blocks
-    def told(block: Any, *, here: runner.Here) -> Any:
+    def told(block: Any, *, here: runner.BlockContext) -> Any:
         print(f"rows from {here.offset[0]}")
         return block
 

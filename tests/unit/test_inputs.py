@@ -120,7 +120,7 @@ FAILING: list[int] = []
 
 
 @runner.map_blocks
-def fragile(block: Any, *, here: runner.Here, factors: Path, more: Path | None = None) -> Any:
+def fragile(block: Any, *, here: runner.BlockContext, factors: Path, more: Path | None = None) -> Any:
     if here.offset[0] in FAILING:
         raise ZeroDivisionError("fragile")
     return block + np.load(factors)

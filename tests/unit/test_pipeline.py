@@ -140,7 +140,7 @@ def test_a_function_that_returns_may_choose_dtype_and_drop_axes(tmp_path: Path) 
 
 def test_here_tells_the_place_and_random_numbers_follow_the_cell(tmp_path: Path) -> None:
     @runner.map_blocks(halo=(1, 0))
-    def noise(block: Any, *, here: runner.Here) -> Any:
+    def noise(block: Any, *, here: runner.BlockContext) -> Any:
         assert here.block == (block.shape[0] - 2, block.shape[1])
         return here.uniform(seed=3) + here.normal(seed=4)
 
@@ -158,8 +158,8 @@ def test_here_tells_the_place_and_random_numbers_follow_the_cell(tmp_path: Path)
     ("function", "words"),
     [
         (lambda block: block[1:], "wrong shape"),
-        (lambda block: 3.0, "returned no array"),
-        (lambda block: None, "returned no array"),
+        (lambda block: 3.0, "did not return an array"),
+        (lambda block: None, "did not return an array"),
     ],
 )
 def test_a_function_that_returns_nonsense_is_told_what(tmp_path: Path, function: Any, words: str) -> None:
@@ -171,7 +171,7 @@ def test_a_function_that_returns_nonsense_is_told_what(tmp_path: Path, function:
 
 def test_two_dtypes_from_one_function_are_refused(tmp_path: Path) -> None:
     @runner.map_blocks
-    def moody(block: Any, *, here: runner.Here) -> Any:
+    def moody(block: Any, *, here: runner.BlockContext) -> Any:
         return block.astype(np.float32 if here.offset[0] else np.float64)
 
     np.save(tmp_path / "in.npy", np.ones((8, 2)))
@@ -220,7 +220,7 @@ def test_a_constant_that_the_dtype_cannot_hold_is_refused(tmp_path: Path) -> Non
 
 def test_a_failed_run_leaves_the_old_output_as_it_was(tmp_path: Path) -> None:
     @runner.map_blocks
-    def fails_late(block: Any, *, out: Any, here: runner.Here) -> None:
+    def fails_late(block: Any, *, out: Any, here: runner.BlockContext) -> None:
         out[...] = 1
         if here.rank == 1:
             raise ZeroDivisionError("late")

@@ -24,9 +24,9 @@ from runner.rates import Machine, nominal, nominal_cpu
 from runner.spans import Spans
 from runner.stream import cut
 from runner.stream.cut import chunks_of, in_chunks
-from runner.stream.ends import Ends
+from runner.stream.ends import Endpoints
 from runner.stream.options import StreamOptions
-from runner.work import Work, decide
+from runner.work import Task, plan_task
 from runner.world import World, open_world
 
 
@@ -55,12 +55,12 @@ class Facts:
     grid: str | None
     keep_whole: bool
 
-    def cut(self, ranks: int, grid: str | None) -> Work:
+    def cut(self, ranks: int, grid: str | None) -> Task:
         job = runner.map_blocks(halo=self.widths, boundary="nearest")(self.function)
-        return decide(job, {}, self.shape, np.dtype(np.float32), ranks, grid=grid)
+        return plan_task(job, {}, self.shape, np.dtype(np.float32), ranks, grid=grid)
 
     @property
-    def whole(self) -> Work:
+    def whole(self) -> Task:
         """Cut into a block for each rank."""
         return self.cut(self.ranks, None if has_own_grid(self.grid, self.ranks) else self.grid)
 
@@ -80,8 +80,8 @@ class Facts:
         return SimpleNamespace(parallel=True, chunks=self.files.sink_chunks, path=Path("out.zarr"))
 
 
-def known(work: Work) -> Work:
-    return work if work.result else work.with_result(work.shape[work.leading :], WIDE)
+def known(task: Task) -> Task:
+    return task if task.result else task.with_result(task.shape[task.leading :], WIDE)
 
 
 NONE = ((0, 0), (0, 0))
@@ -149,9 +149,9 @@ def decided_by_run(given: Facts) -> tuple[Chunks, int] | str | None:
         if not in_chunks(world, given.whole, source, target, given.options, given.keep_whole):
             return None
         text, blocks = streamed_grid(given.grid, given.ranks)
-        work = known(given.cut(blocks, text))
-        found = chunks_of(world, work, source, sink, given.options, None)
-        buffers = sum(Ends(world, work, found, source, sink, Spans()).largest)
+        task = known(given.cut(blocks, text))
+        found = chunks_of(world, task, source, sink, given.options, None)
+        buffers = sum(Endpoints(world, task, found, source, sink, Spans()).largest)
         return found, buffers * given.options.under_way
 
     try:
@@ -188,7 +188,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(chunking, "ON_DEVICE", 100)
     monkeypatch.setattr(chunking, "ON_HOST", 80)
     monkeypatch.setattr(cut, "open_sink", lambda *_: SimpleNamespace(parallel=True))
-    monkeypatch.setattr(cut, "known_result", lambda world, work, source: known(work))
+    monkeypatch.setattr(cut, "known_result", lambda world, task, source: known(task))
     return monkeypatch
 
 

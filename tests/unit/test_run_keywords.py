@@ -177,11 +177,11 @@ def test_measured_rates_are_found_as_the_command_finds_them(place: Path) -> None
         ({"boundary": "edge"}, "Invalid value for 'boundary': 'edge' is not one of 'reflect', 'mirror', "),
         ({"input_order": "A"}, "Invalid value for 'input_order': 'A' is not one of 'C', 'F'"),
         ({"cval": "much"}, "Invalid value for 'cval': 'much' is not a valid float"),
-        ({"chunk_bytes": 0}, "Invalid value for 'chunk_bytes': 0 is no size; expected a number of bytes"),
-        ({"chunk_bytes": -4096}, "Invalid value for 'chunk_bytes': -4096 is no size"),
-        ({"host_memory": "64 M"}, "Invalid value for 'host_memory': '64 M' is no size"),
-        ({"device_memory": 1.5e9}, "Invalid value for 'device_memory': 1500000000.0 is no size"),
-        ({"chunk_bytes": True}, "Invalid value for 'chunk_bytes': True is no size"),
+        ({"chunk_bytes": 0}, "Invalid value for 'chunk_bytes': 0 is not a size; expected a number of bytes"),
+        ({"chunk_bytes": -4096}, "Invalid value for 'chunk_bytes': -4096 is not a size"),
+        ({"host_memory": "64 M"}, "Invalid value for 'host_memory': '64 M' is not a size"),
+        ({"device_memory": 1.5e9}, "Invalid value for 'device_memory': 1500000000.0 is not a size"),
+        ({"chunk_bytes": True}, "Invalid value for 'chunk_bytes': True is not a size"),
         ({"chunk_bytes": 1 << 63}, "is more than any file or memory has; expected at most 9223372036854"),
         ({"depth": 0}, "Invalid value for 'depth': 0 is not in the range 1<=x<=1024"),
         ({"depth": 2.5}, "Invalid value for 'depth': 2.5 is not a valid integer"),
@@ -191,9 +191,9 @@ def test_measured_rates_are_found_as_the_command_finds_them(place: Path) -> None
         ({"grid": (2, 2)}, "grid does not use every rank exactly once: got 2x2 on 1 rank(s), expected blocks "
          "that multiply to 1. Try: grid='0x0'"),
         ({"input_shape": "10x"}, "shape does not parse: got '10x'"),
-        ({"input_dtype": object()}, "is no dtype"),
+        ({"input_dtype": object()}, "is not a dtype"),
         ({"chunk_bytes": 8}, "chunk_bytes is less than a row with the halo: got 8 bytes, expected at least"),
-        ({"chunk_bytes": "1M", "overlap": False}, "overlap says nothing to a run in chunks"),
+        ({"chunk_bytes": "1M", "overlap": False}, "overlap does not apply: streamed runs always overlap"),
         ({"timeline": "run.txt"}, "unknown timeline format: run.txt"),
         ({"chunk_byte": 4096}, "no such parameter: got chunk_byte, expected gain. Try: chunk_bytes"),
         ({"gian": 3}, "job double has no such parameter: got gian, expected gain. Try: gain"),
@@ -209,5 +209,5 @@ def test_a_mistake_is_said_in_a_programs_words(place: Path, said: dict[str, Any]
 
 
 def test_a_stream_of_a_reduction_is_refused() -> None:
-    with pytest.raises(UserError, match="depth says nothing to job total"):
+    with pytest.raises(UserError, match="depth does not apply to job total"):
         total.run("in.npy", depth=3)

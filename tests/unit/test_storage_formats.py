@@ -41,7 +41,7 @@ from runner.storage import (
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.paths import KEPT, is_kept
 from runner.storage.unmapped import Unmapped
-from runner.work import decide
+from runner.work import plan_task
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 NEEDS = {".zarr": "zarr", ".h5": "h5py", ".tif": "tifffile"}
@@ -322,12 +322,12 @@ def fill_up(*_: Any, **__: Any) -> NoReturn:
 
 
 @pytest.mark.parametrize("suffix", FLAT)
-@pytest.mark.parametrize("nonce", ["nonce", KEPT])
+@pytest.mark.parametrize("run_id", ["nonce", KEPT])
 def test_a_disk_that_is_full_midway_says_what_is_missing(
-    tmp_path: Path, suffix: str, nonce: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, suffix: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runner.storage.room.fallocate", unclaimable)
-    sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), nonce)
+    sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), run_id)
     sink.create()
     third = Region((0, 0), (1 << 10, 1 << 10))
     sink.write(third, np.ones(third.shape, "f4"))
@@ -337,7 +337,7 @@ def test_a_disk_that_is_full_midway_says_what_is_missing(
     found = re.search(r"expected ([\d,]+) bytes for the rest\. Try: (.*)", str(caught.value))
     assert found, caught.value
     assert (8 << 20) - (64 << 10) <= int(found[1].replace(",", "")) <= (8 << 20) + (64 << 10)
-    assert found[2] == HINTS[nonce]
+    assert found[2] == HINTS[run_id]
 
 
 def test_room_that_was_claimed_is_not_asked_for_again(
@@ -358,12 +358,12 @@ def test_an_output_of_which_nothing_was_made_is_nothing_to_go_on_with(
     monkeypatch.setattr("runner.storage.room.fallocate", fill_up)
     folder = partial_path(tmp_path / "images", KEPT)
     folder.mkdir()
-    for path, nonce, hint in (
+    for path, run_id, hint in (
         (tmp_path / "a.npy", KEPT, HINTS["nonce"]),
         (folder / "a.npy", "nonce", HINTS[KEPT]),
     ):
         with pytest.raises(RunError, match="No space left on device") as caught:
-            open_sink(path, (8,), np.dtype("f4"), nonce).create()
+            open_sink(path, (8,), np.dtype("f4"), run_id).create()
         assert caught.value.hint == hint
 
 
@@ -450,7 +450,7 @@ def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data:
     box = Region(tuple(a for a, _ in pairs), tuple(b + 1 for _, b in pairs))
     array = np.random.default_rng(0).random(shape)
     job = runner.map_blocks(halo=widths, boundary=boundary, cval=7.0)(lambda block: block)
-    work = decide(job, {}, shape, array.dtype, 1)
+    task = plan_task(job, {}, shape, array.dtype, 1)
     more = {"constant_values": 7} if boundary == "constant" else {}
     whole_padded = np.pad(array, widths, PAD[boundary], **more)
     expected = whole_padded[
@@ -459,4 +459,4 @@ def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data:
             for (a, b), (low, high) in zip(zip(box.start, box.stop, strict=True), widths, strict=True)
         )
     ]
-    np.testing.assert_array_equal(padded(work, Unmapped(MemorySource(array)), box), expected)
+    np.testing.assert_array_equal(padded(task, Unmapped(MemorySource(array)), box), expected)

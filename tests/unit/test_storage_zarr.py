@@ -277,9 +277,13 @@ def test_sync_reaches_every_file_and_folder_once(tmp_path: Path, monkeypatch: py
     assert sink.partial / "c" / "0" / "0" not in synced
 
 
-@pytest.mark.parametrize(("nonce", "hint"), [("nonce", "another disk"), ("stream", "make room, .* --resume")])
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nonce: str, hint: str) -> None:
-    sink = open_sink(tmp_path / "a.zarr", ARRAY.shape, ARRAY.dtype, nonce)
+@pytest.mark.parametrize(
+    ("run_id", "hint"), [("nonce", "another disk"), ("stream", "make room, .* --resume")]
+)
+def test_a_full_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_id: str, hint: str
+) -> None:
+    sink = open_sink(tmp_path / "a.zarr", ARRAY.shape, ARRAY.dtype, run_id)
     sink.create()
 
     def full(*_: Any, **__: Any) -> int:

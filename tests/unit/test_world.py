@@ -310,7 +310,7 @@ def test_places_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
         (4, "b", 1),
     ]
     assert all(w.ranks == worlds[0].ranks for w in worlds)
-    assert len({w.nonce for w in worlds}) == 1
+    assert len({w.run_id for w in worlds}) == 1
     for rank, opened in enumerate(worlds):
         assert (opened.rank, opened.size, opened.here.number) == (rank, 5, rank)
         assert opened.hosts == ["a", "b"]
@@ -327,8 +327,8 @@ def test_two_hosts_of_one_name_are_two_hosts(monkeypatch: pytest.MonkeyPatch) ->
     assert worlds[0].warnings, "the simulated transport says that they share memory"
 
 
-def test_a_nonce_is_new_each_time() -> None:
-    assert open_world("cpu").nonce != open_world("cpu").nonce
+def test_a_run_id_is_new_each_time() -> None:
+    assert open_world("cpu").run_id != open_world("cpu").run_id
 
 
 def test_gpus_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

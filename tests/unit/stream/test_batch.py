@@ -30,7 +30,7 @@ from runner.journal import Journal, Log, Syncer
 from runner.report.summary import render
 from runner.spans import Spans
 from runner.storage.folder import SUFFIXES, open_folder
-from runner.stream.batch_engine import BatchEngine
+from runner.stream.batch_engine import ImageEngine
 from runner.stream.dealt import report
 
 CALLED: list[tuple[int, ...]] = []
@@ -45,7 +45,7 @@ def quick() -> Iterator[None]:
 
 
 @runner.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
-def counted(block: Any, *, here: runner.Here, gain: int = 2) -> Any:
+def counted(block: Any, *, here: runner.BlockContext, gain: int = 2) -> Any:
     """Notes the shapes of the images that it is called for; not where a row is tried before the work."""
     if here.block == here.shape:
         CALLED.append(here.shape)
@@ -260,17 +260,22 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"grid": "2"}, "--grid: nothing of a folder"),
-        ({"overlap": False}, "--overlap: nothing"),
-        ({"chunk_bytes": 1000}, "--chunk-bytes: nothing"),
-        ({"device_memory": 1000}, "--device-memory: nothing"),
-        ({"form": runner.storage.Form((1, 5))}, "--input-shape, --input-dtype and --input-order: nothing"),
+        ({"grid": "2"}, "--grid does not apply to a folder"),
+        ({"overlap": False}, "--overlap does not apply to a folder"),
+        ({"chunk_bytes": 1000}, "--chunk-bytes does not apply to a folder"),
+        ({"device_memory": 1000}, "--device-memory does not apply to a folder"),
+        (
+            {"form": runner.storage.Form((1, 5))},
+            "--input-shape, --input-dtype and --input-order do not apply",
+        ),
         ({"timeline": "run.svg"}, "unknown timeline format"),
         ({"boundary": "constant", "cval": 0.5}, "12.npy: --cval does not fit the input's dtype"),
         ({"parameters": {"loss": 1}}, "has no such parameter"),
     ],
 )
-def test_options_that_say_nothing_are_refused(numbered: Path, options: dict[str, Any], sentence: str) -> None:
+def test_options_that_do_not_apply_are_refused(
+    numbered: Path, options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         run_on(2, counted, numbered, numbered.with_name("out"), **options)
     assert {path.name for path in numbered.parent.iterdir()} == {"photos"}
@@ -279,7 +284,7 @@ def test_options_that_say_nothing_are_refused(numbered: Path, options: dict[str,
 
 @pytest.mark.parametrize("verify", ["sample", "full"])
 def test_a_lossy_output_is_not_verified(photos: Path, verify: str) -> None:
-    with pytest.raises(UserError, match=r"\.jpg does not keep it exactly: got .*c\.jpg"):
+    with pytest.raises(UserError, match=r"\.jpg does not store it exactly: got .*c\.jpg"):
         run_on(1, laplacian, photos, photos.with_name("out"), verify=verify)
 
 
@@ -370,7 +375,7 @@ def broken(source: Path, number: int) -> Path:
 @pytest.mark.parametrize("cure", ["mended", "taken out"])
 def test_a_broken_image_is_named_and_mended(numbered: Path, number: int, ranks: int, cure: str) -> None:
     path = broken(numbered, number)
-    finished = fail(numbered, rf"{number:02}\.npy is truncated.*Try: mend it or take it out", ranks)
+    finished = fail(numbered, rf"{number:02}\.npy is truncated.*Try: repair it or remove it", ranks)
     assert path.name not in finished
     if cure == "mended":
         save(numbered, number)
@@ -566,12 +571,12 @@ def test_every_image_is_proved(numbered: Path, verify: str, ranks: int) -> None:
 def test_a_result_of_another_shape_on_disk_is_noticed(
     numbered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = BatchEngine._write
+    whole = ImageEngine._write
 
-    def short(engine: BatchEngine, slot: Any) -> None:
+    def short(engine: ImageEngine, slot: Any) -> None:
         slot.result = slot.result[:-1] if len(slot.result) == 9 else slot.result
         whole(engine, slot)
 
-    monkeypatch.setattr(BatchEngine, "_write", short)
-    with pytest.raises(RunError, match=r"09\.npy is no such array on disk: got int32 of shape \(8, 5\)"):
+    monkeypatch.setattr(ImageEngine, "_write", short)
+    with pytest.raises(RunError, match=r"09\.npy does not match on disk: got int32 of shape \(8, 5\)"):
         run_on(2, laplacian, numbered, numbered.with_name("out"), verify="sample")

@@ -29,13 +29,13 @@ from runner.partition import Partition, Region
 from runner.storage import open_source
 from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
-from runner.stream.identity import identity
+from runner.stream.identity import fingerprint
 from runner.stream.options import StreamOptions
-from runner.work import Work, decide
+from runner.work import Task, plan_task
 from runner.world import World, lone_world, open_world
 
 GIB = 1 << 30
-LITTLE = 100 * 6 * 8  # bytes of the array of `work`
+LITTLE = 100 * 6 * 8  # bytes of the array of `task`
 
 
 @runner.map_blocks
@@ -43,9 +43,9 @@ def same(block: Any, *, out: Any) -> None:
     out[...] = block
 
 
-def work(shape: tuple[int, ...] = (100, 6), *, job: Any = same, ranks: int = 1, **options: Any) -> Work:
+def task(shape: tuple[int, ...] = (100, 6), *, job: Any = same, ranks: int = 1, **options: Any) -> Task:
     """Of float64."""
-    return decide(job, {}, shape, np.dtype(np.float64), ranks, **options)
+    return plan_task(job, {}, shape, np.dtype(np.float64), ranks, **options)
 
 
 def lone(backend: Any = None) -> World:
@@ -69,7 +69,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def asked(source: Any, target: str = "out.npy", *, world: World | None = None, **options: Any) -> bool:
     world = world or lone()
-    cut = decide(same, {}, source.shape, source.dtype, world.size)
+    cut = plan_task(same, {}, source.shape, source.dtype, world.size)
     target_path = source.path.with_name(target)
     return in_chunks(world, cut, source, target_path, StreamOptions(**options)) is not None
 
@@ -112,9 +112,9 @@ def test_a_device_that_is_kept_busy_gets_chunks(
     device = lone(QueuedBackend(memory=GIB))
     assert asked(source, world=device) == (not missing)
     assert not asked(source)  # a CPU overlaps nothing
-    work = decide(same, {}, source.shape, source.dtype, 1)
+    task = plan_task(same, {}, source.shape, source.dtype, 1)
     target = source.path.with_name("out.npy")
-    assert not in_chunks(device, work, source, target, StreamOptions(), whole=True)
+    assert not in_chunks(device, task, source, target, StreamOptions(), whole=True)
 
 
 OPTIONS = [
@@ -147,7 +147,7 @@ def test_a_picture_is_refused_by_the_options_name(
         asked(pixels, **options) if side == "input" else asked(bytes_, "out.png", **options)
     which = picture if side == "input" else tmp_path / "out.png"
     assert str(refusal.value).startswith(
-        f"{name} is for arrays that go through the ranks in chunks: got {which}, which one rank handles whole"
+        f"{name} applies only to streamed runs: got {which}, which one rank reads or writes whole"
     )
 
 
@@ -161,7 +161,7 @@ def test_a_picture_without_options_is_not_cut(tmp_path: Path, memory: Callable[[
 
 
 def rows_of(
-    cut: Work,
+    cut: Task,
     *,
     backend: Any = None,
     world: World | None = None,
@@ -197,7 +197,7 @@ def halo(*widths: tuple[int, int]) -> Any:
     ],
 )
 def test_chunk_bytes_are_of_what_is_read_with_its_halo(job: Any, size: int, rows: int) -> None:
-    assert rows_of(work(job=job), chunk_bytes=size) == rows
+    assert rows_of(task(job=job), chunk_bytes=size) == rows
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_chunk_bytes_are_of_what_is_read_with_its_halo(job: Any, size: int, rows
 )
 def test_chunk_bytes_for_less_than_a_row_are_refused(job: Any, size: int, least: int) -> None:
     with pytest.raises(UserError) as refusal:
-        rows_of(work(job=job), chunk_bytes=size)
+        rows_of(task(job=job), chunk_bytes=size)
     assert str(refusal.value) == (
         f"--chunk-bytes is less than a row with the halo: got {size} bytes, expected at least {least}"
     )
-    assert rows_of(work(job=job), chunk_bytes=least) == 1
+    assert rows_of(task(job=job), chunk_bytes=least) == 1
 
 
 def test_of_several_blocks_the_widest_one_decides() -> None:
     # 7 columns in 2 blocks: 4 and 3.
-    cut = work((100, 7), ranks=2, grid="1x2")
+    cut = task((100, 7), ranks=2, grid="1x2")
     assert rows_of(cut, chunk_bytes=4 * 8 * 10) == 10
     with pytest.raises(UserError, match="expected at least 32"):
         rows_of(cut, chunk_bytes=31)
@@ -223,12 +223,12 @@ def test_of_several_blocks_the_widest_one_decides() -> None:
 
 @pytest.mark.parametrize(("size", "rows"), [(16, 16), (31, 16), (32, 32), (95, 80), (100, 96)])
 def test_chunks_end_where_the_outputs_chunks_do(size: int, rows: int) -> None:
-    assert rows_of(work(), chunk_bytes=size * 48, sink_chunks=(16, 6)) == rows
+    assert rows_of(task(), chunk_bytes=size * 48, sink_chunks=(16, 6)) == rows
 
 
 def test_chunk_bytes_for_less_than_a_chunk_of_the_output_are_refused() -> None:
     with pytest.raises(UserError) as refusal:
-        rows_of(work(job=halo((1, 1))), chunk_bytes=18 * 48 - 1, sink_chunks=(16, 6))
+        rows_of(task(job=halo((1, 1))), chunk_bytes=18 * 48 - 1, sink_chunks=(16, 6))
     assert str(refusal.value) == (
         "--chunk-bytes is less than the 16 rows of a chunk of the output with the halo: got 863 bytes, "
         "expected at least 864"
@@ -236,26 +236,26 @@ def test_chunk_bytes_for_less_than_a_chunk_of_the_output_are_refused() -> None:
 
 
 def test_an_output_of_chunks_is_cut_along_rows_alone() -> None:
-    with pytest.raises(UserError, match=r"out\.zarr is written in chunks of its own.*got --grid 1x2"):
-        rows_of(work(ranks=2, grid="1x2"), sink_chunks=(16, 6))
+    with pytest.raises(UserError, match=r"out\.zarr is a chunked format.*got --grid 1x2"):
+        rows_of(task(ranks=2, grid="1x2"), sink_chunks=(16, 6))
 
 
 def test_without_options_a_chunk_is_what_a_cache_or_a_copy_engine_likes() -> None:
-    large = work((1 << 20, 1 << 10))  # 8 KiB a row
+    large = task((1 << 20, 1 << 10))  # 8 KiB a row
     assert rows_of(large) == ON_HOST >> 13
     assert rows_of(large, backend=QueuedBackend()) == ON_DEVICE >> 13
 
 
 def test_a_wide_halo_does_not_make_most_of_a_chunk() -> None:
-    wide = work((1 << 20, 1 << 10), job=halo((400, 100)))
+    wide = task((1 << 20, 1 << 10), job=halo((400, 100)))
     assert rows_of(wide) == 4 * 500
 
 
 def test_every_rank_has_chunks_for_all_its_slots() -> None:
-    assert rows_of(work((100, 6)), depth=3) == 34
+    assert rows_of(task((100, 6)), depth=3) == 34
     rows = run_ranks(
         2,
-        lambda control: rows_of(work((100, 6)), world=open_world("cpu", control=control), depth=4),
+        lambda control: rows_of(task((100, 6)), world=open_world("cpu", control=control), depth=4),
         patience=20,
     )
     assert rows == [13, 13]
@@ -263,39 +263,39 @@ def test_every_rank_has_chunks_for_all_its_slots() -> None:
 
 @pytest.mark.parametrize(("natural", "rows"), [(1, 34), (10, 40), (17, 34), (34, 34), (50, 50)])
 def test_chunks_are_whole_chunks_of_the_input(natural: int, rows: int) -> None:
-    assert rows_of(work((100, 6)), depth=3, source_chunks=(natural, 6)) == rows
+    assert rows_of(task((100, 6)), depth=3, source_chunks=(natural, 6)) == rows
 
 
 def test_chunks_fit_the_hosts_memory() -> None:
     # A row is read, and its result is written: 96 bytes; three chunks at a time.
-    assert rows_of(work(), host_memory=3 * 96 * 7) == 7
-    assert rows_of(work(), host_memory=3 * 96 * 8 - 1) == 7
+    assert rows_of(task(), host_memory=3 * 96 * 7) == 7
+    assert rows_of(task(), host_memory=3 * 96 * 8 - 1) == 7
     with pytest.raises(UserError, match="a chunk of a row with its halo does not fit the host memory"):
-        rows_of(work(), host_memory=3 * 96 - 1)
+        rows_of(task(), host_memory=3 * 96 - 1)
 
 
 def test_chunks_fit_the_devices_memory() -> None:
-    assert rows_of(work(), backend=QueuedBackend(), device_memory=3 * 96 * 7) == 7
+    assert rows_of(task(), backend=QueuedBackend(), device_memory=3 * 96 * 7) == 7
     with pytest.raises(UserError, match=r"does not fit the device memory.*--device-memory"):
-        rows_of(work(), backend=QueuedBackend(), device_memory=3 * 96 - 1)
+        rows_of(task(), backend=QueuedBackend(), device_memory=3 * 96 - 1)
     free = int(2 * 96 * 5 / DEVICE_SHARE) + 2
-    assert rows_of(work(), backend=QueuedBackend(memory=free), depth=2) == 5
+    assert rows_of(task(), backend=QueuedBackend(memory=free), depth=2) == 5
 
 
 def test_the_rank_with_the_least_memory_decides_for_all() -> None:
     def rows(control: Any) -> int:
         size = 3 * 96 * (5 if control.rank == 1 else 9)
-        return rows_of(work(), world=open_world("cpu", control=control), host_memory=size)
+        return rows_of(task(), world=open_world("cpu", control=control), host_memory=size)
 
     assert run_ranks(3, rows, patience=20) == [5, 5, 5]
 
 
 def test_an_unfinished_runs_chunks_are_kept_whatever_is_asked() -> None:
-    assert rows_of(work(), kept=7) == 7
-    assert rows_of(work(), kept=7, chunk_bytes=48) == 7
-    assert rows_of(work(), kept=7, host_memory=3 * 96 * 7) == 7
+    assert rows_of(task(), kept=7) == 7
+    assert rows_of(task(), kept=7, chunk_bytes=48) == 7
+    assert rows_of(task(), kept=7, host_memory=3 * 96 * 7) == 7
     with pytest.raises(UserError) as refusal:
-        rows_of(work(), kept=7, host_memory=3 * 96 * 7 - 1)
+        rows_of(task(), kept=7, host_memory=3 * 96 * 7 - 1)
     assert str(refusal.value) == (
         "the chunks of the unfinished run do not fit this run's memory: got 6 rows that fit, expected 7 "
         "rows, 3 chunks under way. Try: --depth 1, or memory as in the first run"
@@ -303,11 +303,11 @@ def test_an_unfinished_runs_chunks_are_kept_whatever_is_asked() -> None:
 
 
 def test_an_unfinished_runs_chunks_of_an_aligned_output_are_kept() -> None:
-    assert rows_of(work(), kept=32, sink_chunks=(16, 6)) == 32
+    assert rows_of(task(), kept=32, sink_chunks=(16, 6)) == 32
 
 
 def test_an_array_without_cells_has_no_chunks() -> None:
-    assert rows_of(work((0, 6)), chunk_bytes=1) == 1
+    assert rows_of(task((0, 6)), chunk_bytes=1) == 1
 
 
 # ---- the result's shape and dtype, before there is any
@@ -330,7 +330,7 @@ def test_what_is_not_declared_is_seen_by_a_call_on_zeros_else_on_the_first_row(
 
     np.save(tmp_path / "in.npy", np.arange(60.0).reshape(10, 6))
     source = open_source(tmp_path / "in.npy")
-    known = known_result(lone(backend()), work((10, 6), job=means), source).known
+    known = known_result(lone(backend()), task((10, 6), job=means), source).known
     assert known == ((10,), np.dtype(np.float32))
     np.testing.assert_array_equal(blocks[0], np.zeros((4, 6)))
     assert len(blocks) == (1 if zeros else 2)
@@ -438,10 +438,10 @@ def identified(
 ) -> dict[str, Any]:
     found = find(str(folder / job))
     source = open_source(folder / name)
-    cut = decide(found, {"gain": gain}, source.shape, np.dtype(dtype), 1, **options)
+    cut = plan_task(found, {"gain": gain}, source.shape, np.dtype(dtype), 1, **options)
     chunks = Chunks(Partition(source.shape, grid), rows)
     cut = replace(cut, partition=chunks.partition)
-    return identity(
+    return fingerprint(
         lone(backend), cut, source, chunks, Inputs({"input": source.path}, {"input": state_of(source.path)})
     )
 
@@ -559,8 +559,8 @@ def test_a_function_that_is_in_no_file_has_code_too(project: Path) -> None:
         names: dict[str, Any] = {"runner": runner}
         exec(text, names)
         source = open_source(project / "in.npy")
-        cut = decide(names["typed"], {}, source.shape, source.dtype, 1)
-        return identity(
+        cut = plan_task(names["typed"], {}, source.shape, source.dtype, 1)
+        return fingerprint(
             lone(), cut, source, Chunks(cut.partition, 2), Inputs({}, {"input": State(0, 0, 1, 0)})
         )
 

@@ -48,7 +48,9 @@ class Noted:
 def direct() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runner.stream.run.DeviceEngine", PoisoningDevice)
-        patch.setattr("runner.stream.run.Streaming._direct", lambda self, ends: Direct(ends, Noted))
+        patch.setattr(
+            "runner.stream.run.StreamedRun._direct", lambda self, endpoints: Direct(endpoints, Noted)
+        )
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
         yield
 

@@ -21,14 +21,14 @@ from runner.chunks import Chunks
 from runner.spans import STAGES, Spans
 from runner.storage import open_sink, open_source
 from runner.stream.device import DeviceEngine
-from runner.stream.ends import Ends, Task
+from runner.stream.ends import Endpoints, Step
 from runner.stream.flow import stream
 from runner.stream.host import HostEngine
-from runner.work import decide
+from runner.work import plan_task
 from runner.world import lone_world
 
 PATIENCE = 10  # seconds after which a thread that waits for others fails its test
-Step = Callable[[int], None]
+Act = Callable[[int], None]
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +46,10 @@ def nothing(number: int) -> None:
 class Scripted:
     """An engine whose steps are the test's; it notes what is under way, and the order of the computed."""
 
-    read: Step = nothing
-    compute_: Step = nothing
-    finish_: Step = nothing
-    write: Step = nothing
+    read: Act = nothing
+    compute_: Act = nothing
+    finish_: Act = nothing
+    write: Act = nothing
     parts: int = 1
     begun: list[int] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
@@ -64,20 +64,20 @@ class Scripted:
     def join(self) -> None:
         pass
 
-    def begin(self, slot: Any, number: int) -> list[Task]:
+    def begin(self, slot: Any, number: int) -> list[Step]:
         slot.number = number
         self.begun.append(number)
         self.most = max(self.most, len(self.begun) - len(self.released))
-        return [Task("read", 5, lambda: self.read(number))] * self.parts
+        return [Step("read", 5, lambda: self.read(number))] * self.parts
 
     def compute(self, slot: Any, idle: Callable[[], None]) -> None:
         self.compute_(slot.number)
         self.computed.append(slot.number)
 
-    def finish(self, slot: Any) -> list[Task]:
+    def finish(self, slot: Any) -> list[Step]:
         number = slot.number
         self.finish_(number)
-        return [Task("write", 3, lambda: self.write(number))] * self.parts
+        return [Step("write", 3, lambda: self.write(number))] * self.parts
 
     def release(self, slot: Any) -> None:
         self.released.append(slot.number)
@@ -121,7 +121,7 @@ def test_parts_of_a_chunk_are_read_at_once() -> None:
     flow(Scripted(read=waits_for_others(3), parts=3), [0], threads=3)
 
 
-def waits_for_others(count: int) -> Step:
+def waits_for_others(count: int) -> Act:
     meeting = threading.Barrier(count)
 
     def wait(number: int) -> None:
@@ -184,7 +184,7 @@ class Broken(Exception):
     pass
 
 
-def breaks_at(bad: int) -> Step:
+def breaks_at(bad: int) -> Act:
     def step(number: int) -> None:
         if number == bad:
             raise Broken(number)
@@ -283,7 +283,7 @@ def test_no_chunk_is_begun_after_a_failure() -> None:
 # ---- the engines themselves
 
 
-def ends_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) -> Ends:
+def endpoints_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) -> Endpoints:
     """A sum of neighbours of 19 rows of 6 float32, as float64."""
     np.save(folder / "in.npy", np.arange(114, dtype=np.float32).reshape(19, 6))
     source = open_source(folder / "in.npy")
@@ -293,23 +293,23 @@ def ends_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) -> Ends
         shape = (block.shape[0] - 2 * halo, block.shape[1])
         return sum(block[i : i + shape[0]].astype(np.float64) for i in range(2 * halo + 1))
 
-    work = decide(neighbours, {}, source.shape, source.dtype, 1).with_result((6,), np.dtype(np.float64))
-    sink = open_sink(folder / "out.npy", *work.known, "stream")
+    task = plan_task(neighbours, {}, source.shape, source.dtype, 1).with_result((6,), np.dtype(np.float64))
+    sink = open_sink(folder / "out.npy", *task.known, "stream")
     sink.create()
-    return Ends(lone_world(backend), work, Chunks(work.partition, rows), source, sink, Spans())
+    return Endpoints(lone_world(backend), task, Chunks(task.partition, rows), source, sink, Spans())
 
 
-def moved(ends: Ends) -> dict[tuple[str, int], int]:
+def moved(endpoints: Endpoints) -> dict[tuple[str, int], int]:
     """What each stage of each chunk has to move, from the definition."""
     found: dict[tuple[str, int], int] = {}
-    for number, region in enumerate(ends.chunks[n] for n in range(len(ends.chunks))):
-        halo = ends.work.widths[0][0]
+    for number, region in enumerate(endpoints.chunks[n] for n in range(len(endpoints.chunks))):
+        halo = endpoints.task.widths[0][0]
         read = min(region.stop[0] + halo, 19) - max(region.start[0] - halo, 0)
         rows = region.shape[0]
         result = rows * 6 * 8
         found |= {("read", number): read * 6 * 4, ("write", number): result}
         found["kernel", number] = (rows + 2 * halo) * 6 * 4 + result
-        if ends.world.backend.asynchronous:
+        if endpoints.world.backend.asynchronous:
             found |= {("to device", number): read * 6 * 4, ("from device", number): result}
     return found
 
@@ -326,21 +326,25 @@ def moved(ends: Ends) -> dict[tuple[str, int], int]:
 def test_each_stage_of_each_chunk_is_noted_once_with_its_bytes(
     tmp_path: Path, backend: Callable[[], Any], halo: int
 ) -> None:
-    ends = ends_of(tmp_path, backend(), halo=halo)
-    engine = DeviceEngine(ends) if ends.world.backend.asynchronous else HostEngine(ends)
-    flow(engine, range(len(ends.chunks)), spans=ends.spans)
-    assert Counter((span.stage, span.chunk) for span in ends.spans.found) == Counter(moved(ends).keys())
-    assert {(span.stage, span.chunk): span.moved for span in ends.spans.found} == moved(ends)
-    for number in range(len(ends.chunks)):
-        mine = sorted((s for s in ends.spans.found if s.chunk == number), key=lambda s: STAGES.index(s.stage))
+    endpoints = endpoints_of(tmp_path, backend(), halo=halo)
+    engine = DeviceEngine(endpoints) if endpoints.world.backend.asynchronous else HostEngine(endpoints)
+    flow(engine, range(len(endpoints.chunks)), spans=endpoints.spans)
+    assert Counter((span.stage, span.chunk) for span in endpoints.spans.found) == Counter(
+        moved(endpoints).keys()
+    )
+    assert {(span.stage, span.chunk): span.moved for span in endpoints.spans.found} == moved(endpoints)
+    for number in range(len(endpoints.chunks)):
+        mine = sorted(
+            (s for s in endpoints.spans.found if s.chunk == number), key=lambda s: STAGES.index(s.stage)
+        )
         times = [time for span in mine for time in (span.begin, span.end)]
         assert times == sorted(times), "a stage began before the one before it had ended"
 
 
 def test_buffers_are_made_once_and_used_again(tmp_path: Path) -> None:
     device = QueuedBackend()
-    ends = ends_of(tmp_path, device, rows=1)
-    flow(DeviceEngine(ends), range(19), depth=2, spans=ends.spans)
+    endpoints = endpoints_of(tmp_path, device, rows=1)
+    flow(DeviceEngine(endpoints), range(19), depth=2, spans=endpoints.spans)
     assert sorted(device.allocated) == [6 * 8] * 2 + [3 * 6 * 4] * 2
 
 
@@ -352,13 +356,13 @@ def test_cells_that_a_function_leaves_out_are_poison_not_another_chunks(
     def every_second(block: Any, *, out: Any) -> None:
         out[:, ::2] = block[:, ::2]
 
-    ends = ends_of(tmp_path, backend(), halo=0)
-    work = decide(every_second, {}, (19, 6), np.dtype(np.float32), 1)
-    sink = open_sink(tmp_path / "other.npy", *work.known, "stream")
+    endpoints = endpoints_of(tmp_path, backend(), halo=0)
+    task = plan_task(every_second, {}, (19, 6), np.dtype(np.float32), 1)
+    sink = open_sink(tmp_path / "other.npy", *task.known, "stream")
     sink.create()
-    ends = replace(ends, work=work, sink=sink)
-    engine = DeviceEngine(ends) if ends.world.backend.asynchronous else HostEngine(ends)
-    flow(engine, range(len(ends.chunks)), depth=1, spans=ends.spans)
+    endpoints = replace(endpoints, task=task, sink=sink)
+    engine = DeviceEngine(endpoints) if endpoints.world.backend.asynchronous else HostEngine(endpoints)
+    flow(engine, range(len(endpoints.chunks)), depth=1, spans=endpoints.spans)
     found = open_source(sink.partial).array
-    np.testing.assert_array_equal(found[:, ::2], ends.source.array[:, ::2])
+    np.testing.assert_array_equal(found[:, ::2], endpoints.source.array[:, ::2])
     assert np.isnan(found[:, 1::2]).all()

@@ -152,7 +152,7 @@ def test_a_size_is_a_number_of_bytes(ran: Ran, text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(refused: Callable[..., str], option: str, text: str) -> None:
     sentence = refused(option, text)
     assert option in sentence
-    assert f"{text!r} is no size; expected a number of bytes such as 64M or 1.5G" in sentence
+    assert f"{text!r} is not a size; expected a number of bytes such as 64M or 1.5G" in sentence
 
 
 @pytest.mark.parametrize("option", ["--chunk-bytes", "--host-memory", "--device-memory"])
@@ -262,8 +262,8 @@ def test_a_picture_goes_through_whole_and_says_so() -> None:
     done = command("in.png", "out.png", "--chunk-bytes", "1M")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "meshrun: --chunk-bytes is for arrays that go through the ranks in chunks: got in.png, which one "
-        "rank handles whole, expected files such as .npy, .zarr or .h5\n"
+        "meshrun: --chunk-bytes applies only to streamed runs: got in.png, which one "
+        "rank reads or writes whole, expected files such as .npy, .zarr or .h5\n"
     )
     assert not Path("out.png").exists()
 

@@ -34,7 +34,7 @@ CALLED: list[int] = []  # first rows of those that it did
 
 
 @runner.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
-def fragile(block: Any, *, out: Any, here: runner.Here, gain: int = 3) -> None:
+def fragile(block: Any, *, out: Any, here: runner.BlockContext, gain: int = 3) -> None:
     if here.offset[0] in FAILING:
         raise ZeroDivisionError("fragile")
     CALLED.append(here.offset[0])
@@ -228,11 +228,11 @@ def test_the_output_of_an_earlier_run_stays_until_the_end(source: Path) -> None:
 def test_a_run_whose_chunks_are_all_finished_only_gives_the_output_its_name(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Any) -> None:
+    def full(*arguments: Any) -> None:
         raise RunError("no name", everywhere=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.stream.run.Streaming._check_unchanged", full)
+        patch.setattr("runner.stream.run.check_inputs", full)
         with pytest.raises(RunError, match="no name"):
             go(source)
     CALLED.clear()
@@ -432,7 +432,7 @@ def test_an_unfinished_output_of_another_form_is_refused(source: Path, what: str
         else:
             columns, dtype = (COLUMNS + 1, "f4") if what == "another shape" else (COLUMNS, "i4")
             np.save(file, np.zeros((ROWS, columns), dtype))
-    with pytest.raises(UserError, match=r"partial is not what an unfinished run of this has left: got .*rm"):
+    with pytest.raises(UserError, match=r"partial was not left by an unfinished run of this job: got .*rm"):
         go(source, resume=True)
     assert not target_of(source).exists()
 

@@ -135,7 +135,7 @@ def test_a_streamed_result_is_proved(tmp_path: Path, proof: str) -> None:
         return block[:-2] + block[2:]
 
     @runner.map_blocks(halo=((1, 1), (0, 0)), reference=sums)
-    def neighbours(block: Any, *, out: Any, here: runner.Here, wrong: int = -1) -> None:
+    def neighbours(block: Any, *, out: Any, here: runner.BlockContext, wrong: int = -1) -> None:
         out[...] = block[:-2] + block[2:]
         if here.offset[0] <= wrong < here.offset[0] + here.block[0]:
             out[wrong - here.offset[0]] = -1
