@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs.bench.lessons import pseudorandom
 from jobs.bench.lessons.matmul import freivalds
 from jobs.bench.lessons.matmul.methods import PRECISIONS
@@ -27,6 +26,7 @@ from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.methods import OnGpu, launch, variants
 from runner.backend.cuda import CudaBackend
+from runner.backend.cuda_box import open_box
 from runner.record_builder import versions
 from runner.report.record import write_json
 from runner.world import lone_world
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=8192, help="of the products; 0: none")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    world, box = lone_world(CudaBackend(0)), runner.open_box()
+    world, box = lone_world(CudaBackend(0)), open_box()
     context = Context(world, box, 0)
     rows: list[dict[str, Any]] = []
     for dtype in map(np.dtype, options.dtype or ["float32", "float64", "float16"]):
@@ -73,7 +73,7 @@ def transposes(context: Context, dtype: np.dtype[Any], shape: tuple[int, int]) -
         },
     }
     if dtype.itemsize > 2:
-        actions["cuBLAS geam"] = lambda: runner.geam(
+        actions["cuBLAS geam"] = lambda: runner.backend.cuda_blas.geam(
             *shape, dtype, source.address, target.address, place.stream
         )
     for variant in variants(dtype.itemsize):

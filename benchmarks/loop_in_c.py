@@ -29,15 +29,17 @@ from typing import Any
 from mpi4py import MPI
 from side_by_side import OURS, Failed, in_turn, shown, spread
 
-import runner
+import meshrun
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import Bench, Point, opened
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import bound_call, clock
-from runner import DATATYPES, World
+from meshrun import World
 from runner.comm import nccl, nccl_calls
 from runner.comm.batch import BUILT
+from runner.comm.collectives import DATATYPES
 from runner.report.record import write_json
+from runner.watchdog import MeasurementProgress
 
 THEIRS, PYTHON = "C loop", "from Python"
 LOOPS = (OURS, PYTHON, THEIRS)
@@ -72,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = ctypes.CDLL(str(options.loop or compiled(Path(folder))))
     library.timed.restype = ctypes.c_double
-    world = runner.open_world("cuda")
+    world = meshrun.open_world("cuda")
     rows = [row for name in options.ops for row in compare(world, library, name, options)]
     if world.rank == 0:
         print(f"{world.size} ranks; us, median (min .. max) of {options.rounds} rounds")
@@ -116,7 +118,7 @@ def compare(
     )
     colors = [0] * world.size
     asked = BenchOptions((name,), chosen)
-    with opened(world, world.control, asked, name, runner.MeasurementProgress(), colors) as session:
+    with opened(world, world.control, asked, name, MeasurementProgress(), colors) as session:
         bench = session.bench
         functions = (Address * (len(NCCL) + len(CUDA) + 1))(*map(address, loaded()))
         for size in bench.settings.sizes():

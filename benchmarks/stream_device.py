@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from runner.backend import Backend
 from runner.calibrate import Nothing
 from runner.chunks import Chunks
@@ -48,7 +48,7 @@ from runner.world import World, open_world
 ROW = 1 << 20  # bytes
 
 
-@runner.map_blocks()
+@meshrun.map_blocks()
 def light(block: Any, *, out: Any, xp: Any) -> None:
     xp.multiply(block, 2, out=out)
     xp.add(out, 1, out=out)

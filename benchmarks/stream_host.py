@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 
 COLUMNS = 16384
 STEP = 8 << 20  # bytes of a file that are read or made at a time, so that this process stays small
@@ -51,7 +51,7 @@ RANKS = 2
 MESHRUN = shutil.which("meshrun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
-@runner.map_blocks(halo=1, boundary="reflect")
+@meshrun.map_blocks(halo=1, boundary="reflect")
 def edges(block: Any, *, out: Any, xp: Any) -> None:
     """The mean of the four neighbours less the cell itself: a quarter of the Laplacian."""
     xp.add(block[:-2, 1:-1], block[2:, 1:-1], out=out)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs import dtypes, kernels
 from jobs.weights import EXACT, Weights, read
+from runner.errors import UserError
 
 THREADS, COLUMNS = 128, 4  # as in convolve.cu
 Array = np.ndarray[Any, Any]
@@ -43,13 +44,13 @@ def _check(
     dtypes.check("convolve", source)
     weights = read(kernel, normalize)
     if weights.values.ndim > len(shape):
-        raise runner.UserError(
+        raise UserError(
             "the kernel has more axes than the array",
             got=f"a kernel of shape {weights.values.shape}",
             expected=f"at most {len(shape)} axes",
         )
     if source.kind != "f" and weights.whole and _bound(source, weights) >= EXACT:
-        raise runner.UserError(
+        raise UserError(
             f"sums of {source} elements under this kernel can pass 2^53 and would not be exact",
             got=f"weights of total size {weights.total:g}",
             hint="smaller weights, or a float64 array",
@@ -99,7 +100,7 @@ def _reference(
     return expected / weights.divisor, tolerance / abs(weights.divisor)
 
 
-@runner.map_blocks(
+@meshrun.map_blocks(
     halo=_halo,
     boundary="reflect",
     out=_result,
@@ -158,7 +159,7 @@ def instance(source: np.dtype[Any], kind: np.dtype[Any], result: np.dtype[Any]) 
 def _on_gpu(block: Any, out: Any, weights: Weights, kind: np.dtype[Any], xp: ModuleType) -> None:
     axes = weights.values.ndim
     if axes > 3:
-        raise runner.UserError(
+        raise UserError(
             "a kernel of so many axes runs on CPUs only",
             got=f"{axes} axes",
             expected="3 at most",

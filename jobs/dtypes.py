@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-import runner
+from runner.errors import UserError
 
 SUPPORTED = ("uint8", "uint16", "int32", "float16", "float32", "float64")
 Result = Literal["same", "int16", "int32", "float32", "float64"]
@@ -15,7 +15,7 @@ Result = Literal["same", "int16", "int32", "float32", "float64"]
 def check(job: str, dtype: np.dtype[Any]) -> None:
     """Refuse a dtype that the job does not take."""
     if dtype.name not in SUPPORTED:
-        raise runner.UserError(
+        raise UserError(
             f"{job} cannot work on elements of this type",
             got=dtype.name,
             expected=", ".join(SUPPORTED),

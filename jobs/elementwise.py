@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs import dtypes, kernels
 from jobs.bounds import Intervals
 from jobs.expression import cpp, evaluate, fold, parse
@@ -42,7 +42,7 @@ def _reference(
     return np.broadcast_to(bound.value, block.shape), np.broadcast_to(bound.tolerance, block.shape)
 
 
-@runner.map_blocks(
+@meshrun.map_blocks(
     out=_result,
     check=_check,
     reference=_reference,

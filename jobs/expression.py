@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-import runner
+from runner.errors import UserError
 
 Value = TypeVar("Value")
 
@@ -193,8 +193,8 @@ def _is_number(number: int | float) -> bool:
         return False
 
 
-def _refuse(text: str, got: object, expected: str) -> runner.UserError:
-    return runner.UserError(
+def _refuse(text: str, got: object, expected: str) -> UserError:
+    return UserError(
         f"the expression {text!r} cannot be used",
         got=got,
         expected=expected,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs import dtypes, kernels
+from runner.errors import UserError
 
 ACCUMULATOR = {
     "uint8": "uint32",
@@ -34,7 +35,7 @@ def parse(weights: str) -> tuple[int, int, int]:
         numbers = []
     total = sum(numbers)
     if len(numbers) != 3 or min(numbers) < 0 or not 0 < total < math.inf:
-        raise runner.UserError(
+        raise UserError(
             "the weights of red, green and blue are not as they should be",
             got=repr(weights),
             expected="three numbers, none negative, not all 0",
@@ -49,7 +50,7 @@ def _check(shape: tuple[int, ...], source: np.dtype[Any], /, *, weights: str = R
     dtypes.check("grayscale", source)
     parse(weights)
     if len(shape) != 3 or shape[2] not in (3, 4):
-        raise runner.UserError(
+        raise UserError(
             "grayscale needs a colour image",
             got=f"shape {shape}",
             expected="(rows, columns, 3) or (rows, columns, 4)",
@@ -69,7 +70,7 @@ def _reference(block: np.ndarray[Any, Any], *, weights: str = REC601) -> np.ndar
     return expected
 
 
-@runner.map_blocks(
+@meshrun.map_blocks(
     out=_result,
     check=_check,
     reference=_reference,

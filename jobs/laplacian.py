@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs import dtypes, kernels
+from runner.errors import UserError
 
 THREADS, ROWS = 128, 8  # as in laplacian.cu
 COLUMNS = {1: 8, 2: 4, 4: 2, 8: 1}  # by itemsize: 8 bytes of a row for each thread
@@ -25,9 +26,7 @@ def accumulator(source: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
 def _check(shape: tuple[int, ...], source: np.dtype[Any], /, *, dtype: str = "same") -> None:
     dtypes.check("laplacian", source)
     if len(shape) < 2:
-        raise runner.UserError(
-            "laplacian needs rows and columns", got=f"shape {shape}", expected="2 axes or more"
-        )
+        raise UserError("laplacian needs rows and columns", got=f"shape {shape}", expected="2 axes or more")
 
 
 def _result(
@@ -47,7 +46,7 @@ def _reference(block: np.ndarray[Any, Any], *, dtype: str = "same") -> np.ndarra
     return expected
 
 
-@runner.map_blocks(
+@meshrun.map_blocks(
     halo=(1, 1),
     boundary="reflect",
     out=_result,

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs import dtypes, kernels
 from jobs.moments import BLOCKS, Moments, combine, of_tile
+from runner.errors import UserError
 
 MOST_BINS = 65536
 THREADS = 256
@@ -58,7 +59,7 @@ def _parts(array: np.ndarray[Any, Any], size: int = 1 << 22) -> Iterator[tuple[n
         yield part[np.isfinite(part)], int(np.isnan(part).sum())
 
 
-@runner.job(
+@meshrun.job(
     reference=_reference,
     trials=[((1031, 1030), "float64", {}), ((7, 5), "uint8", {}), ((100,), "float16", {})],
 )
@@ -80,12 +81,12 @@ def statistics(
         value, half a unit less and more.
     """
     _check_bins(bins, low, high)
-    tiles = runner.Tiles(world, input)
+    tiles = meshrun.Tiles(world, input)
     dtypes.check("statistics", tiles.dtype)
     xp = world.backend.xp
     moments = tiles.reduce(functools.partial(of_tile, xp), combine)
     if moments is None:
-        raise runner.UserError(
+        raise UserError(
             "an array without elements has no statistics",
             got=f"shape {tiles.shape}",
             expected="one element or more",
@@ -120,12 +121,12 @@ def _histogram(xp: ModuleType, block: Any, *, bins: int, edges: Edges) -> Any:
 
 def _check_bins(bins: int, low: float | None, high: float | None) -> None:
     if not 1 <= bins <= MOST_BINS:
-        raise runner.UserError(
+        raise UserError(
             "a histogram cannot have so many bins", got=bins, expected=f"1 to {MOST_BINS}", everywhere=True
         )
     for name, edge in (("low", low), ("high", high)):
         if edge is not None and not math.isfinite(edge):
-            raise runner.UserError(f"--{name} is no finite number", got=edge, everywhere=True)
+            raise UserError(f"--{name} is no finite number", got=edge, everywhere=True)
     if low is not None and high is not None:
         _check_range(low, high)
 
@@ -148,7 +149,7 @@ def _edges(moments: Moments, low: float | None, high: float | None) -> Edges | N
 def _check_range(low: float, high: float) -> None:
     # The smallest normal number: the width of a bin below it has no finite inverse.
     if not MOST_BINS * 2.0**-1022 < high - low < math.inf:
-        raise runner.UserError(
+        raise UserError(
             "the histogram's range is empty, or too wide or narrow for float64",
             got=f"{low:g} to {high:g}",
             expected="low below high",

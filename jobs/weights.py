@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import runner
+from runner.errors import UserError
 
 EXACT = 2**53  # float64 holds every whole number up to here
 
@@ -64,7 +64,7 @@ def _read(kernel: str, normalize: bool, changed: int) -> Weights:
     values.setflags(write=False)
     total = float(values.sum()) if normalize else 1.0
     if total == 0:
-        raise runner.UserError("the kernel's weights sum to 0 and cannot be normalized", got=repr(kernel))
+        raise UserError("the kernel's weights sum to 0 and cannot be normalized", got=repr(kernel))
     return Weights(values, total)
 
 
@@ -90,8 +90,8 @@ def _load(path: str) -> np.ndarray[Any, Any]:
     return np.array(values, np.float64, order="C")
 
 
-def _unusable(kernel: str, why: str) -> runner.UserError:
-    return runner.UserError(
+def _unusable(kernel: str, why: str) -> UserError:
+    return UserError(
         f"the kernel {kernel!r} cannot be used",
         got=why,
         expected="numbers in rows, or a .npy file of real numbers",

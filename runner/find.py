@@ -72,7 +72,7 @@ def _find_in_file(path: Path, attribute: str) -> Job:
         raise UserError(
             what,
             got=f"jobs: {', '.join(jobs) or 'none'}",
-            expected=f"{path}:NAME, a function under @runner.map_blocks, reduce_blocks or job",
+            expected=f"{path}:NAME, a function under @meshrun.map_blocks, reduce_blocks or job",
         )
     return jobs[attribute]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-import runner
 from jobs.bench.collectives.options import (
     LETTERS,
     LINK_RATE,
@@ -23,6 +22,7 @@ from jobs.bench.command_base import LAST, PLOT, Size, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
 from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
+from runner.comm.collectives import OPERATIONS
 
 
 @click.group(cls=BenchGroup, no_args_is_help=False)
@@ -53,9 +53,9 @@ def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
         return run_on_ranks(run, bench_options(operations, words), device, debug)
 
 
-for _name in runner.OPERATIONS:
+for _name in OPERATIONS:
     _add(_name, (_name,), f"Measure {_name}.")
-_add("all", runner.OPERATIONS, "Measure every operation, one after another.")
+_add("all", OPERATIONS, "Measure every operation, one after another.")
 
 
 @bench.command(cls=BenchCommand)
@@ -82,7 +82,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
 
 
 @bench.command(cls=BenchCommand)
-@click.argument("operation", type=click.Choice(runner.OPERATIONS), metavar="OPERATION")
+@click.argument("operation", type=click.Choice(OPERATIONS), metavar="OPERATION")
 @with_options([*LETTERS.values(), PLOT, LINK_RATE, *SPLITS, *LAST])
 def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-import runner
 from jobs.measure.exit_codes import StrictCommand
 from jobs.measure.sizes import parse_size
+from runner.errors import UserError
+from runner.rank_process import run_as_rank
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,7 +41,7 @@ class Size(click.ParamType[int]):
             return value
         try:
             return parse_size(value)
-        except runner.UserError as reason:
+        except UserError as reason:
             self.fail(str(reason), param, ctx)
 
 
@@ -66,7 +67,7 @@ def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[C
 def run_on_ranks(body: Callable[..., dict[str, Any]], options: Any, device: Any, debug: bool) -> int:
     """Run `body(world, handler, options, cli_context)` on every rank; returns the exit status."""
     cli_context = click.get_current_context().obj
-    return runner.run_as_rank(
+    return run_as_rank(
         lambda world, handler: body(world, handler, options, cli_context),
         device=device,
         started=cli_context.started,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 
 FOLDER = Path(__file__).parent
 # The C++ type of each dtype that kernels read, compute in or write.
@@ -88,7 +88,7 @@ def load(
         instance = FLOAT32.get(name, f"{name}<float>")
     if options is None:
         options = ("--fmad=true",) if name in FUSED else ()
-    return runner.kernel(FOLDER / f"{name}.cu", instance, (_headers(), *options))
+    return meshrun.kernel(FOLDER / f"{name}.cu", instance, (_headers(), *options))
 
 
 @functools.cache

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs import kernels
 from jobs.measure import patterns
 from jobs.measure.exact_reductions import largest, tolerance
 from jobs.measure.patterns import Reduced, Segment, Words
+from runner.comm.collectives import Datatype
 
 THREADS, BLOCKS = 256, 1 << 14
 
@@ -44,7 +44,7 @@ def poison(memory: Any) -> None:
     memory[...] = patterns.POISON
 
 
-def fill(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) -> None:
+def fill(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> None:
     """Write each segment's elements; memory between segments stays as it is.
 
     memory: contiguous flat uint8 array of NumPy or CuPy, of whole elements.
@@ -60,7 +60,7 @@ def fill(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) ->
             _launch("fill", memory, datatype, segment)
 
 
-def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) -> Mismatch | None:
+def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> Mismatch | None:
     """What differs from the segments' elements; None if nothing does. Arguments as for `fill`.
 
     Bits are compared: -0 for +0 is wrong, and NaN is right only where it was sent. Averages of a type in
@@ -84,7 +84,7 @@ def verify(memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]) 
     return None
 
 
-def text(bits: int, datatype: runner.Datatype) -> str:
+def text(bits: int, datatype: Datatype) -> str:
     """The text of an element, such as "1.5 (0x3fc00000)"."""
     value = np.array([bits], f"u{datatype.itemsize}").view(datatype.dtype)[0]
     return f"{value!s} (0x{bits:0{2 * datatype.itemsize}x})"
@@ -94,25 +94,23 @@ def _on_host(memory: Any) -> bool:
     return isinstance(memory, np.ndarray)
 
 
-def _bytes(memory: Any, datatype: runner.Datatype, segment: Segment) -> Any:
+def _bytes(memory: Any, datatype: Datatype, segment: Segment) -> Any:
     begin = segment.start * datatype.itemsize
     return memory[begin : begin + segment.count * datatype.itemsize]
 
 
-def _words(memory: Words, datatype: runner.Datatype, segment: Segment) -> Words:
+def _words(memory: Words, datatype: Datatype, segment: Segment) -> Words:
     words: Words = _bytes(memory, datatype, segment).view(f"u{datatype.itemsize}")
     return words
 
 
-def _tolerance(datatype: runner.Datatype, segment: Segment) -> int:
+def _tolerance(datatype: Datatype, segment: Segment) -> int:
     if not isinstance(segment.data, Reduced):
         return 0
     return tolerance(datatype, segment.data.reduction, segment.data.ranks)
 
 
-def _survey_host(
-    memory: Words, datatype: runner.Datatype, segments: Sequence[Segment]
-) -> list[tuple[int, int]]:
+def _survey_host(memory: Words, datatype: Datatype, segments: Sequence[Segment]) -> list[tuple[int, int]]:
     """Of each segment the number of wrong elements, and the first one, in elements from its start."""
     surveyed = []
     for segment in segments:
@@ -131,7 +129,7 @@ def _survey_host(
     return surveyed
 
 
-def _close(got: Words, expected: Words, datatype: runner.Datatype, allowed: int) -> Words:
+def _close(got: Words, expected: Words, datatype: Datatype, allowed: int) -> Words:
     """Mask of elements where `got` is finite and at most `allowed` representable numbers away."""
     width = 8 * datatype.itemsize
     a, b = (patterns.ordered(bits.astype(np.uint64), width) for bits in (got, expected))
@@ -141,9 +139,7 @@ def _close(got: Words, expected: Words, datatype: runner.Datatype, allowed: int)
     return near
 
 
-def _survey_device(
-    memory: Any, datatype: runner.Datatype, segments: Sequence[Segment]
-) -> list[tuple[int, int]]:
+def _survey_device(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> list[tuple[int, int]]:
     # NumPy hands this to the array's own library, CuPy.
     found = np.zeros_like(memory, np.uint64, shape=(len(segments), 2))
     for row, segment in zip(found, segments, strict=True):
@@ -155,9 +151,7 @@ def _survey_device(
     ]
 
 
-def _launch(
-    kernel: str, memory: Any, datatype: runner.Datatype, segment: Segment, /, *arguments: Any
-) -> None:
+def _launch(kernel: str, memory: Any, datatype: Datatype, segment: Segment, /, *arguments: Any) -> None:
     if not segment.count:
         return
     how, only = patterns.plan(datatype, segment.data)

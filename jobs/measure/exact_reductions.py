@@ -30,7 +30,7 @@ from fractions import Fraction
 
 import numpy as np
 
-import runner
+from runner.comm.collectives import Datatype, premultiplier
 
 MOST = 64  # contributors to an element
 
@@ -90,7 +90,7 @@ class Recipe:
 
 
 @functools.lru_cache(maxsize=128)
-def recipe(datatype: runner.Datatype, reduction: str, ranks: int) -> Recipe:
+def recipe(datatype: Datatype, reduction: str, ranks: int) -> Recipe:
     """The recipe of a reduction over this number of ranks."""
     if reduction in ("min", "max"):
         return _extreme(datatype, ranks, reduction == "min")
@@ -99,23 +99,23 @@ def recipe(datatype: runner.Datatype, reduction: str, ranks: int) -> Recipe:
     return _product(datatype, ranks) if reduction == "prod" else _sum(datatype, ranks, reduction)
 
 
-def _integers(datatype: runner.Datatype, ranks: int, reduction: str) -> Recipe:
+def _integers(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     width, window = 8 * datatype.itemsize, min(ranks, MOST)
     if reduction == "prod":
         return Recipe(Kind.PRODUCT, width, ranks, window, identity=1)
     if reduction != "avg":
-        odd = runner.premultiplier(1) if reduction == "mulsum" else 1
+        odd = premultiplier(1) if reduction == "mulsum" else 1
         return Recipe(Kind.SUM, width, ranks, window, bits=width, odd=odd)
     # Two large numbers rather than many small ones where 7 bits are all that a sum may have.
     window = min(window, MOST if width > 8 else 2)
     return Recipe(Kind.SUM, width, ranks, window, bits=width - 1 - _log2(window), divisor=ranks)
 
 
-def _sum(datatype: runner.Datatype, ranks: int, reduction: str) -> Recipe:
+def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     mantissa, precision = datatype.mantissa, datatype.mantissa + 1
     top = largest(datatype) >> mantissa
     window, total = min(ranks, 1 << mantissa, MOST), precision
-    odd = runner.premultiplier(1) if reduction == "mulsum" else 1
+    odd = premultiplier(1) if reduction == "mulsum" else 1
     bits = total - _log2(window) - _log2(odd)
     shift = extra = 0
     alike = reduction == "avg" and ranks != 1 << _log2(ranks)
@@ -145,7 +145,7 @@ def _sum(datatype: runner.Datatype, ranks: int, reduction: str) -> Recipe:
     )
 
 
-def _product(datatype: runner.Datatype, ranks: int) -> Recipe:
+def _product(datatype: Datatype, ranks: int) -> Recipe:
     one = bias(datatype) << datatype.mantissa
     window = min(ranks, MOST)
     powers = min(window, bias(datatype) - 3)  # all up or all down stays normal, with room for the mantissa
@@ -160,7 +160,7 @@ def _product(datatype: runner.Datatype, ranks: int) -> Recipe:
     )
 
 
-def _extreme(datatype: runner.Datatype, ranks: int, minimum: bool) -> Recipe:
+def _extreme(datatype: Datatype, ranks: int, minimum: bool) -> Recipe:
     width = 8 * datatype.itemsize
     highest = (1 << width) - 1
     if datatype.floating:
@@ -178,7 +178,7 @@ def _extreme(datatype: runner.Datatype, ranks: int, minimum: bool) -> Recipe:
     )
 
 
-def tolerance(datatype: runner.Datatype, reduction: str, ranks: int) -> int:
+def tolerance(datatype: Datatype, reduction: str, ranks: int) -> int:
     """Units in the last place by which a right result may differ from `reduced`: the difference between
     multiplying by the type's 1 / ranks and dividing; 0 except for f8e4m3 averages."""
     if not datatype.floating or reduction != "avg":
@@ -190,7 +190,7 @@ def tolerance(datatype: runner.Datatype, reduction: str, ranks: int) -> int:
     return abs(((nearest[0] - exact[0]) << datatype.mantissa) + nearest[1] - exact[1])
 
 
-def _reciprocal(datatype: runner.Datatype, ranks: int, lowest: int) -> tuple[int, int] | None:
+def _reciprocal(datatype: Datatype, ranks: int, lowest: int) -> tuple[int, int] | None:
     """1 / ranks rounded to the type's precision, as exponent and mantissa; None if it rounds to 0.
 
     lowest: the exponent below which numbers are subnormal.
@@ -203,12 +203,12 @@ def _reciprocal(datatype: runner.Datatype, ranks: int, lowest: int) -> tuple[int
     return unit + lead, (multiple << datatype.mantissa >> lead) - (1 << datatype.mantissa)
 
 
-def bias(datatype: runner.Datatype) -> int:
+def bias(datatype: Datatype) -> int:
     """The exponent field of 1.0."""
     return (1 << (datatype.exponent - 1)) - 1
 
 
-def largest(datatype: runner.Datatype) -> int:
+def largest(datatype: Datatype) -> int:
     """The bits of the largest finite number. Types named fn have no infinities, and NaN is all ones."""
     if datatype.numpy.endswith("fn"):
         return (1 << (8 * datatype.itemsize - 1)) - 2

@@ -9,22 +9,22 @@ from typing import Any, ClassVar
 
 import click
 
-import runner
+from runner.errors import RunError, UserError
 
 
-class WrongResults(runner.RunError):
+class WrongResults(RunError):
     """Wrong data, or too slow on average; nccl-tests' exit status 7."""
 
     exit_code = 7
 
 
-class Stuck(runner.RunError):
+class Stuck(RunError):
     """No progress for -T seconds; nccl-tests' exit status 4."""
 
     exit_code = 4
 
 
-class NeedsGpu(runner.RunError):
+class NeedsGpu(RunError):
     """The measurement needs a GPU and there is none."""
 
     exit_code = 3
@@ -78,6 +78,6 @@ def raised_as(kind: type[click.UsageError], ctx: click.Context | None = None) ->
         yield
     except click.UsageError as mistake:
         raise kind(mistake.format_message(), mistake.ctx or ctx) from mistake
-    except runner.UserError as mistake:
+    except UserError as mistake:
         mistake.exit_code = kind.exit_code
         raise

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs import kernels
-from runner import Box
+from runner.backend.box import Box
+from runner.errors import RunError
 
 # Operations to queue behind a closed gate. A stream takes about a thousand, including marks, before the host
 # waits for room, and it would wait for the gate.
@@ -54,7 +54,7 @@ class Gate:
     def check(self) -> None:
         """Raise RunError if the gate opened by itself. Call it when the streams are done."""
         if self._words[1]:
-            raise runner.RunError("the gate opened by itself before all work was queued behind it")
+            raise RunError("the gate opened by itself before all work was queued behind it")
 
     def release(self) -> None:
         """Free the gate; no stream may still wait on it."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs.measure.exact_reductions import Kind, Recipe, recipe
+from runner.comm.collectives import Datatype
 
 # A prime, so that data does not repeat after a whole number of chunks, blocks or ranks.
 PERIOD = 1048573
@@ -75,26 +75,24 @@ class Segment:
     source: int | None = None
 
 
-def copied(datatype: runner.Datatype, seed: int, index: int, count: int) -> Words:
+def copied(datatype: Datatype, seed: int, index: int, count: int) -> Words:
     """Elements index .. index + count - 1 of one source: arbitrary bits, (count,) unsigned integers."""
     return values(datatype, Copied(seed, index), 0, count)
 
 
 def contributed(
-    datatype: runner.Datatype, reduction: str, ranks: int, rank: int, seed: int, index: int, count: int
+    datatype: Datatype, reduction: str, ranks: int, rank: int, seed: int, index: int, count: int
 ) -> Words:
     """The same elements of one rank's contribution to a reduction."""
     return values(datatype, Contributed(seed, index, reduction, ranks, rank), 0, count)
 
 
-def reduced(
-    datatype: runner.Datatype, reduction: str, ranks: int, seed: int, index: int, count: int
-) -> Words:
+def reduced(datatype: Datatype, reduction: str, ranks: int, seed: int, index: int, count: int) -> Words:
     """The same elements of the exact result of a reduction."""
     return values(datatype, Reduced(seed, index, reduction, ranks), 0, count)
 
 
-def values(datatype: runner.Datatype, data: Data, offset: int, count: int) -> Words:
+def values(datatype: Datatype, data: Data, offset: int, count: int) -> Words:
     """Elements offset .. offset + count - 1 of a segment: (count,) unsigned integers."""
     out = np.empty(count, f"u{datatype.itemsize}")
     if isinstance(data, Untouched):
@@ -115,7 +113,7 @@ def values(datatype: runner.Datatype, data: Data, offset: int, count: int) -> Wo
     return out
 
 
-def plan(datatype: runner.Datatype, data: Data) -> tuple[Recipe, int | None]:
+def plan(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
     """The recipe of a segment's elements, and the one rank that they come from; None for all ranks."""
     match data:
         case Untouched():

@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from runner import Box, Control, Memory
+from runner.backend.box import Box, Memory
+from runner.comm import Control
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
 Key = TypeVar("Key", bound=Hashable)

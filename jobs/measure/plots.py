@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import runner
+from runner.errors import UserError
+from runner.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,13 +36,11 @@ def check(target: str | Path) -> None:
     """Raise UserError for an unknown suffix, or if matplotlib is missing: before anything is measured."""
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:
-        raise runner.UserError(
-            "the suffix of the plot's file is unknown", got=target, expected=" ".join(SUFFIXES)
-        )
+        raise UserError("the suffix of the plot's file is unknown", got=target, expected=" ".join(SUFFIXES))
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as reason:
-        raise runner.UserError(
+        raise UserError(
             "plots need matplotlib", got=str(reason), hint="pip install 'meshrun[plot]'"
         ) from reason
 
@@ -107,9 +106,9 @@ def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Itera
         page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
         image = page.encode()
     try:
-        runner.write_file(target, image)
+        write_file(target, image)
     except OSError as reason:
-        raise runner.UserError(f"cannot write {target}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot write {target}", got=reason.strerror or reason) from reason
 
 
 def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:

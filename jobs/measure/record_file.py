@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import runner
 from jobs.measure import plots
-from runner import World
+from meshrun import World
+from runner.errors import UserError
+from runner.files import check_writable, write_file
 
 PREFIXES = ("NCCL_", "UCX_", "FI_")
 NAMES = {
@@ -51,7 +52,7 @@ class RecordFile:
         if self._path is None or (not last and time.monotonic() < self._due):
             return
         begin = time.monotonic()
-        runner.write_file(self._path, text())
+        write_file(self._path, text())
         end = time.monotonic()
         self._due = end + (end - begin) / WRITING_SHARE
 
@@ -62,9 +63,7 @@ def create_record(path: str | Path) -> str:
     Raises UserError if the path does not end in .json or cannot be written.
     """
     if Path(path).suffix.lower() != ".json":
-        raise runner.UserError(
-            "the output file is not JSON", got=str(path), expected="a name ending in .json"
-        )
+        raise UserError("the output file is not JSON", got=str(path), expected="a name ending in .json")
     name, number = str(path), 0
     while True:
         try:
@@ -73,7 +72,7 @@ def create_record(path: str | Path) -> str:
         except FileExistsError:
             name, number = f"{path}.{number}", number + 1
         except OSError as reason:
-            raise runner.UserError(f"cannot write {name}", got=reason.strerror or reason) from reason
+            raise UserError(f"cannot write {name}", got=reason.strerror or reason) from reason
 
 
 def open_record(world: World, path: str | None, announce: Callable[[str], None]) -> RecordFile:
@@ -98,6 +97,6 @@ def create_outputs(path: str | None, plot: str | None) -> str | None:
 def refuse_unwritable(path: Path) -> None:
     """Raise UserError if the file cannot be written; leaves nothing behind and changes nothing."""
     try:
-        runner.check_writable(path)
+        check_writable(path)
     except OSError as reason:
-        raise runner.UserError(f"cannot write {path}", got=reason.strerror) from reason
+        raise UserError(f"cannot write {path}", got=reason.strerror) from reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-import runner
+from runner.errors import UserError
 
 MIB = 1 << 20
 UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30}
@@ -16,7 +16,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmgKMG]?)\s*", text)
     size = float(match[1]) * UNITS[match[2].lower()] if match else math.inf
     if math.isinf(size):
-        raise runner.UserError(
+        raise UserError(
             "a size does not parse",
             got=repr(text),
             expected="a number, or one with K, M or G (powers of 1024)",

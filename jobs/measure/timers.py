@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.measure.gate import MOST, Gate
-from runner import Box, Collectives, World
+from meshrun import World
+from runner.backend.box import Box
+from runner.comm.collectives import Collectives
 
 SHORTEST_SAMPLE = 200e-6  # seconds, many times the resolution of every clock
 FEWEST_CALLS = 16  # on a GPU in a sample

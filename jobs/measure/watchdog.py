@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import runner
 from jobs.measure.exit_codes import Stuck
-from runner import Control, World
+from meshrun import World
+from runner.comm import Control
+from runner.errors import MeshrunError, tell
+from runner.failure import FailureHandler
+from runner.watchdog import MeasurementProgress, Watchdog
 
 
 @contextmanager
 def watching(
     world: World,
-    handler: runner.FailureHandler,
+    handler: FailureHandler,
     timeout: float,
     control: Control | None = None,
-    failure: Callable[[str], runner.MeshrunError] = Stuck,
-) -> Iterator[runner.MeasurementProgress]:
+    failure: Callable[[str], MeshrunError] = Stuck,
+) -> Iterator[MeasurementProgress]:
     """The progress of this rank, watched if `timeout` is not 0; collective over `control`.
 
     timeout: seconds without progress. control: the ranks that measure; None for all. failure: the error that
     ends the run.
     """
     if not timeout:
-        yield runner.MeasurementProgress()
+        yield MeasurementProgress()
         return
 
     def report(text: str) -> None:
@@ -32,9 +35,9 @@ def watching(
 
     control = control or world.control
     names = control.allgather(str(world.here))
-    watchdog = runner.Watchdog(control, names, timeout, on_report=report, end=world.control.abort)
+    watchdog = Watchdog(control, names, timeout, on_report=report, end=world.control.abort)
     for warning in watchdog.warnings if control.rank == 0 else ():
-        runner.tell(f"warning: {warning}")
+        tell(f"warning: {warning}")
     try:
         yield watchdog
     finally:

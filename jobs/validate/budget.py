@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import runner
 from jobs.validate.plan import RUNGS, Plan
+from runner.errors import UserError
 
 MiB = 1 << 20
 # Below these, latency decides. (A ring of 8 GPUs moves 16 MiB at half of its rate.)
@@ -33,7 +33,7 @@ def parse_duration(text: str) -> float:
     match = DURATION.fullmatch(text)
     value = float(match[1]) * UNITS[match[2]] if match else 0.0
     if not 0 < value < math.inf:
-        raise runner.UserError("a duration", got=repr(text), expected="seconds, or 90s, 30m, 2h, 1d")
+        raise UserError("a duration", got=repr(text), expected="seconds, or 90s, 30m, 2h, 1d")
     return value
 
 
@@ -84,7 +84,7 @@ def fit(plan: Plan, budget: float, cost: Callable[[Plan], float]) -> tuple[Plan,
         if cost(lean) <= room:
             return lean, describe_cuts(plan, lean, cost(lean), budget)
     least = math.ceil(cost(lean) / (1 - RETEST_SHARE))
-    raise runner.UserError(
+    raise UserError(
         "the budget is too short for any rung", got=f"{budget:.3g} s", hint=f"--budget {least}s, or --rungs"
     )
 

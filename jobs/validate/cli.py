@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-import runner
 from jobs.measure.exit_codes import Finite, StrictCommand
 from jobs.validate.budget import parse_duration
 from jobs.validate.budget import quick as quick_plan
@@ -17,6 +16,8 @@ from jobs.validate.options import Options
 from jobs.validate.outputs import Outputs, check
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.verdict import EXIT
+from runner.errors import UserError
+from runner.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
 UNKNOWN = EXIT["unknown"]  # of a check that could not be made, a usage error included
@@ -46,7 +47,7 @@ class ValidateCommand(StrictCommand):
             status = kept
         try:
             check(named, typed.get("save_baseline"))
-        except runner.UserError:  # reported where they were refused
+        except UserError:  # reported where they were refused
             named = Outputs()
         return conclude(words, status, why, answer, named, typed["nagios"])
 
@@ -57,7 +58,7 @@ class Duration(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             return value if isinstance(value, float) else parse_duration(value)
-        except runner.UserError as reason:
+        except UserError as reason:
             self.fail(str(reason), param, ctx)
 
 
@@ -155,7 +156,7 @@ def validate(
         return rehearse(options, cli_context)
     from jobs.validate.run import report_unopened, run
 
-    return runner.run_as_rank(
+    return run_as_rank(
         lambda world, handler: run(world, handler, options, cli_context),
         device=device,
         oversubscribe=oversubscribe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from runner import World
+from meshrun import World
 
 GRACE = 0.5  # seconds in which rank 0 looks; launchers give a rank that they end one second at least
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-import runner
 from jobs.measure.link_rates import Assumed, Layout, assumed_algorithm, wire_rate
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit
-from runner import World
+from meshrun import World
+from runner.launcher import environment
+from runner.links import gpu_links, network_rate, nics
 
 GB = 1e9
 NVLS_CAPABILITY = 90  # Hopper
@@ -57,13 +58,13 @@ def gather(world: World) -> list[RankFacts]:
     device = world.here.device
     cpu = Rate(None, "it computes on a CPU")
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    share = runner.network_rate(runner.nics(), beside)
+    share = network_rate(nics(), beside)
     network = Rate(share.rate and share.rate * GB, share.source)
     wanted = ("NCCL_ALGO", "NCCL_NVLS_ENABLE")
-    settings = {name: value for name, value in runner.environment().items() if name in wanted}
+    settings = {name: value for name, value in environment().items() if name in wanted}
     mine = RankFacts(cpu, cpu, cpu, network)
     if device.kind == "cuda":
-        links = runner.gpu_links(device.uuid)
+        links = gpu_links(device.uuid)
         mine = RankFacts(
             Rate(device.bandwidth, device.bandwidth_source if device.bandwidth else "CUDA does not tell it"),
             Rate(links.nvlink.rate and links.nvlink.rate * GB, links.nvlink.source),

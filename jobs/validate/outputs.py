@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import runner
+from runner.errors import UserError
+from runner.files import is_stream, write_file
 
 if TYPE_CHECKING:
     from jobs.validate.report.model import Report
@@ -32,13 +33,13 @@ def check(outputs: Outputs, baseline: Path | None = None) -> None:
 
     baseline: the file in which this run is to be saved.
     """
-    from jobs.measure.record_file import refuse_unwritable  # the words are read without it
+    from jobs.measure.record_file import refuse_unwritable
 
     paths = [*outputs.named().values(), *([baseline] if baseline else [])]
     places = [path.resolve() for path in paths]
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:
-            raise runner.UserError("one file for two reports", got=str(path))
+            raise UserError("one file for two reports", got=str(path))
         if path is not baseline:
             refuse_unwritable(path)
 
@@ -50,11 +51,11 @@ def write(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
     """
     failed = []
     for name, path in outputs.named().items():
-        if not last and (runner.is_stream(path) or name == "prometheus"):
+        if not last and (is_stream(path) or name == "prometheus"):
             continue
         text: str = importlib.import_module(f"jobs.validate.report.formats.{name}").text(report)
         try:
-            runner.write_file(path, text)
+            write_file(path, text)
         except OSError as reason:
             failed.append(f"cannot write {path}: {reason.strerror}")
     return failed

@@ -32,10 +32,15 @@ from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
-from runner import World
+from meshrun import World
+from runner.counters import read_counters
+from runner.errors import BadResult, RunError, UserError, tell
+from runner.failure import FailureHandler
+from runner.record_builder import versions
+from runner.watchdog import MeasurementProgress, Watchdog
 
 
-def run(world: World, handler: runner.FailureHandler, options: Options, cli_context: Any) -> dict[str, Any]:
+def run(world: World, handler: FailureHandler, options: Options, cli_context: Any) -> dict[str, Any]:
     """Measure and report; returns the completion record.
 
     Raises BadResult on every rank unless the verdict is ok.
@@ -71,7 +76,7 @@ def run(world: World, handler: runner.FailureHandler, options: Options, cli_cont
                 validation.limits = limits(facts, probe.places)
                 refuse_baseline(options, validation.members)
                 on_rung = write_before(handler, validation, show_rung(cli_context))
-                report = measure(validation, probe, on_rung, runner.tell)
+                report = measure(validation, probe, on_rung, tell)
             handler.before_exit = None
             report = publish(report, options, cli_context)
             if handler.status is not None:
@@ -79,7 +84,7 @@ def run(world: World, handler: runner.FailureHandler, options: Options, cli_cont
             verdict = report.verdict.status, headline(report)
     status, line = world.control.broadcast(verdict)
     if status != "ok":
-        raise runner.BadResult(line, EXIT[status])
+        raise BadResult(line, EXIT[status])
     return {"command": "validate", "status": status, "ranks": world.size}
 
 
@@ -94,7 +99,7 @@ def rehearse(options: Options, cli_context: Any) -> int:
     )
     outputs.check(options.outputs, options.save_baseline)
     refuse_baseline(options, validation.members)
-    report = measure(validation, fleet, show_rung(cli_context), runner.tell)
+    report = measure(validation, fleet, show_rung(cli_context), tell)
     report = publish(report, options, cli_context)
     return EXIT[report.verdict.status]
 
@@ -103,7 +108,7 @@ def environment(world: World) -> dict[str, Any]:
     """What figures depend on, as rank 0 finds it. driver: version of NVIDIA's kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
-    return runner.versions(world) | found | {"settings": recorded_environment(runner.environment())}
+    return versions(world) | found | {"settings": recorded_environment(runner.launcher.environment())}
 
 
 def refuse_baseline(options: Options, members: Sequence[Member]) -> None:
@@ -131,11 +136,11 @@ def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
 
 def counters(world: World) -> Read:
     device, local = world.here.device, world.here.local
-    return lambda: runner.read_counters(device.uuid if device.kind == "cuda" else None, local)
+    return lambda: read_counters(device.uuid if device.kind == "cuda" else None, local)
 
 
 def report_early(
-    handler: runner.FailureHandler, validation: Validation, cli_context: Any, world: World | None = None
+    handler: FailureHandler, validation: Validation, cli_context: Any, world: World | None = None
 ) -> None:
     """Write what is known when rank 0 ends early; print it unless the process that started the ranks does."""
     if handler.failed:
@@ -145,7 +150,7 @@ def report_early(
         report = validation.early_report(FROM_OUTSIDE, guilty=False)
     if not hand_over(handler, report) and world and not handler.failed and (dead := dead_ranks(world)):
         report = validation.early_report(f"died: {'; '.join(dead)}", guilty=True)
-    with suppress(runner.UserError):  # of files that were refused
+    with suppress(UserError):  # of files that were refused
         outputs.check(validation.options.outputs, validation.options.save_baseline)
         outputs.write(report, validation.options.outputs)
     if handler.status is None:
@@ -153,12 +158,12 @@ def report_early(
         say(report, validation.options.nagios, cli_context.colour)
 
 
-def report_unopened(handler: runner.FailureHandler, options: Options, cli_context: Any) -> None:
+def report_unopened(handler: FailureHandler, options: Options, cli_context: Any) -> None:
     """The same before the world is open."""
     report_early(handler, Validation(options, {}), cli_context)
 
 
-def hand_over(handler: runner.FailureHandler, report: Report) -> bool:
+def hand_over(handler: FailureHandler, report: Report) -> bool:
     """Hand the report to the process that started the ranks, which then says why the run ended.
 
     Returns whether there is such a process.
@@ -167,30 +172,28 @@ def hand_over(handler: runner.FailureHandler, report: Report) -> bool:
 
 
 @contextmanager
-def watching(
-    world: World, handler: runner.FailureHandler, options: Options
-) -> Iterator[runner.MeasurementProgress]:
+def watching(world: World, handler: FailureHandler, options: Options) -> Iterator[MeasurementProgress]:
     """Watch this rank's progress: a rank that hangs ends the run and is named, in the report too."""
     if not options.timeout:
-        yield runner.MeasurementProgress()
+        yield MeasurementProgress()
         return
 
     def report(text: str) -> None:
-        handler.report_single(runner.RunError(text), "", world.rank)
+        handler.report_single(RunError(text), "", world.rank)
 
     names = [str(rank) for rank in world.ranks]
-    watchdog = runner.Watchdog(
+    watchdog = Watchdog(
         world.control, names, options.timeout, on_report=report, end=world.control.abort
     )  # fmt: skip
     for warning in watchdog.warnings if world.rank == 0 else ():
-        runner.tell(f"warning: {warning}")
+        tell(f"warning: {warning}")
     try:
         yield watchdog
     finally:
         watchdog.stop()
 
 
-def write_before(handler: runner.FailureHandler, validation: Validation, show: OnRung) -> OnRung:
+def write_before(handler: FailureHandler, validation: Validation, show: OnRung) -> OnRung:
     """Write the reports before each rung: a launcher may kill rank 0 when another rank dies."""
 
     def on_rung(rung: RungName) -> None:

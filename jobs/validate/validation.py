@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-import runner
 from jobs.validate import costs
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.budget import Deadline, fit
@@ -25,6 +24,7 @@ from jobs.validate.report.model import Limit, Member, Report
 from jobs.validate.soak import soak
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
+from runner.errors import UserError, tell
 
 
 @dataclass
@@ -126,7 +126,7 @@ def _use_baseline(validation: Validation, report: Report, rates: PartRates) -> R
         try:
             drifts, changed = baseline.compare(options.baseline, report, rates)
             report = replace(report, baseline=str(options.baseline), drifts=drifts, changed=changed)
-        except runner.UserError as reason:
+        except UserError as reason:
             trouble = f"not compared with earlier runs: {reason}"
     verdict = beside(report, validation.plan)
     if trouble:
@@ -135,6 +135,6 @@ def _use_baseline(validation: Validation, report: Report, rates: PartRates) -> R
     if options.save_baseline is not None:
         try:
             report.environment["saved"] = baseline.save(options.save_baseline, report, rates)
-        except runner.UserError as reason:
-            runner.tell(f"not saved: {reason}")
+        except UserError as reason:
+            tell(f"not saved: {reason}")
     return report

@@ -24,15 +24,7 @@ import numpy as np
 
 from runner.comm import Control
 from runner.comm.collectives import Call, Datatype, Function, Place, hypercube
-from runner.comm.host import (
-    COMBINE,
-    HostMemory,
-    averaged,
-    combine,
-    copied,
-    in_turn,
-    premultiplied,
-)
+from runner.comm.host import COMBINE, HostMemory, averaged, combine, copied, in_turn, premultiplied
 from runner.comm.mpi import MpiComm
 from runner.errors import RunError, UserError, first_line
 

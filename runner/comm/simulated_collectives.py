@@ -12,15 +12,7 @@ from functools import partial
 
 from runner.comm import Array, Message
 from runner.comm.collectives import Call, Function, Place, hypercube
-from runner.comm.host import (
-    COMBINE,
-    HostMemory,
-    averaged,
-    combine,
-    copied,
-    in_turn,
-    premultiplied,
-)
+from runner.comm.host import COMBINE, HostMemory, averaged, combine, copied, in_turn, premultiplied
 from runner.comm.simulated import SimulatedComm
 
 Part = tuple[int, int, int]  # (peer, first element, elements)

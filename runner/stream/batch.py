@@ -26,7 +26,14 @@ from runner.storage.folder import Folder
 from runner.storage.paths import KEPT
 from runner.stream.batch_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
-from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
+from runner.stream.dealt import (
+    OnStreamProgress,
+    draw,
+    no_stream_progress,
+    process_chunks,
+    report,
+    threads_of,
+)
 from runner.stream.identity import task_fingerprint
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Fingerprint, check_inputs, find_unfinished, start_or_resume

@@ -18,7 +18,14 @@ from runner.spans import Spans
 from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.paths import KEPT, suffix
 from runner.stream.cut import chunks_of, known_result
-from runner.stream.dealt import OnStreamProgress, draw, no_stream_progress, process_chunks, report, threads_of
+from runner.stream.dealt import (
+    OnStreamProgress,
+    draw,
+    no_stream_progress,
+    process_chunks,
+    report,
+    threads_of,
+)
 from runner.stream.device import DeviceEngine
 from runner.stream.direct import Direct
 from runner.stream.ends import Endpoints, Engine

@@ -29,9 +29,9 @@ import signal
 import time
 from pathlib import Path
 
-import runner
+import meshrun
 
-@runner.map_blocks
+@meshrun.map_blocks
 def wait(block, *, seconds: float = 0.0, dies: int = -1):
     \"\"\"Note what this rank is, and wait.\"\"\"
     task, gpus = os.environ["SLURM_PROCID"], os.environ.get("NOTE", os.environ.get("CUDA_VISIBLE_DEVICES"))

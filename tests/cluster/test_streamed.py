@@ -17,7 +17,7 @@ CHUNKS, ROWS, COLUMNS = 60, 4, 256
 JOB = """
 import os, time, runner
 
-@runner.map_blocks()
+@meshrun.map_blocks()
 def twice(block, *, out, slow: str = ""):
     time.sleep(0.5 if os.uname().nodename == slow else 0.05)
     out[...] = 2 * block

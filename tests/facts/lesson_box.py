@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from runner import Gpu, Memory, UserError
+from runner.backend.box import Gpu, Memory
+from runner.errors import UserError
 
 POISON = 0xA5
 TICK = 1e-6  # seconds that a look at the clock takes

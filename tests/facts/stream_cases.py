@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from queued_device import QueuedBackend, poisoned
 
-import runner
+import meshrun
 from runner.comm.simulated import run_ranks
 from runner.execute import Options, run
 from runner.halo import BOUNDARIES
@@ -106,10 +106,10 @@ KINDS = (*RETURNED, *FILLED, PLACED)
 
 
 def job_of(kind: str, widths: Widths, boundary: str) -> Any:
-    declare = runner.map_blocks(halo=widths, boundary=boundary, cval=3, out=FILLED.get(kind), name="tried")
+    declare = meshrun.map_blocks(halo=widths, boundary=boundary, cval=3, out=FILLED.get(kind), name="tried")
     if kind == PLACED:
 
-        def place(block: Any, *, here: runner.BlockContext) -> Any:
+        def place(block: Any, *, here: meshrun.BlockContext) -> Any:
             assert here.block == core(block, widths).shape
             return here.uniform(seed=3) + correlated(block, widths)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import runner
+import meshrun
 import runner.stream.run
 from runner.journal import Journal, Log, Syncer
 from runner.storage.flat import FlatSink, FlatSource
@@ -108,7 +108,7 @@ if place in PLACES:
     setattr(owner, name, planted)
 
 
-@runner.map_blocks(halo=1, boundary="nearest")
+@meshrun.map_blocks(halo=1, boundary="nearest")
 def smooth(block: Any, *, out: Any, here: Any, gain: float = 2.0) -> None:
     with open(notes / "calls", "a") as lines:
         lines.write(f"{here.offset[0]}\n")

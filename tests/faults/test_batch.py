@@ -22,7 +22,7 @@ JOB = """
 import itertools, os, signal, time
 from pathlib import Path
 
-import runner
+import meshrun
 import runner.stream.batch_engine
 from runner.journal import Journal, Log
 from runner.storage.flat import FlatSink
@@ -72,7 +72,7 @@ if place in PLACES and told == int(victim):
     setattr(owner, name, planted)
 
 
-@runner.map_blocks(halo=1, boundary="nearest")
+@meshrun.map_blocks(halo=1, boundary="nearest")
 def smooth(block, *, out, here):
     with open(notes / "calls", "a") as lines:
         lines.write(f"{here.shape[0]}\\n")

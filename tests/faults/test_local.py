@@ -296,9 +296,9 @@ def test_ranks_do_not_outlive_a_command_that_is_killed(
 SLOW = """
 import time
 from pathlib import Path
-import runner
+import meshrun
 
-@runner.map_blocks
+@meshrun.map_blocks
 def slow(block, *, here, go: str):
     while here.offset[0] % 3000 and not Path(go).exists():  # all but a rank's first slab
         time.sleep(0.01)

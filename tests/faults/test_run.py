@@ -44,7 +44,7 @@ JOB = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-import runner
+import meshrun
 
 folder = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -59,7 +59,7 @@ def fail(how):
     if how == "odd":
         raise Odd("two\\nlines")
     if how == "user":
-        raise runner.UserError("not this one", got=1, expected=2)
+        raise meshrun.UserError("not this one", got=1, expected=2)
     if how == "memory":
         np.empty(1 << 57, np.uint8)
     if how == "exit":
@@ -74,13 +74,13 @@ def fail(how):
 if told == 1 and "IMPORT" in os.environ:
     fail(os.environ["IMPORT"])
 
-@runner.map_blocks(halo=(1, 0))
+@meshrun.map_blocks(halo=(1, 0))
 def edges(block, *, out, here, how: str = "", everywhere: bool = False):
     if everywhere or here.rank == 1:
         fail(how)
     out[...] = block[1:-1]
 
-@runner.reduce_blocks(combine=lambda a, b: a + b)
+@meshrun.reduce_blocks(combine=lambda a, b: a + b)
 def total(block, *, how: str):
     if told == 1:
         fail(how)
@@ -379,13 +379,13 @@ PROGRAM = """
 import sys
 from pathlib import Path
 sys.path.append(".")
-import runner
+import meshrun
 from job import edges, told
 
 def attempt(source, **options):
     try:
         record = edges.run(source, "out.npy", device="cpu", **options)
-    except runner.MeshrunError as failure:
+    except meshrun.MeshrunError as failure:
         return f"{type(failure).__name__} {failure}"
     return f"{record['ranks']} ranks"
 

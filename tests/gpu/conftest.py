@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-import runner
+import meshrun
 from jobs.bench.lessons.protocol import Context
 from jobs.kernels import FOLDER
+from runner.backend.cuda_box import open_box
 from runner.world import lone_world
 
 
@@ -36,7 +37,7 @@ def context() -> Iterator[Callable[..., Context]]:
     """Makes contexts on the first GPU with two samples; words: fields of the context."""
     from runner.backend.cuda import CudaBackend
 
-    box = runner.open_box()
+    box = open_box()
     world = lone_world(CudaBackend(0))
 
     def made(**words: Any) -> Context:
@@ -56,6 +57,6 @@ def broken(tmp_path: Path) -> Callable[..., Callable[..., None]]:
         text = (FOLDER / file).read_text()
         assert text.count(line) == 1
         (tmp_path / file).write_text(text.replace(line, instead))
-        return runner.kernel(tmp_path / file, instance, (f"-I{FOLDER}", *options))
+        return meshrun.kernel(tmp_path / file, instance, (f"-I{FOLDER}", *options))
 
     return compiled

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-import runner
+import meshrun
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.measure import measure
@@ -33,8 +33,12 @@ from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import sweep
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
-from runner import DATATYPES, REDUCTIONS, Call, World
+from meshrun import World
+from runner.comm.collectives import DATATYPES, REDUCTIONS, Call
 from runner.errors import MeshrunError
+from runner.failure import FailureHandler
+from runner.rank_process import run_as_rank
+from runner.watchdog import MeasurementProgress
 
 ROOT = Path(__file__).parents[2]
 same = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "unit" / "bench" / "test_corruption.py")))
@@ -105,7 +109,7 @@ def opened(world: World, operation: str, **settings: Any) -> Iterator[session.Se
     } | settings  # fmt: skip
     asked = BenchOptions((operation,), SweepSettings(**chosen))
     colors = [0] * world.size
-    with session.opened(world, world.control, asked, operation, runner.MeasurementProgress(), colors) as made:
+    with session.opened(world, world.control, asked, operation, MeasurementProgress(), colors) as made:
         yield made
 
 
@@ -250,7 +254,7 @@ def shown(done: subprocess.CompletedProcess[str]) -> str:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Json:
     """The survey, by one rank in this process or by 4 (or 2) in processes of their own."""
     if request.param == "one GPU":
-        world = runner.open_world("cuda")
+        world = meshrun.open_world("cuda")
         try:
             return survey(world)
         finally:
@@ -420,13 +424,13 @@ def test_two_ranks_on_one_gpu_are_refused() -> None:
 
 
 def main() -> int:
-    def body(world: World, handler: runner.FailureHandler) -> Json:
+    def body(world: World, handler: FailureHandler) -> Json:
         found = survey(world)
         if world.rank == 0:
             Path(sys.argv[1]).write_text(json.dumps(found))
         return {}
 
-    return runner.run_as_rank(body, device="cuda", debug=True)
+    return run_as_rank(body, device="cuda", debug=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jobs.kernels
-import runner
+import meshrun
 from jobs.bench.copy import latency
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.engines import SMALL
@@ -27,6 +27,8 @@ from jobs.measure import gate
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.timers import gated_event_seconds
 from launch.mpi.rank_command import PROGRAM
+from runner.backend.cuda_box import open_box
+from runner.errors import RunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 cuda = pytest.importorskip("runner.backend.cuda", reason="needs CuPy")
@@ -140,7 +142,7 @@ def test_a_broken_kernel_is_caught(
 
 
 def test_a_gate_holds_until_it_is_opened() -> None:
-    box = runner.open_box()
+    box = open_box()
     held, stream = gate.Gate(box, 0), box.stream(0)
     try:
         held.hold(0, stream)  # loaded, and open
@@ -160,7 +162,7 @@ def test_a_gate_holds_until_it_is_opened() -> None:
 
 def test_a_gate_that_nobody_opens_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "TIMEOUT", 10**7)
-    box = runner.open_box()
+    box = open_box()
     held, stream = gate.Gate(box, 0), box.stream(0)
     try:
         held.hold(0, stream)
@@ -168,7 +170,7 @@ def test_a_gate_that_nobody_opens_gives_way(monkeypatch: pytest.MonkeyPatch) -> 
         with held.closed():
             held.hold(0, stream)
             box.synchronize(stream)
-        with pytest.raises(runner.RunError, match="opened by itself"):
+        with pytest.raises(RunError, match="opened by itself"):
             held.check()
     finally:
         box.close()
@@ -198,7 +200,7 @@ def measured(tmp_path: Path, *names: str, **words: Any) -> Any:
         names=names, output_file=str(path), **{"size": 1 << 24, "copies": 2, "samples": 1, **words}
     )
     ending: Any = SimpleNamespace()
-    run(runner.open_world("cuda"), ending, asked, SimpleNamespace(colour=False, columns=None, words=()))
+    run(meshrun.open_world("cuda"), ending, asked, SimpleNamespace(colour=False, columns=None, words=()))
     (host,) = json.loads(path.read_text())["hosts"]
     return host
 

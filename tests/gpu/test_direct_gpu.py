@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from runner.backend import cuda_files
+from runner.errors import RunError
 from runner.execute import Options, run
 from runner.stream.options import StreamOptions
 
 kvikio = pytest.importorskip("kvikio")
 
 
-@runner.map_blocks(halo=((1, 1), (0, 0)))
+@meshrun.map_blocks(halo=((1, 1), (0, 0)))
 def rows(block: Any, *, out: Any) -> None:
     out[...] = block[:-2] + 2 * block[1:-1] + 4 * block[2:]
 
@@ -48,6 +49,6 @@ def test_an_error_of_the_disk_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 100)
     cupy = pytest.importorskip("cupy")
     file = cuda_files.DirectFile(path)
-    with pytest.raises(runner.RunError, match="short"):
+    with pytest.raises(RunError, match="short"):
         file.read(cupy.zeros(200, cupy.uint8), 0)
     file.close()

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from jobs import kernels
 from jobs.bench.lessons.p2p.methods import peer_copies
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
+from runner.backend.cuda_box import open_box
 from runner.errors import MeshrunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -32,7 +33,7 @@ BROKEN = {
 
 @pytest.fixture
 def box() -> Any:
-    opened = runner.open_box()
+    opened = open_box()
     yield opened
     opened.close()
 
@@ -82,7 +83,7 @@ def test_a_broken_kernel_is_noticed(
     (tmp_path / "peer.cu").write_text(text.replace(right, changed))
 
     def load(file: str, instance: str) -> Callable[..., None]:
-        return runner.kernel(tmp_path / file, instance)
+        return meshrun.kernel(tmp_path / file, instance)
 
     monkeypatch.setattr(kernels, "load", load)
     assert any(wrong(box, nbytes) for nbytes in SIZES)

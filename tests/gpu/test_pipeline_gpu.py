@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-import runner
+import meshrun
 from runner.execute import Options, run
 from runner.find import find
 from runner.halo import BOUNDARIES
@@ -18,7 +18,7 @@ from runner.stream.options import StreamOptions
 KERNEL = np.arange(1.0, 21.0).reshape(4, 5)
 
 
-@runner.map_blocks(halo=((2, 1), (2, 2)))
+@meshrun.map_blocks(halo=((2, 1), (2, 2)))
 def correlate(block: Any, *, out: Any) -> None:
     out[...] = 0
     for i, j in np.ndindex(*KERNEL.shape):
@@ -89,21 +89,21 @@ def test_a_cupy_array_stays_on_its_device_and_the_stream_is_given_back() -> None
 def test_random_numbers_are_the_same_on_both_devices(offset: Any, block: Any, shape: Any) -> None:
     import cupy
 
-    def here(xp: Any) -> runner.BlockContext:
-        return runner.BlockContext(0, 1, "", offset, block, shape, None, xp)
+    def here(xp: Any) -> meshrun.BlockContext:
+        return meshrun.BlockContext(0, 1, "", offset, block, shape, None, xp)
 
     np.testing.assert_array_equal(here(cupy).uniform(7).get(), here(np).uniform(7))
     np.testing.assert_array_max_ulp(here(cupy).normal(7).get(), here(np).normal(7), maxulp=8)
 
 
-@runner.map_blocks(halo=((2, 1), (1, 1)))
+@meshrun.map_blocks(halo=((2, 1), (1, 1)))
 def doubled_sums(block: Any) -> Any:
     """Of three neighbours, after the block was changed in place."""
     block *= 2
     return block[:-3, 1:-1] + 3 * block[2:-1, :-2] + 5 * block[3:, 2:]
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def doubled(block: Any) -> Any:
     block *= 2
     return block
@@ -140,7 +140,7 @@ def test_statistics_agree_between_devices(tmp_path: Path) -> None:
 
 
 def test_a_reduction_takes_device_arrays(tmp_path: Path) -> None:
-    @runner.reduce_blocks(combine=lambda a, b: a + b)
+    @meshrun.reduce_blocks(combine=lambda a, b: a + b)
     def total(block: Any, *, xp: Any) -> Any:
         assert xp.__name__ == "cupy"
         return block.sum(dtype=xp.float64)

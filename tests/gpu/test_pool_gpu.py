@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-import runner
 from jobs.bench.lessons.pool import lesson
 from jobs.bench.lessons.pool.workload import account, workload
 from jobs.bench.lessons.protocol import Context
-from runner import Pool
+from runner.backend.cuda_box import open_box
+from runner.backend.cuda_pools import open_pools
+from runner.backend.pools import Pool
+from runner.errors import UserError
 from runner.world import lone_world
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -24,7 +26,7 @@ LABELS = ("cudaMalloc", "cudaMallocAsync", "cudaMallocAsync, keeping", "CuPy's p
 @pytest.fixture(params=range(len(LABELS)), ids=LABELS)
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     with cupy.cuda.Device(0):
-        opened = runner.open_pools(MOST)
+        opened = open_pools(MOST)
         assert tuple(one.label for one in opened) == LABELS
         yield opened[request.param]
         for one in opened:
@@ -77,7 +79,7 @@ def test_the_account_of_a_workload(pool: Pool) -> None:
 
 
 def test_too_much_is_refused_and_the_pool_goes_on(pool: Pool) -> None:
-    with pytest.raises(runner.UserError, match=r"gave no memory .*: got .*, expected ") as caught:
+    with pytest.raises(UserError, match=r"gave no memory .*: got .*, expected ") as caught:
         pool.allocate(1 << 45)
     assert pool.label in str(caught.value)
     handle = pool.allocate(1 << 20)
@@ -89,7 +91,7 @@ def test_too_much_is_refused_and_the_pool_goes_on(pool: Pool) -> None:
 def test_the_lesson() -> None:
     from runner.backend.cuda import CudaBackend
 
-    world, box = lone_world(CudaBackend(0)), runner.open_box()
+    world, box = lone_world(CudaBackend(0)), open_box()
     before = box.free_memory(0)
     found = lesson.measure(Context(world, box, 0, samples=2, maxbytes=32 << 20, options={"watch": True}))
     assert found.mismatches == ()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-import runner
+import meshrun
 from runner.execute import Options, run
 from runner.halo import BOUNDARIES
 from runner.world import World, open_world
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.mpi
 KERNEL = np.arange(1.0, 16.0).reshape(5, 3)
 
 
-@runner.map_blocks(halo=((2, 2), (1, 1)))
+@meshrun.map_blocks(halo=((2, 2), (1, 1)))
 def correlate(block: Any, *, out: Any) -> None:
     out[...] = 0
     for i, j in np.ndindex(*KERNEL.shape):
@@ -59,7 +59,7 @@ def test_blocks_on_gpus_give_what_scipy_gives(
         np.testing.assert_array_equal(np.load(folder / "out.npy"), wanted)
 
 
-@runner.map_blocks(halo=((2, 1), (1, 1)))
+@meshrun.map_blocks(halo=((2, 1), (1, 1)))
 def doubled_sums(block: Any) -> Any:
     """Of three neighbours, after the block was changed in place."""
     block *= 2

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from runner.execute import Options, run
 from runner.halo import BOUNDARIES
 from runner.stream.options import StreamOptions
@@ -19,7 +19,7 @@ from runner.stream.options import StreamOptions
 ROWS, COLUMNS = 2000, 1024
 
 
-@runner.map_blocks(halo=((2, 1), (1, 3)))
+@meshrun.map_blocks(halo=((2, 1), (1, 3)))
 def spread(block: Any, *, out: Any) -> None:
     """Every neighbour with a weight of its own."""
     out[...] = 0
@@ -28,12 +28,12 @@ def spread(block: Any, *, out: Any) -> None:
             out[...] += (3 * i + j + 1) * block[i : i + out.shape[0], j : j + out.shape[1]]
 
 
-@runner.map_blocks(halo=((1, 1), (0, 0)))
+@meshrun.map_blocks(halo=((1, 1), (0, 0)))
 def middle(block: Any) -> Any:
     return block[1:-1]  # a view of the padded block, which the next chunk overwrites
 
 
-@runner.map_blocks()
+@meshrun.map_blocks()
 def scaled(block: Any, *, xp: Any) -> Any:
     return (block * 2 + 1).astype(xp.float64)
 
@@ -91,7 +91,7 @@ def test_a_run_that_stopped_goes_on(tmp_path: Path) -> None:
     source = make_input(tmp_path)
     calls = []
 
-    @runner.map_blocks(halo=1)
+    @meshrun.map_blocks(halo=1)
     def fragile(block: Any, *, out: Any) -> None:
         calls.append(len(block))
         if len(calls) == 20:

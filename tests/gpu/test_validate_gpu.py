@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import single_rank
 from jobs.validate.probe.api import SINGLE_RANK_OPS
 from jobs.validate.probe.buffers import fit_to_devices
 from launch.mpi import launcher as mpi_launcher
-from runner import World
-from runner.errors import MeshrunError
+from meshrun import World
+from runner.errors import MeshrunError, UserError
 
 ROOT = Path(__file__).parents[2]
 same = SimpleNamespace(
@@ -45,7 +45,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    opened = runner.open_world("cuda")
+    opened = meshrun.open_world("cuda")
     yield opened
     opened.close()
 
@@ -114,7 +114,7 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
 
 
 def test_more_than_the_gpu_has(world: World) -> None:
-    with pytest.raises(runner.UserError, match=r"\[rank 0, host .*, GPU 0\] there is not enough memory"):
+    with pytest.raises(UserError, match=r"\[rank 0, host .*, GPU 0\] there is not enough memory"):
         same.asked(world, lambda probe: probe.single_rank("memory", world.here.device.memory, 1))
 
 
@@ -268,7 +268,7 @@ def flip_on_device(call: Any) -> None:
 
 
 def main(target: str) -> None:
-    world = runner.open_world("cuda")
+    world = meshrun.open_world("cuda")
     found = survey(world)
     if world.rank == 0:
         Path(target).write_text(json.dumps(found))

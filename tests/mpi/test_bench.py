@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
 from jobs.bench.collectives import measure, pingpong, scaling
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.run import run
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
-from runner import DATATYPES, REDUCTIONS
+from runner.comm.collectives import DATATYPES, REDUCTIONS, Datatype
+from runner.errors import UserError
+from runner.failure import FailureHandler
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
@@ -56,7 +57,7 @@ def measured(world: World, capfd: pytest.CaptureFixture[str]) -> Measure:
 
     def call(asked: BenchOptions, body: Any = run) -> list[list[str]]:
         capfd.readouterr()
-        body(world, runner.FailureHandler(world=world), asked, DOOR)
+        body(world, FailureHandler(world=world), asked, DOOR)
         text = world.control.allgather(capfd.readouterr().out)
         assert text[1:] == [""] * (world.size - 1)
         assert "\x1b" not in text[0]
@@ -78,7 +79,7 @@ def wrong(rows: list[list[str]]) -> set[str]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_is_right(world: World, measured: Measure, operation: str) -> None:
     if not fits(operation, world.size):
-        with pytest.raises(runner.UserError, match="a power of two") as refused:
+        with pytest.raises(UserError, match="a power of two") as refused:
             measured(BenchOptions((operation,), SMALL))
         assert refused.value.everywhere
         return
@@ -130,7 +131,7 @@ def test_all_of_them_skip_what_does_not_fit(
     world: World, capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     asked = BenchOptions(tuple(OPERATIONS), ONE_SIZE, output_file=str(folder / "out.json"))
-    run(world, runner.FailureHandler(world=world), asked, DOOR)
+    run(world, FailureHandler(world=world), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     expected = [name for name in OPERATIONS if fits(name, world.size)]
     assert re.findall(r"starting: (\w+)_perf", text) == expected
@@ -177,7 +178,7 @@ def test_single_iterations(world: World, measured: Measure, folder: Path) -> Non
 
 def test_groups_are_named(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     asked = BenchOptions(("all_reduce",), ONE_SIZE, split="MOD2", names=True)
-    run(world, runner.FailureHandler(world=world), asked, DOOR)
+    run(world, FailureHandler(world=world), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     groups = dict(re.findall(r"group (\d) \(ranks (\S+)\) in place:", text))
     seats = re.findall(r"^#  Rank +(\d+) Group +(\d+) ", text, re.M)
@@ -200,7 +201,7 @@ def test_groups_of_different_sizes_take_no_turns_as_roots(world: World, measured
     if world.size % 2 == 0 or world.size == 1:
         assert measured(asked)
         return
-    with pytest.raises(runner.UserError, match="-r -1 uses the ranks of all groups in turn") as refused:
+    with pytest.raises(UserError, match="-r -1 uses the ranks of all groups in turn") as refused:
         measured(asked)
     assert refused.value.everywhere
 
@@ -209,7 +210,7 @@ def test_a_group_that_is_no_hypercube(world: World, measured: Measure) -> None:
     """Also where the smallest group is one: of 5 ranks, 0 to 2 are a group of three."""
     if world.size != 5:
         pytest.skip("5 ranks")
-    with pytest.raises(runner.UserError, match=r"got 3 ranks, expected a power of two"):
+    with pytest.raises(UserError, match=r"got 3 ranks, expected a power of two"):
         measured(BenchOptions(("hypercube",), ONE_SIZE, split="DIV3"))
 
 
@@ -231,8 +232,8 @@ def test_a_group_that_is_no_hypercube(world: World, measured: Measure) -> None:
 def test_every_rank_refuses_alike(
     world: World, capfd: pytest.CaptureFixture[str], asked: BenchOptions, says: str
 ) -> None:
-    with pytest.raises(runner.UserError, match=says):
-        run(world, runner.FailureHandler(world=world), asked, DOOR)
+    with pytest.raises(UserError, match=says):
+        run(world, FailureHandler(world=world), asked, DOOR)
     assert capfd.readouterr().out == ""
     world.control.barrier()  # nobody is left behind
 
@@ -243,7 +244,7 @@ def test_too_slow_on_average(world: World, capfd: pytest.CaptureFixture[str]) ->
     ) as slow:
         run(
             world,
-            runner.FailureHandler(world=world),
+            FailureHandler(world=world),
             BenchOptions(("all_reduce",), ONE_SIZE, min_busbw=1e9),
             DOOR,
         )
@@ -260,14 +261,14 @@ def test_wrong_data_is_named(
     """One bit, in element 17 of what the last rank has got."""
     culprit, element, verify = world.size - 1, 17, measure.verify
 
-    def disturbed(memory: Any, datatype: runner.Datatype, segments: Any) -> Any:
+    def disturbed(memory: Any, datatype: Datatype, segments: Any) -> Any:
         if world.rank == culprit:
             memory[element * datatype.itemsize] ^= np.uint8(4)
         return verify(memory, datatype, segments)
 
     monkeypatch.setattr(measure, "verify", disturbed)
     with pytest.raises(WrongResults, match=f"{operation}: wrong data") as failure:
-        run(world, runner.FailureHandler(world=world), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
+        run(world, FailureHandler(world=world), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
     assert (failure.value.exit_code, failure.value.everywhere) == (7, True)
     text = world.control.broadcast(capfd.readouterr().out)
     (line,) = re.findall(r"^#   (wrong: rank .* out of place: .*)$", text, re.M)
@@ -283,7 +284,7 @@ def test_wrong_data_is_named(
 def test_pingpong(world: World, measured: Measure) -> None:
     asked = BenchOptions(("pingpong",), ONE_SIZE, pairs="all")
     if world.size == 1:
-        with pytest.raises(runner.UserError, match="pingpong needs two ranks"):
+        with pytest.raises(UserError, match="pingpong needs two ranks"):
             measured(asked, pingpong.run)
         return
     rows = measured(asked, pingpong.run)
@@ -291,7 +292,7 @@ def test_pingpong(world: World, measured: Measure) -> None:
     assert [(int(row[3]), int(row[4])) for row in rows] == pairs
     assert {row[-1] for row in rows} == {"0"}
     for bad in ("0-9", "0-0", "a-b", "0", "0-1-2", ""):
-        with pytest.raises(runner.UserError, match="--pairs does not parse"):
+        with pytest.raises(UserError, match="--pairs does not parse"):
             measured(replace(asked, pairs=bad), pingpong.run)
 
 

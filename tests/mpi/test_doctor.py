@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import runner
 from runner import rank
 from runner.comm.mpi import MpiComm
 from runner.doctor import SCHEMA, main
+from runner.errors import UserError
 from runner.inspection import PreflightFailed, gather_surveys, preflight
 from runner.launcher import BY_HAND, Started
 from runner.rank_table import render
@@ -142,8 +142,6 @@ def test_a_rank_with_other_settings_is_named(comm: MpiComm, monkeypatch: pytest.
     last = comm.size - 1
     if comm.rank == last:
         monkeypatch.setenv("NCCL_ALGO", "Ring")
-    with pytest.raises(
-        runner.UserError, match=f"different settings of NCCL_ALGO.*Ring on rank {last} "
-    ) as unfit:
+    with pytest.raises(UserError, match=f"different settings of NCCL_ALGO.*Ring on rank {last} ") as unfit:
         open_world("cpu", control=comm, check=preflight(BY_HAND))
     assert unfit.value.everywhere

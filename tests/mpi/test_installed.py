@@ -17,7 +17,6 @@ import pytest
 
 import jobs
 import launch
-import runner
 from runner.comm.batch import BUILT, Batch
 from runner.comm.mpi import MpiComm
 

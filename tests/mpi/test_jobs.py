@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import runner
+import meshrun
 from jobs.convolve import convolve
 from jobs.elementwise import elementwise
 from jobs.grayscale import grayscale
@@ -141,7 +141,7 @@ def test_statistics(world: World, folder: Path, photograph: Array, copies: int) 
 def test_a_reduction_has_the_bits_of_one_process(world: World, folder: Path) -> None:
     """Sums of float32 of very different sizes: another order of additions is another sum."""
 
-    @runner.reduce_blocks(
+    @meshrun.reduce_blocks(
         combine=lambda a, b: (a[0] + b[0], max(a[1], b[1])), finish=lambda p: {"sum": p[0], "max": p[1]}
     )
     def totals(block: Array) -> tuple[np.float32, float]:
@@ -158,7 +158,7 @@ def test_a_reduction_has_the_bits_of_one_process(world: World, folder: Path) -> 
 
 @pytest.mark.mpi_library
 def test_a_wrong_result_is_an_error_everywhere_and_leaves_the_old_file(world: World, folder: Path) -> None:
-    @runner.map_blocks(reference=lambda block: block + (block == 7))
+    @meshrun.map_blocks(reference=lambda block: block + (block == 7))
     def wrong_at_seven(block: Array) -> Array:
         return block.copy()
 

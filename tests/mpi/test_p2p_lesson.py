@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
 from jobs.bench.lessons.run import LessonOptions, run
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
+from runner.errors import UserError
+from runner.failure import FailureHandler
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
@@ -42,7 +43,7 @@ def record(world: World) -> Iterator[Path]:
 def measure(world: World, record: Path) -> Any:
     """The lesson's JSON, on every rank."""
     options = LessonOptions("p2p", 1, True, (1, 1 << 20), {}, output_file=str(record))
-    run(world, runner.FailureHandler(world=world), options, DOOR)
+    run(world, FailureHandler(world=world), options, DOOR)
     return world.on_root(lambda: json.loads(record.read_text()))
 
 
@@ -51,7 +52,7 @@ def test_every_pair_is_measured_and_right(
     world: World, record: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if world.size == 1:
-        with pytest.raises(runner.UserError, match="between ranks"):
+        with pytest.raises(UserError, match="between ranks"):
             measure(world, record)
         return
     found = measure(world, record)

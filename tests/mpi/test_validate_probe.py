@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
 from jobs.validate import plan as validate_plan
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import sampling
 from jobs.validate.probe.api import Wrong
 from jobs.validate.probe.buffers import fit_to_devices
+from runner.errors import UserError
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi
@@ -150,9 +150,9 @@ def test_more_groups_than_stay_open(world: World) -> None:
 def test_rank_0s_error_ends_all_ranks(world: World) -> None:
     def script(probe: Any) -> None:
         probe.single_rank("memory", KIB, 1)
-        raise runner.UserError("no such baseline")
+        raise UserError("no such baseline")
 
-    with pytest.raises(runner.UserError, match="no such baseline") as caught:
+    with pytest.raises(UserError, match="no such baseline") as caught:
         same.asked(world, script)
     assert caught.value.everywhere
     # And the ranks are where they were: they can begin anew.
@@ -163,7 +163,7 @@ def test_too_little_memory_on_one_rank(world: World) -> None:
     last = world.size - 1
     if world.rank == last:
         world.backend.free_memory = lambda: 0
-    with pytest.raises(runner.UserError, match=rf"\[rank {last}, .*\] there is not enough memory") as caught:
+    with pytest.raises(UserError, match=rf"\[rank {last}, .*\] there is not enough memory") as caught:
         same.asked(world, lambda probe: probe.single_rank("memory", KIB, 1))
     assert caught.value.everywhere
 

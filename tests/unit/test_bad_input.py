@@ -28,21 +28,21 @@ SHAPE = (6, 8, 3)
 
 JOBS = """
 from typing import Literal
-import runner
+import meshrun
 
-@runner.map_blocks(halo=3, boundary="mirror")
+@meshrun.map_blocks(halo=3, boundary="mirror")
 def wide(block, *, steps: int = 1, gain: float = 1.0, mode: Literal["soft", "hard"] = "soft"):
     return block[3:-3, 3:-3]
 
-@runner.map_blocks
+@meshrun.map_blocks
 def needy(block, *, steps: int):
     return block
 
-@runner.reduce_blocks(combine=lambda a, b: a + b)
+@meshrun.reduce_blocks(combine=lambda a, b: a + b)
 def total(block):
     return float(block.sum())
 
-@runner.map_blocks
+@meshrun.map_blocks
 def fails(block, *, error: str):
     raise eval(error)
 """
@@ -168,7 +168,7 @@ CASES: list[tuple[str, ...]] = [
     # Jobs.
     ("run nosuch in.npy out.npy", "unknown job", "got nosuch", "laplacian", "file.py:name", "Try:"),
     ("run gone.py:edges in.npy out.npy", "job's file does not exist", "got gone.py", "expected FILE.py"),
-    ("run none.py in.npy out.npy", "none.py: name one of its jobs", "got jobs: none", "@runner.map_blocks"),
+    ("run none.py in.npy out.npy", "none.py: name one of its jobs", "got jobs: none", "@meshrun.map_blocks"),
     (f"run {OURS} in.npy out.npy", "name one of its jobs", "got jobs: wide, needy, total"),
     (f"run {OURS}:edges in.npy out.npy", "declares no job 'edges'", "got jobs: wide, needy, total"),
     ("run broken.py in.npy out.npy", "broken.py cannot be imported", "got invalid syntax", "line 1"),

@@ -11,7 +11,7 @@ import pytest
 from queued_device import QueuedBackend
 from stream_cases import run_on
 
-import runner
+import meshrun
 
 ROWS = 30
 
@@ -39,7 +39,7 @@ class Counted:
         def counted(block: Any) -> Any:
             return self(block)
 
-        return runner.map_blocks(halo=((self.halo, self.halo), (0, 0)), boundary="nearest")(counted)
+        return meshrun.map_blocks(halo=((self.halo, self.halo), (0, 0)), boundary="nearest")(counted)
 
 
 def numbered(first: int = 0, rows: int = ROWS) -> Any:

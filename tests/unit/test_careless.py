@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from launch.cli import selftest
 from launch.cli.main import main
 from launch.mpi import library as mpi_library
@@ -23,33 +23,33 @@ from runner.rates import nominal_cpu, rates_file, save
 from runner.report.summary import render
 
 JOBS = """
-import runner
+import meshrun
 
-@runner.map_blocks
+@meshrun.map_blocks
 def same(block):
     return block
 
-@runner.job
+@meshrun.job
 def size(world, input, output):
     open(output, "w").close()
     return {"size": world.size}
 
-@runner.map_blocks(out=lambda shape, dtype: ((shape[0] // 2, *shape[1:]), dtype))
+@meshrun.map_blocks(out=lambda shape, dtype: ((shape[0] // 2, *shape[1:]), dtype))
 def halved(block, *, out):
     out[...] = block[::2]
 
-@runner.map_blocks(out=lambda shape, dtype: ((shape[0], shape[1] // 2), dtype))
+@meshrun.map_blocks(out=lambda shape, dtype: ((shape[0], shape[1] // 2), dtype))
 def narrowed(block, *, out):
     out[...] = block[:, ::2]
 """
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def double(block: Any, *, out: Any) -> None:
     out[...] = 2 * block
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def cast(block: Any, *, to: str) -> Any:
     return block.astype(to)
 
@@ -227,5 +227,7 @@ def test_a_selftest_without_its_device_says_so_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_jobs_failure_on_zeros_has_one_piece_of_advice(refused: Callable[[str], str]) -> None:
-    Path("mine.py").write_text(JOBS + "\n@runner.map_blocks\ndef broken(block):\n    raise ValueError('x')\n")
+    Path("mine.py").write_text(
+        JOBS + "\n@meshrun.map_blocks\ndef broken(block):\n    raise ValueError('x')\n"
+    )
     assert refused("plan mine.py:broken in.npy --ranks 2").count("Try: ") == 1

@@ -10,11 +10,11 @@ import pytest
 from nvml import UUID, NotSupported, NVMLError, loaded
 from nvml_counters import VALUE_TYPES, Nvml
 
-import runner
 from runner import counters_gpu
+from runner.counters import read_counters
 from runner.counters_gpu import gpu_counters
 from runner.counters_network import RDMA, network_counters
-from runner.counters_processors import processor_counters
+from runner.counters_processors import processor_counters, stolen_seconds
 
 NOWHERE = Path("/nonexistent")
 CALLS: dict[object, int] = {
@@ -175,7 +175,7 @@ def test_the_names_are_those_of_the_module() -> None:
 def test_nvml_is_initialised_once() -> None:
     nvml = Nvml(fields={94: 7})
     with loaded(nvml):
-        first, second = (runner.read_counters(UUID, 1, NOWHERE, NOWHERE) for _ in range(2))
+        first, second = (read_counters(UUID, 1, NOWHERE, NOWHERE) for _ in range(2))
     assert nvml.initialized == 1
     assert first["GPU 1", "PCIe replays"] == second["GPU 1", "PCIe replays"] == 7
 
@@ -183,13 +183,13 @@ def test_nvml_is_initialised_once() -> None:
 @pytest.mark.parametrize("module", [None, Nvml(failing={"init": NVMLError("Driver Not Loaded")})])
 def test_without_nvml(module: Nvml | None) -> None:
     with loaded(module):
-        assert list(runner.read_counters(UUID, 0, NOWHERE, NOWHERE)) == [("clock", "seconds")]
+        assert list(read_counters(UUID, 0, NOWHERE, NOWHERE)) == [("clock", "seconds")]
 
 
 def test_a_cpu_asks_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.nvml._start", lambda: pytest.fail("NVML was asked"))
     before = time.monotonic()
-    assert before <= float(runner.read_counters(None, 0, NOWHERE, NOWHERE)["clock", "seconds"])
+    assert before <= float(read_counters(None, 0, NOWHERE, NOWHERE)["clock", "seconds"])
 
 
 # The network.
@@ -288,8 +288,8 @@ def test_stolen_time(tmp_path: Path) -> None:
     assert found == pytest.approx(
         {("processors", "seconds"): 6183 * tick, ("processors", "stolen"): 800 * tick}
     )
-    assert found.items() <= runner.read_counters(None, 0, NOWHERE, tmp_path).items()
-    of_cores = [runner.stolen_seconds(cores, tmp_path) for cores in ({0}, {1}, {0, 1}, {7}, set())]
+    assert found.items() <= read_counters(None, 0, NOWHERE, tmp_path).items()
+    of_cores = [stolen_seconds(cores, tmp_path) for cores in ({0}, {1}, {0, 1}, {7}, set())]
     assert of_cores == pytest.approx([500 * tick, 300 * tick, 400 * tick, 0, 0])
 
 
@@ -297,13 +297,13 @@ def test_stolen_time(tmp_path: Path) -> None:
 def test_kernels_that_tell_of_no_stolen_time(tmp_path: Path, text: str) -> None:
     write(tmp_path / "stat", text)
     assert processor_counters(tmp_path) == {}
-    assert runner.stolen_seconds({0}, tmp_path) == 0
+    assert stolen_seconds({0}, tmp_path) == 0
 
 
 def test_this_machine() -> None:
     """Counters only grow between two readings, and the clock by the time between them."""
     begin = time.monotonic()
-    before, after = (runner.read_counters(None, 0) for _ in range(2))
+    before, after = (read_counters(None, 0) for _ in range(2))
     taken = time.monotonic() - begin
     assert {("TCP", "OutSegs"), ("processors", "seconds"), ("clock", "seconds")} <= before.keys()
     both = [(before[key], after[key]) for key in before if key in after]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from runner.declaration import Job
 from runner.declare import DeclaredJob, job, map_blocks, reduce_blocks
 from runner.errors import UserError
@@ -209,8 +209,8 @@ def test_an_unknown_boundary() -> None:
 
 
 def test_public_names_lead_to_what_they_say() -> None:
-    assert runner.map_blocks is map_blocks
-    assert runner.UserError is UserError
+    assert meshrun.map_blocks is map_blocks
+    assert meshrun.UserError is UserError
     on_gpus = {name for name, home in runner._HOME.items() if home.startswith("runner.backend.cuda")}
     assert "kernel" in on_gpus
     for name in set(runner.__all__) - on_gpus - {"DATATYPES", "OPERATIONS", "REDUCTIONS"}:  # CuPy; tables
@@ -224,9 +224,9 @@ def test_a_service_that_a_kind_does_not_get_is_refused() -> None:
         return 0.0
 
     with pytest.raises(UserError, match=r"'here' is not available to a function of this kind.*expected xp"):
-        runner.reduce_blocks(combine=max)(total)
+        meshrun.reduce_blocks(combine=max)(total)
     with pytest.raises(UserError, match=r"'out' is not available to a function of this kind"):
-        runner.job(lambda world, out: None)
+        meshrun.job(lambda world, out: None)
 
 
 # ---- functions beside the job's own: they get those of its parameters that they name

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-import runner
+import meshrun
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
 from runner.execute import Options, run
@@ -55,7 +55,7 @@ def test_the_jobs_pages_example_is_for_arrays_of_two_axes() -> None:
 
 def test_the_jobs_pages_reduction_may_have_an_option() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text()
-    start = page.index("@runner.reduce_blocks")
+    start = page.index("@meshrun.reduce_blocks")
     code = page[start : page.index("```", start)].replace("(block)", "(block, *, scale: float = 1.0)")
     names: dict[str, Any] = {"runner": runner}
     exec(code, names)
@@ -162,7 +162,7 @@ def documented(heading: str) -> set[str]:
 
 def test_every_key_of_the_record_is_documented_and_no_other(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.ones((8, 5), np.float32))
-    job = runner.map_blocks(lambda block: 2 * block)
+    job = meshrun.map_blocks(lambda block: 2 * block)
     options = Options(device="cpu", verify="sample")
     record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, options)
     assert set(record) == documented("# The record of a run")

@@ -16,9 +16,9 @@ from runner.errors import UserError
 from runner.find import find, load_file, names
 
 ONE = """
-import runner
+import meshrun
 
-@runner.map_blocks(halo=1)
+@meshrun.map_blocks(halo=1)
 def edges(block):
     "Edges."
     return block
@@ -26,7 +26,7 @@ def edges(block):
 TWO = (
     ONE
     + """
-@runner.map_blocks
+@meshrun.map_blocks
 def blur(block):
     return block
 

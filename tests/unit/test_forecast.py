@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
+import meshrun
 from runner.backend.cpu import CpuBackend
 from runner.chunking import FILLS, ON_DEVICE
 from runner.errors import RunError, UserError
@@ -36,7 +36,7 @@ CPUS = replace(GPUS, gpus=0, cores=4)
 
 
 def task(shape: tuple[int, ...], ranks: int, *, halo: Any = 0, grid: str | None = None) -> Task:
-    job = runner.map_blocks(halo=halo, boundary="nearest")(identity)
+    job = meshrun.map_blocks(halo=halo, boundary="nearest")(identity)
     return settled(plan_task(job, {}, shape, np.dtype(np.uint8), ranks, grid=grid))
 
 
@@ -147,14 +147,14 @@ def test_counts_between_powers_of_two_and_grids() -> None:
 
 
 def test_a_result_that_is_not_declared_is_seen_by_a_call() -> None:
-    @runner.map_blocks(halo=(1, 0))
+    @meshrun.map_blocks(halo=(1, 0))
     def halves(block: Any) -> Any:
         return (block[1:-1] / 2).sum(axis=-1)
 
     found = settled(plan_task(halves, {}, (50, 40, 3), np.dtype(np.int16), 5))
     assert found.result == ((50, 40), np.dtype(np.float64))
 
-    @runner.map_blocks
+    @meshrun.map_blocks
     def wrong(block: Any) -> Any:
         return block[:0]
 
@@ -232,5 +232,5 @@ def test_the_text_names_the_limit_and_how_many_are_enough() -> None:
 @pytest.mark.parametrize(("name", "foreseen"), [("out.npy", True), ("out.png", False)])
 def test_pictures_are_not_foreseen(tmp_path: Path, name: str, foreseen: bool) -> None:
     np.save(tmp_path / "in.npy", np.zeros((64, 48), np.uint8))
-    record = run(runner.map_blocks()(identity), tmp_path / "in.npy", tmp_path / name, {}, Options())
+    record = run(meshrun.map_blocks()(identity), tmp_path / "in.npy", tmp_path / name, {}, Options())
     assert (record["plan"] is not None) == foreseen

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-import runner
+import meshrun
 from runner import philox
 from runner.errors import UserError
 
@@ -21,11 +21,11 @@ RARE = 1e-4  # a true hypothesis would be refused at one seed in ten thousand; t
 
 def place(
     shape: tuple[int, ...], offset: tuple[int, ...] | None = None, block: Any = None
-) -> runner.BlockContext:
-    return runner.BlockContext(0, 1, "", offset or (0,) * len(shape), block or shape, shape, None, np)
+) -> meshrun.BlockContext:
+    return meshrun.BlockContext(0, 1, "", offset or (0,) * len(shape), block or shape, shape, None, np)
 
 
-def line(cells: int = CELLS) -> runner.BlockContext:
+def line(cells: int = CELLS) -> meshrun.BlockContext:
     return place((cells,))
 
 
@@ -171,4 +171,4 @@ def test_the_largest_uniform_numbers_make_finite_normal_ones(monkeypatch: pytest
 
 
 def test_the_former_name_still_works() -> None:
-    assert runner.Here is runner.BlockContext
+    assert meshrun.Here is meshrun.BlockContext

@@ -10,7 +10,7 @@ import pytest
 from queued_device import QueuedBackend
 from stream_cases import run_on
 
-import runner
+import meshrun
 from runner.comm.simulated import SimulatedComm
 from runner.mutations import MUTATIONS, Mutation
 from runner.selftest import caught
@@ -24,26 +24,26 @@ def sums(block: Any) -> Any:
     return block[:-3, 1:-1] + 2 * block[3:, 1:-1] + 3 * block[2:-1, :-2] + 5 * block[2:-1, 2:]
 
 
-@runner.map_blocks(halo=HALO)
+@meshrun.map_blocks(halo=HALO)
 def doubled_sums(block: Any) -> Any:
     block *= 2
     return sums(block)
 
 
-@runner.map_blocks(halo=HALO)
+@meshrun.map_blocks(halo=HALO)
 def doubled_view(block: Any) -> Any:
     block *= 2
     return block[2:-1, 1:-1]
 
 
-@runner.map_blocks(halo=HALO)
+@meshrun.map_blocks(halo=HALO)
 def doubled_out(block: Any, *, out: Any) -> None:
     out[...] = sums(block)
     out *= 2
     block[...] = -1
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def doubled(block: Any) -> Any:
     block *= 2
     return block
@@ -130,7 +130,7 @@ def test_what_is_sent_to_other_ranks_is_as_it_was_read(source: Path, monkeypatch
 
 
 def test_a_reduction_by_a_function_that_sorts_its_block(source: Path) -> None:
-    @runner.reduce_blocks(combine=lambda a, b: a + b)
+    @meshrun.reduce_blocks(combine=lambda a, b: a + b)
     def least(block: Any) -> Any:
         block.sort(axis=None) if block.ndim == 1 else block.reshape(-1).sort()
         return block.reshape(-1)[:1]
@@ -141,7 +141,7 @@ def test_a_reduction_by_a_function_that_sorts_its_block(source: Path) -> None:
 
 
 def test_a_job_cannot_change_the_callers_array() -> None:
-    @runner.job
+    @meshrun.job
     def clear(world: Any, input: Any) -> Any:
         input.array[...] = 0
 
@@ -164,8 +164,8 @@ def test_no_cell_is_computed_twice(source: Path, devices: bool, overlap: bool) -
     """Nor is what a function prints there twice."""
     cells = []
 
-    @runner.map_blocks(halo=HALO)
-    def counted(block: Any, *, here: runner.BlockContext) -> Any:
+    @meshrun.map_blocks(halo=HALO)
+    def counted(block: Any, *, here: meshrun.BlockContext) -> Any:
         cells.append(np.prod(here.block))
         return sums(block)
 
@@ -180,8 +180,8 @@ def test_a_streamed_run_prints_once_for_each_cell(
 ) -> None:
     """Where the function is tried before the work, what it prints then is not shown."""
 
-    @runner.map_blocks
-    def told(block: Any, *, here: runner.BlockContext) -> Any:
+    @meshrun.map_blocks
+    def told(block: Any, *, here: meshrun.BlockContext) -> Any:
         print(f"rows from {here.offset[0]}")
         return block
 
@@ -194,7 +194,7 @@ def test_a_streamed_run_prints_once_for_each_cell(
 def test_what_a_function_prints_before_it_fails_is_shown(
     source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @runner.map_blocks
+    @meshrun.map_blocks
     def fails(block: Any) -> Any:
         print("so far")
         raise ZeroDivisionError

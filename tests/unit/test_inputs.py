@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from stream_cases import run_on
 
-import runner
+import meshrun
 from runner.errors import RunError, UserError
 from runner.storage.flat import FlatSource
 
@@ -20,14 +20,14 @@ LONG_AGO = 10**18  # nanoseconds since 1970: no change since has the same time
 CHUNK = 4 * 3 * 8  # bytes of 4 rows
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def scaled(block: Any, *, factors: Path | None = None) -> Any:
     if factors is None:
         return block
     return block * np.load(factors)
 
 
-@runner.reduce_blocks(combine=lambda a, b: a + b)
+@meshrun.reduce_blocks(combine=lambda a, b: a + b)
 def total(block: Any, *, factors: Path | None = None) -> Any:
     return float(block.sum()) * (1.0 if factors is None else float(np.load(factors)[0]))
 
@@ -92,7 +92,7 @@ def test_an_input_that_changes_while_it_is_reduced_is_refused(
         run_on(2, total, source, None)
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def changing(block: Any, *, factors: Path) -> Any:
     result = block + np.load(factors)
     np.save(factors, np.full(3, 5.0))
@@ -119,8 +119,8 @@ def test_with_a_folder_of_images_too(source: Path) -> None:
 FAILING: list[int] = []
 
 
-@runner.map_blocks
-def fragile(block: Any, *, here: runner.BlockContext, factors: Path, more: Path | None = None) -> Any:
+@meshrun.map_blocks
+def fragile(block: Any, *, here: meshrun.BlockContext, factors: Path, more: Path | None = None) -> Any:
     if here.offset[0] in FAILING:
         raise ZeroDivisionError("fragile")
     return block + np.load(factors)
@@ -163,7 +163,7 @@ def test_resume_goes_on_with_the_same_files(source: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_may_write_the_file_that_its_parameter_names(source: Path) -> None:
-    @runner.job
+    @meshrun.job
     def noting(world: Any, *, notes: Path) -> dict[str, int]:
         world.on_root(lambda: notes.write_text("noted"))
         return {"ranks": world.size}

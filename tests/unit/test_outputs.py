@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from stream_cases import run_on
 
-import runner
+import meshrun
 from runner.errors import MeshrunError, RunError, UserError
 from runner.lock import hold
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def copied(block: Any) -> Any:
     return block.copy()
 
@@ -36,7 +36,7 @@ def names(source: Path) -> list[str]:
 def writing(write: Callable[[Path], object]) -> Any:
     """A job whose rank 1 writes its output."""
 
-    @runner.job
+    @meshrun.job
     def writes(world: Any, output: Path) -> dict[str, int]:
         if world.rank == 1:
             write(output)
@@ -119,7 +119,7 @@ def test_two_runs_in_memory_do_not_write_one_output(source: Path, job: Any) -> N
 def test_a_run_holds_its_output_while_it_works(source: Path) -> None:
     target, refused = source.with_name("out.npy"), []
 
-    @runner.map_blocks
+    @meshrun.map_blocks
     def nested(block: Any) -> Any:
         try:
             hold(target)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-import runner
+import meshrun
 from runner.comm.simulated import run_ranks
 from runner.errors import MeshrunError, RunError, UserError
 from runner.execute import Options, run
@@ -34,7 +34,7 @@ def run_simulated(job: Any, ranks: int, source: Path, target: Path | None, **opt
 def correlation(kernel: np.ndarray, halo: Any) -> Any:
     """A job that correlates with `kernel`, by sums of shifted views."""
 
-    @runner.map_blocks(halo=halo)
+    @meshrun.map_blocks(halo=halo)
     def correlate(block: Any, *, out: Any) -> None:
         out[...] = 0
         for index in np.ndindex(*kernel.shape):
@@ -88,7 +88,7 @@ def test_arrays_without_cells_come_out_without_cells(
     tmp_path: Path, shape: tuple[int, ...], ranks: int
 ) -> None:
     np.save(tmp_path / "in.npy", np.empty(shape, np.float32))
-    job = runner.map_blocks(lambda block: block + 1)
+    job = meshrun.map_blocks(lambda block: block + 1)
     run_simulated(job, ranks, tmp_path / "in.npy", tmp_path / "out.npy", verify="full")
     assert np.load(tmp_path / "out.npy").shape == shape
 
@@ -130,7 +130,7 @@ def test_the_record_says_what_was_done(tmp_path: Path) -> None:
 def test_a_function_that_returns_may_choose_dtype_and_drop_axes(tmp_path: Path) -> None:
     array = np.arange(7 * 5 * 3, dtype=np.uint8).reshape(7, 5, 3)
     np.save(tmp_path / "in.npy", array)
-    job = runner.map_blocks(lambda block: block.sum(axis=2, dtype=np.int64))
+    job = meshrun.map_blocks(lambda block: block.sum(axis=2, dtype=np.int64))
     for ranks in (1, 2, 8):
         run_simulated(job, ranks, tmp_path / "in.npy", tmp_path / "out.npy", verify="full")
         result = np.load(tmp_path / "out.npy")
@@ -139,8 +139,8 @@ def test_a_function_that_returns_may_choose_dtype_and_drop_axes(tmp_path: Path) 
 
 
 def test_here_tells_the_place_and_random_numbers_follow_the_cell(tmp_path: Path) -> None:
-    @runner.map_blocks(halo=(1, 0))
-    def noise(block: Any, *, here: runner.BlockContext) -> Any:
+    @meshrun.map_blocks(halo=(1, 0))
+    def noise(block: Any, *, here: meshrun.BlockContext) -> Any:
         assert here.block == (block.shape[0] - 2, block.shape[1])
         return here.uniform(seed=3) + here.normal(seed=4)
 
@@ -165,13 +165,13 @@ def test_here_tells_the_place_and_random_numbers_follow_the_cell(tmp_path: Path)
 def test_a_function_that_returns_nonsense_is_told_what(tmp_path: Path, function: Any, words: str) -> None:
     np.save(tmp_path / "in.npy", np.ones((9, 4)))
     with pytest.raises(RunError, match=words):
-        run_simulated(runner.map_blocks(function), 2, tmp_path / "in.npy", tmp_path / "out.npy")
+        run_simulated(meshrun.map_blocks(function), 2, tmp_path / "in.npy", tmp_path / "out.npy")
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
 
 
 def test_two_dtypes_from_one_function_are_refused(tmp_path: Path) -> None:
-    @runner.map_blocks
-    def moody(block: Any, *, here: runner.BlockContext) -> Any:
+    @meshrun.map_blocks
+    def moody(block: Any, *, here: meshrun.BlockContext) -> Any:
         return block.astype(np.float32 if here.offset[0] else np.float64)
 
     np.save(tmp_path / "in.npy", np.ones((8, 2)))
@@ -219,8 +219,8 @@ def test_a_constant_that_the_dtype_cannot_hold_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_failed_run_leaves_the_old_output_as_it_was(tmp_path: Path) -> None:
-    @runner.map_blocks
-    def fails_late(block: Any, *, out: Any, here: runner.BlockContext) -> None:
+    @meshrun.map_blocks
+    def fails_late(block: Any, *, out: Any, here: meshrun.BlockContext) -> None:
         out[...] = 1
         if here.rank == 1:
             raise ZeroDivisionError("late")

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, event, example, given, reject, settings
 from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
-import runner
+import meshrun
 from runner import chunking
 from runner.chunking import Files, has_own_grid, streamed_grid
 from runner.chunks import Chunks
@@ -56,7 +56,7 @@ class Facts:
     keep_whole: bool
 
     def cut(self, ranks: int, grid: str | None) -> Task:
-        job = runner.map_blocks(halo=self.widths, boundary="nearest")(self.function)
+        job = meshrun.map_blocks(halo=self.widths, boundary="nearest")(self.function)
         return plan_task(job, {}, self.shape, np.dtype(np.float32), ranks, grid=grid)
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from runner.execute import Options, execute
 from runner.report import progress
 from runner.report.progress import ProgressBar
@@ -36,7 +36,7 @@ def test_on_a_terminal_the_verification_has_the_same_bar(capsys: pytest.CaptureF
     assert "edges: verify" in capsys.readouterr().err
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def same(block: np.ndarray) -> np.ndarray:
     return block
 
@@ -66,7 +66,7 @@ def test_a_verification_tells_how_far_it_is(tmp_path: Path, mode: str, streamed:
 
 
 def test_a_verification_of_a_result_says_that_it_is_under_way(tmp_path: Path) -> None:
-    @runner.job(reference=lambda source: 1.0)
+    @meshrun.job(reference=lambda source: 1.0)
     def one(input: Source) -> float:
         return 1.0
 

@@ -11,7 +11,7 @@ import click
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from launch.cli.job_command import runner_options
 from runner.declare import DeclaredJob
 from runner.errors import UserError
@@ -21,18 +21,18 @@ NOT_FROM_PYTHON: dict[str, str] = {}
 # -n is no option of `run`: a program's ranks are those that its launcher started.
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def double(block: Any, *, out: Any, gain: float = 2.0) -> None:
     out[...] = gain * block
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def cast(block: Any, *, dtype: str = "int16", shape: int = 0) -> Any:
     """With parameters that have the short names of a file's options."""
     return block.astype(dtype)
 
 
-@runner.reduce_blocks(combine=lambda a, b: a + b)
+@meshrun.reduce_blocks(combine=lambda a, b: a + b)
 def total(block: Any) -> float:
     return float(block.sum())
 
@@ -117,7 +117,7 @@ def test_an_unfinished_run_can_be_resumed() -> None:
         out[...] = gain * block
 
     calls: list[int] = []
-    job = runner.map_blocks(broken)
+    job = meshrun.map_blocks(broken)
     with pytest.raises(ValueError, match="enough"):
         job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1)
     with pytest.raises(UserError) as refused:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
+import meshrun
 from runner.check import padded
 from runner.errors import RunError, UserError
 from runner.files import remove_path
@@ -449,7 +449,7 @@ def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data:
     pairs = [sorted((data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1)))) for n in shape]
     box = Region(tuple(a for a, _ in pairs), tuple(b + 1 for _, b in pairs))
     array = np.random.default_rng(0).random(shape)
-    job = runner.map_blocks(halo=widths, boundary=boundary, cval=7.0)(lambda block: block)
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=7.0)(lambda block: block)
     task = plan_task(job, {}, shape, array.dtype, 1)
     more = {"constant_values": 7} if boundary == "constant" else {}
     whole_padded = np.pad(array, widths, PAD[boundary], **more)

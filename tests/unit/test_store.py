@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import runner
+import meshrun
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.execute import run
 from runner.world import open_world
@@ -19,7 +19,7 @@ def test_a_picture_goes_into_a_store_of_several_chunks(tmp_path: Path, ranks: in
     zarr = pytest.importorskip("zarr")
     picture = np.random.default_rng(8).integers(0, 255, (3000, 2500, 3), np.uint8)
     Image.fromarray(picture).save(tmp_path / "in.png", compress_level=0)
-    job = runner.map_blocks(lambda block: block)
+    job = meshrun.map_blocks(lambda block: block)
 
     def same(comm: SimulatedComm) -> None:
         world = open_world("cpu", control=comm)

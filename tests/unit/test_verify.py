@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
+import meshrun
 from runner.errors import RunError
 from runner.store import Store
 
@@ -37,7 +37,7 @@ def test_an_integer_above_2_to_the_53_that_is_one_off_is_refused(
         (lambda block: block.astype(np.int64).astype(dtype) * 2 + np.array(BIG, dtype)) if reference else None
     )
 
-    @runner.map_blocks(reference=exact)
+    @meshrun.map_blocks(reference=exact)
     def large(block: Any) -> Any:
         return block * 2 + np.array(BIG, dtype)
 
@@ -53,7 +53,7 @@ def test_the_tolerance_is_of_the_values_that_were_read_though_the_function_chang
 ) -> None:
     np.save(tmp_path / "in.npy", np.full((4, 2), 1.0))
 
-    @runner.map_blocks
+    @meshrun.map_blocks
     def one(block: Any) -> Any:
         result = block.copy()
         block[...] = 1e30
@@ -74,19 +74,19 @@ def test_the_tolerance_is_of_the_values_that_were_read_though_the_function_chang
 )
 def test_a_reference_that_returns_nonsense_is_told_what(tmp_path: Path, reference: Any, words: str) -> None:
     np.save(tmp_path / "in.npy", np.ones((9, 4)))
-    job = runner.map_blocks(reference=reference)(lambda block: block)
+    job = meshrun.map_blocks(reference=reference)(lambda block: block)
     with pytest.raises(RunError, match=words):
         job.run(tmp_path / "in.npy", tmp_path / "out.npy", verify="full", device="cpu")
 
 
 def test_a_reference_may_return_one_number_for_all_cells(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.zeros((9, 4)))
-    job = runner.map_blocks(reference=lambda block: 1.0)(lambda block: block + 1)
+    job = meshrun.map_blocks(reference=lambda block: 1.0)(lambda block: block + 1)
     record = job.run(tmp_path / "in.npy", tmp_path / "out.npy", verify="full", device="cpu")
     assert record["verify"]["cells"] == 36
 
 
-@runner.job(reference=lambda array, value="right": {"count": 10**10, "text": value})
+@meshrun.job(reference=lambda array, value="right": {"count": 10**10, "text": value})
 def counted(input: Any, *, value: str = "right") -> dict[str, Any]:
     found: dict[str, Any] = {"count": 10**10, "text": "right"}
     return {**found, **OTHER}

@@ -23,15 +23,7 @@ from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.staged import StagedComm
 from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
-from runner.world import (
-    Rank,
-    World,
-    clash_error,
-    clashes,
-    find_ranks,
-    locality_warnings,
-    open_world,
-)
+from runner.world import Rank, World, clash_error, clashes, find_ranks, locality_warnings, open_world
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import runner
 from jobs.bench.collectives.reader import PLACEMENTS, Figures, Key, Record, median
+from runner.errors import UserError
 
 METRICS = {"time": "time_us", "algbw": "algbw", "busbw": "busbw"}
 UNITS = {"time": "us", "algbw": "GB/s", "busbw": "GB/s"}
@@ -70,14 +70,14 @@ def compare(a: Record, b: Record, tolerance: float, metric: str = "time") -> Com
     tests, or times of different clocks.
     """
     if metric not in METRICS:
-        raise runner.UserError("unknown metric", got=metric, expected=" or ".join(METRICS))
+        raise UserError("unknown metric", got=metric, expected=" or ".join(METRICS))
     if not tolerance >= 0:
-        raise runner.UserError("the tolerance is not a fraction", got=tolerance, expected="0.05 for 5 %")
+        raise UserError("the tolerance is not a fraction", got=tolerance, expected="0.05 for 5 %")
     operations = [_operation(record) for record in (a, b)]
     if None not in operations and operations[0] != operations[1]:
-        raise runner.UserError("the records are of different tests", got=" and ".join(map(str, operations)))
+        raise UserError("the records are of different tests", got=" and ".join(map(str, operations)))
     if metric == "time" and a.clock != b.clock:
-        raise runner.UserError(
+        raise UserError(
             "the records hold different times", got=f"{a.clock} and {b.clock}", hint="both with -C or none"
         )
     return Comparison(a.name, b.name, metric, tolerance, tuple(_lines(a, b, tolerance, metric)))
@@ -88,7 +88,7 @@ def compare_each(
 ) -> list[Comparison]:
     """`compare` for each operation of A. Raises UserError also if B lacks one. a, b: of `read_each`."""
     if missing := [name for name in a if name not in b]:
-        raise runner.UserError(
+        raise UserError(
             "the records are of different tests",
             got=" and ".join(", ".join(filter(None, one)) or "a single one" for one in (a, b)),
             hint=f"B with {', '.join(filter(None, missing))}" if any(missing) else "one operation's of each",

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import runner
 from jobs.bench.collectives.results import Group, RankMismatch
 from jobs.bench.collectives.specs import bandwidths
+from runner.errors import UserError
 
 if TYPE_CHECKING:
     from jobs.bench.collectives.session import Bench, Point
@@ -39,13 +39,13 @@ def color_of(rank: int, split: str | None, mask: str | None) -> int:
         try:
             return rank & int(mask, 16)
         except ValueError as reason:
-            raise runner.UserError("the split mask is not a hexadecimal number", got=repr(mask)) from reason
+            raise UserError("the split mask is not a hexadecimal number", got=repr(mask)) from reason
     if not split:
         return 0
     match = re.fullmatch(r"\s*(AND|OR|MOD|DIV|[&|%/])\s*(0x[0-9a-f]+|0b[01]+|\d+)\s*", split, re.IGNORECASE)
     number = int(match[2], 0 if match[2][:1] == "0" and len(match[2]) > 2 else 10) if match else 0
     if match is None or (number == 0 and match[1].upper() in ("MOD", "%", "DIV", "/")):
-        raise runner.UserError(
+        raise UserError(
             "the split does not parse",
             got=repr(split),
             expected="AND, OR, MOD or DIV and a number, such as MOD8",

@@ -90,7 +90,10 @@ def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None)
         raise click.BadParameter(NO_DEVICE_API, ctx, param)
 
 
-REDUCTIONS, DATATYPES = Choices(runner.REDUCTIONS), Choices([*runner.DATATYPES])
+REDUCTIONS, DATATYPES = (
+    Choices(runner.comm.collectives.REDUCTIONS),
+    Choices([*runner.comm.collectives.DATATYPES]),
+)
 NATURAL = click.IntRange(min=0)
 ZERO_OR_ONE = click.IntRange(0, 1)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import runner
 from jobs.bench.collectives import nccl_tests_text, session
 from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.nccl_tests_text import figure
@@ -26,7 +25,10 @@ from jobs.measure.patterns import Copied, Segment
 from jobs.measure.record_file import open_record
 from jobs.measure.timers import host_seconds
 from jobs.measure.watchdog import watching
-from runner import DATATYPES, Call, Datatype, Place, World
+from meshrun import World
+from runner.comm.collectives import DATATYPES, Call, Datatype, Place
+from runner.errors import UserError
+from runner.failure import FailureHandler
 
 TITLES = (
     ("size", "count", "type", "from", "to", "latency", "one-way", "two-way", "#wrong"),
@@ -54,9 +56,7 @@ class Exchange:
     finding: str = ""
 
 
-def run(
-    world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any
-) -> dict[str, Any]:
+def run(world: World, handler: FailureHandler, options: BenchOptions, cli_context: Any) -> dict[str, Any]:
     """Measure every pair and size; returns the completion record."""
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
@@ -93,7 +93,7 @@ def run(
 def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
     """Pairs of "0-3,1-2", "all", or "ends" (the first and the last rank). Raises UserError."""
     if ranks < 2:
-        raise runner.UserError(
+        raise UserError(
             "pingpong needs two ranks", got="1", hint="meshrun -n 2 bench pingpong", everywhere=True
         )
     if text == "all":
@@ -106,7 +106,7 @@ def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
     except ValueError:
         good = False
     if not good:
-        raise runner.UserError(
+        raise UserError(
             "--pairs does not parse",
             got=text,
             expected=f"such as 0-1,0-{ranks - 1}: ranks below {ranks}",

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.results import Header, Measurement, Row
+from runner.comm.collectives import DATATYPES
+from runner.errors import UserError
 
 PLACEMENTS = {"out_of_place": "out of place", "in_place": "in place"}
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Found anywhere in a line, because launchers prefix lines: "[1,0]<stdout>:", "0: ", a time.
 TITLES = re.compile(r"# +size +count +type +redop +root +((?:cpu)?time .*)")
-ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(runner.DATATYPES)}|char|int) +(.*)")
+ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(DATATYPES)}|char|int) +(.*)")
 PROGRAM = re.compile(r"# Collective test (?:starting|concluded): *(\S+)")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
 OTHERS = ("pingpong", "scale")  # our own programs, whose JSON is not nccl-tests'
@@ -77,9 +78,7 @@ def read(path: str | Path) -> Record:
     """The measurements of a file of one operation; errors as for `read_each`."""
     found = read_each(path)
     if len(found) > 1:
-        raise runner.UserError(
-            f"{path} holds more than one test", got=", ".join(found), hint="a file for each"
-        )
+        raise UserError(f"{path} holds more than one test", got=", ".join(found), hint="a file for each")
     return next(iter(found.values()))
 
 
@@ -91,7 +90,7 @@ def read_each(path: str | Path) -> dict[str, Record]:
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as reason:
-        raise runner.UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
     parts = _operations(text)
     return {name: _read(f"{path}, {name}" if name else str(path), part) for name, part in parts.items()}
 
@@ -114,7 +113,7 @@ def _read(path: str, text: str) -> Record:
         try:
             _read_json(text, gathered)
         except (KeyError, TypeError, AttributeError, ValueError) as reason:
-            raise runner.UserError(
+            raise UserError(
                 f"{path} is JSON, but no record of measurements",
                 got=repr(reason),
                 hint="a file that -J wrote",
@@ -155,13 +154,13 @@ class _Gathered:
 
     def record(self) -> Record:
         if not self.rows:
-            raise runner.UserError(
+            raise UserError(
                 f"{self.name} holds no measurements",
                 expected="the output of nccl-tests or of meshrun bench, as text or JSON",
             )
         for what, found in (("test", self.programs), ("clock", self.clocks)):
             if len(found) > 1:
-                raise runner.UserError(
+                raise UserError(
                     f"{self.name} holds more than one {what}",
                     got=", ".join(sorted(found)),
                     hint="a file for each",
@@ -192,7 +191,7 @@ def _read_text(text: str, gathered: _Gathered) -> None:
             try:
                 key, placements = _row(titles, *found.groups())
             except (ValueError, IndexError) as reason:
-                raise runner.UserError(
+                raise UserError(
                     f"line {number} of {gathered.name} is a truncated row or is mixed with other output",
                     got=line.strip()[:120],
                     hint="nccl-tests' -J, or NCCL_DEBUG_FILE for NCCL's own messages",
@@ -228,9 +227,9 @@ def _read_json(text: str, gathered: _Gathered) -> None:
         try:
             document, documents = {}, [json.loads(line) for line in text.splitlines() if line.strip()]
         except json.JSONDecodeError as reason:
-            raise runner.UserError(f"{gathered.name} is truncated JSON", got=str(reason)) from reason
+            raise UserError(f"{gathered.name} is truncated JSON", got=str(reason)) from reason
     if document.get("program") in OTHERS:
-        raise runner.UserError(
+        raise UserError(
             f"{gathered.name} is a record of {document['program']}, which has other rows",
             expected="a record of an operation, or of all",
         )

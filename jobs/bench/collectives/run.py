@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.nccl_tests_json import combined, json_line, record
 from jobs.bench.collectives.results import Footer, Header, Row
@@ -21,12 +20,14 @@ from jobs.measure import plots as measure_plots
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import RecordFile, open_record, refuse_unwritable
 from jobs.measure.watchdog import watching
-from runner import World
+from meshrun import World
+from runner.failure import FailureHandler
+from runner.launcher import environment
 
 Json = dict[str, Any]
 
 
-def run(world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any) -> Json:
+def run(world: World, handler: FailureHandler, options: BenchOptions, cli_context: Any) -> Json:
     """Measure; returns the completion record. Raises WrongResults, on every rank, after all is measured."""
     # Options come from environment variables too, which launchers may not pass to other hosts.
     options = world.control.broadcast(options)
@@ -65,7 +66,7 @@ def run(world: World, handler: runner.FailureHandler, options: BenchOptions, cli
 
 def _one(
     world: World,
-    handler: runner.FailureHandler,
+    handler: FailureHandler,
     options: BenchOptions,
     session: Session,
     screen: Screen,
@@ -84,7 +85,7 @@ def _one(
     footer = Footer(0, 0.0, options.min_busbw, errors=("ended before all was measured",))
 
     def written() -> str:
-        text = record(settings, header, rows, footer, words, runner.environment(), started, time.time())
+        text = record(settings, header, rows, footer, words, environment(), started, time.time())
         documents[bench.operation.name] = text
         return text if len(options.operations) == 1 else combined(documents)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.nccl_tests_text import figure
@@ -29,7 +28,10 @@ from jobs.measure.record_file import RecordFile, open_record
 from jobs.measure.sizes import size_name
 from jobs.measure.timers import Work, host_seconds
 from jobs.measure.watchdog import watching
-from runner import Control, World
+from meshrun import World
+from runner.comm import Control
+from runner.errors import MeshrunError
+from runner.failure import FailureHandler
 
 REPEATS = 7
 COLUMNS = (  # title, unit, width
@@ -70,9 +72,7 @@ class SingleRank:
     to_host: float | None
 
 
-def run(
-    world: World, handler: runner.FailureHandler, options: BenchOptions, cli_context: Any
-) -> dict[str, Any]:
+def run(world: World, handler: FailureHandler, options: BenchOptions, cli_context: Any) -> dict[str, Any]:
     """Measure every number of ranks; returns the completion record."""
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
@@ -87,7 +87,7 @@ def run(
     for ranks in counts:
         members = order[:ranks]
         everyone = world.control.split(int(world.rank not in members))
-        failure: runner.MeshrunError | None = None
+        failure: MeshrunError | None = None
         try:
             if world.rank in members:
                 opened, rows, right = _measured(world, handler, options, everyone)
@@ -100,7 +100,7 @@ def run(
                     rungs.append(Rung(ranks, hosts, size, row, efficiency(rungs, ranks, size, row)))
                     screen.line(_row(rungs[-1]))
                 wrong = wrong if right else [*wrong, f"wrong data with {ranks} ranks"]
-        except runner.MeshrunError as met:
+        except MeshrunError as met:
             if not met.everywhere:
                 raise
             failure = met  # raised on all members; the other ranks have to learn of it
@@ -115,7 +115,7 @@ def run(
 
 
 def _measured(
-    world: World, handler: runner.FailureHandler, options: BenchOptions, everyone: Control
+    world: World, handler: FailureHandler, options: BenchOptions, everyone: Control
 ) -> tuple[session.Session, list[Row], bool]:
     """All rows of the ranks of `everyone`, and whether every result is right; collective over them."""
     with (

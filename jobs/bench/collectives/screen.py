@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-import runner
 from jobs.bench.collectives import names, nccl_tests_text
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.results import Footer, Header, Row
 from jobs.measure.status_line import CLEAR, StatusLine
+from runner.errors import tell
 
 MOST_NAMED = 8  # ranks with wrong data that are named on standard error, for each row
 
@@ -44,7 +44,7 @@ class Screen:
         self._status.clear()
         self.line(shown + (names.names(row, header) if self.options.names else ""))
         for sentence in names.mismatches(row)[:MOST_NAMED]:
-            runner.tell(sentence)
+            tell(sentence)
 
     def footer(self, settings: SweepSettings, footer: Footer, program: str) -> None:
         self._status.clear()

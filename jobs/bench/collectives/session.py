@@ -13,7 +13,14 @@ from jobs.bench.collectives.results import Header, Memory, RankDevice
 from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
 from jobs.bench.collectives.traffic import Traffic, read_matrix
 from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
-from runner import Buffer, Collectives, Control, Datatype, MeasurementProgress, World, clock_offsets
+from meshrun import World
+from runner.clock import clock_offsets
+from runner.comm import Control
+from runner.comm.collectives import Buffer, Collectives, Datatype
+from runner.errors import UserError
+from runner.launcher import environment
+from runner.links import gpu_links, network_rate
+from runner.watchdog import MeasurementProgress
 
 GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
@@ -103,7 +110,7 @@ def opened(
     everyone: Control,
     options: BenchOptions,
     name: str,
-    progress: runner.MeasurementProgress,
+    progress: runner.watchdog.MeasurementProgress,
     colors: Sequence[int],
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.
@@ -197,7 +204,7 @@ def within_memory(
     if settings.maxbytes <= fits:
         return settings, None
     if settings.minbytes > fits:
-        raise runner.UserError(
+        raise UserError(
             "the smallest size does not fit into memory",
             got=f"-b {settings.minbytes} bytes",
             expected=f"at most {fits} ({fits / GIB:.4g} GiB) for each buffer",
@@ -220,7 +227,7 @@ def supported(everyone: Control, world: World, settings: SweepSettings, library:
         return settings
     rest = tuple(name for name in settings.datatypes if not name.startswith("f8"))
     if not rest:
-        raise runner.UserError(
+        raise UserError(
             "there are no 8-bit floats here",
             got=f"compute capability {capability / 10:g}, NCCL {library // 10000}.{library // 100 % 100}",
             expected="9.0 or later, NCCL 2.24 or later",
@@ -240,7 +247,7 @@ def check_device(world: World, settings: SweepSettings) -> None:
     }
     words = [letter for letter, value in given.items() if value]
     if words and any(rank.device.kind != "cuda" for rank in world.ranks):
-        raise runner.UserError(
+        raise UserError(
             f"{', '.join(words)}: needs NCCL and GPUs",
             got="ranks that measure host memory",
             hint=f"without {', '.join(words)}, or with --device cuda",
@@ -254,7 +261,7 @@ def check_ranks(operation: Operation, settings: SweepSettings, colors: Sequence[
     ranks = min(sizes)
     if operation.name == "hypercube" and not fits_hypercube(colors):
         size = next(one for one in sizes if one & (one - 1))
-        raise runner.UserError(
+        raise UserError(
             "hypercube pairs ranks whose numbers differ in one bit",
             got=f"{size} ranks",
             expected="a power of two",
@@ -262,14 +269,14 @@ def check_ranks(operation: Operation, settings: SweepSettings, colors: Sequence[
             everywhere=True,
         )
     if operation.rooted and settings.root >= ranks:
-        raise runner.UserError(
+        raise UserError(
             "there is no such root",
             got=f"-r {settings.root}",
             expected=f"at most {ranks - 1}",
             everywhere=True,
         )
     if operation.rooted and settings.root == -1 and len(sizes) > 1:
-        raise runner.UserError(
+        raise UserError(
             "-r -1 uses the ranks of all groups in turn and needs groups of one size",
             got=f"groups of {' and '.join(map(str, sorted(sizes)))} ranks",
             everywhere=True,
@@ -293,7 +300,7 @@ def traffic_of(options: BenchOptions, ranks: int, name: str, settings: SweepSett
     rows = [row[:ranks] for row in matrix[:ranks]]
     most = max(*(sum(row) for row in rows), *(sum(column) for column in zip(*rows, strict=True)))
     if settings.minbytes != settings.maxbytes or settings.maxbytes < most:
-        raise runner.UserError(
+        raise UserError(
             "a traffic matrix determines the size",
             got=f"-b {settings.minbytes} -e {settings.maxbytes}",
             expected=f"-b and -e equal, and at least the busiest rank's {most} bytes",
@@ -313,10 +320,8 @@ def tight_link(
     device = world.here.device
     if device.kind != "cuda":
         return unknown, None, ()
-    mine = runner.gpu_links(device.uuid)
-    nics = runner.network_rate(
-        runner.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id])
-    )
+    mine = gpu_links(device.uuid)
+    nics = network_rate(runner.links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id]))
     gathered = everyone.allgather((world.here.host_id, mine, nics, device.compute_capability))
     color = bench.colors[0]  # the rows are those of rank 0's group
     members = [one for one, other in zip(gathered, bench.colors, strict=True) if other == color]
@@ -324,7 +329,7 @@ def tight_link(
     joined = all(links.nvlinks_active for _, links, *_ in members)
     layout = Layout(len(members), hosts, "NVLink" if joined else "PCIe")
     possible = joined and min(capability for *_, capability in members) >= NVLS_CAPABILITY
-    assumed = assumed_algorithm(bench.operation.name, layout, runner.environment(), possible)
+    assumed = assumed_algorithm(bench.operation.name, layout, environment(), possible)
     readings = [
         network if hosts > 1 else links.nvlink if joined else links.pcie for _, links, network, _ in members
     ]

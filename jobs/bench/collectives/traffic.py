@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import runner
+from runner.errors import UserError
 
 ALIGNMENT = 16
 
@@ -43,15 +43,15 @@ def read_matrix(path: Path, scale: float, ranks: int) -> tuple[tuple[int, ...], 
             [float(word) for word in line.split()] for line in path.read_text().splitlines() if line.strip()
         ]
     except (OSError, ValueError) as reason:
-        raise runner.UserError(f"the traffic matrix {path} cannot be read", got=reason) from reason
+        raise UserError(f"the traffic matrix {path} cannot be read", got=reason) from reason
     if not rows or any(len(row) != len(rows) for row in rows) or len(rows) < ranks:
         widths = sorted({len(row) for row in rows}) or [0]
-        raise runner.UserError(
+        raise UserError(
             f"the traffic matrix {path} does not fit",
             got=f"{len(rows)} x {' or '.join(map(str, widths))}",
             expected=f"square, at least {ranks} x {ranks}",
         )
     # In this form because comparisons with NaN are false.
     if not all(cell >= 0 and cell * scale <= 2**62 for row in rows for cell in row):
-        raise runner.UserError(f"the traffic matrix {path} holds a value that is not a number of bytes")
+        raise UserError(f"the traffic matrix {path} holds a value that is not a number of bytes")
     return tuple(tuple(int(cell * scale) & ~(ALIGNMENT - 1) for cell in row) for row in rows)

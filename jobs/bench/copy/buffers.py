@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-import runner
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import UNIT
 from jobs.bench.copy.patterns import Place, Transfer
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from runner import Box, Control, Gpu, Memory
+from runner.backend.box import Box, Gpu, Memory
+from runner.comm import Control
+from runner.errors import UserError
 
 End = Literal["source", "target"]
 ENDS: tuple[End, ...] = ("source", "target")
@@ -197,5 +198,5 @@ def fitting_size(size: int, memories: Sequence[tuple[int, float]]) -> int:
     while any(count * fits > limit for count, limit in memories):
         fits = fits // 2 // UNIT * UNIT
         if not fits:
-            raise runner.UserError("there is no memory for buffers", got=f"{size:,} bytes", everywhere=True)
+            raise UserError("there is no memory for buffers", got=f"{size:,} bytes", everywhere=True)
     return fits

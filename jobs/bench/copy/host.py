@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-import runner
 from jobs.bench.copy.cases import HOST
 from jobs.bench.copy.measure import CaseResult, Cell, CopySettings
 from jobs.bench.copy.transfers import ELEMENT, WIDTH
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import host_seconds
-from runner import Control
+from runner.comm import Control
+from runner.comm.collectives import DATATYPES
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -63,7 +63,7 @@ def _checked(
     source: Bytes, target: Bytes, settings: CopySettings, seed: int, rank: int, mismatches: list[str]
 ) -> Iterator[None]:
     """Fill the source before the copies inside, verify the target after them."""
-    kind = runner.DATATYPES[ELEMENT]
+    kind = DATATYPES[ELEMENT]
     segments = [Segment(0, settings.size // WIDTH, Copied(seed, rank))]
     if settings.check:
         check.fill(source, kind, segments)

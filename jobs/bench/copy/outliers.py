@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import runner
 from jobs.bench.copy.measure import CaseResult, Cell
-from runner import Gpu
+from runner.backend.box import Gpu
+from runner.links import gpu_links
 
 SLOW, LATE = 0.9, 1.1  # times the median of all cells of a matrix: below for rates, above for latencies
 MOST_DESCRIBED = 6  # outliers that are described one by one
@@ -93,7 +93,7 @@ def cell_name(cell: Cell, result: CaseResult, number: int) -> str:
 
 def peaks_of(gpu: Gpu) -> Peaks:
     """The nominal rates that NVML and CUDA report of a GPU of this host."""
-    links = runner.gpu_links(gpu.uuid)
+    links = gpu_links(gpu.uuid)
     pcie = Peak(links.pcie.rate, links.pcie.source)
     nvlink = Peak(links.nvlink.rate, links.nvlink.source)
     rate = gpu.bandwidth and gpu.bandwidth / 2e9

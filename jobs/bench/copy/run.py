@@ -9,16 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.bench.copy import host, nvbandwidth_text
-from jobs.bench.copy.buffers import (
-    LARGEST_SHARE,
-    Buffers,
-    MatrixGpu,
-    buffers_needed,
-    fitting_size,
-    gpus_of,
-)
+from jobs.bench.copy.buffers import LARGEST_SHARE, Buffers, MatrixGpu, buffers_needed, fitting_size, gpus_of
 from jobs.bench.copy.cases import CASES, HOST, Case, chosen
 from jobs.bench.copy.measure import CopySettings, measure
 from jobs.bench.copy.outliers import Peaks, peaks_of
@@ -27,7 +19,14 @@ from jobs.bench.copy.transfers import TransferRunner
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from jobs.measure.record_file import create_outputs, recorded_environment
 from jobs.measure.status_line import StatusLine
-from runner import Box, Control, World
+from meshrun import World
+from runner.backend.box import Box
+from runner.backend.cuda_box import open_box
+from runner.backend.host import free_host_memory
+from runner.comm import Control
+from runner.failure import FailureHandler
+from runner.files import write_file
+from runner.launcher import environment
 
 MOST_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 
@@ -51,9 +50,7 @@ class CopyOptions:
         return CopySettings(self.size, self.copies, self.samples, self.mean, self.check)
 
 
-def run(
-    world: World, handler: runner.FailureHandler, options: CopyOptions, cli_context: Any
-) -> dict[str, Any]:
+def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context: Any) -> dict[str, Any]:
     """Measure; returns the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
     options = world.control.broadcast(options)
     cases = _cases(options, on_gpu=world.here.device.kind == "cuda")
@@ -63,13 +60,13 @@ def run(
     with ExitStack() as stack:
         box: Box | None = None
         if any(case.needs_gpu for case in cases):
-            box = runner.open_box()
+            box = open_box()
             stack.callback(box.close)
         hosts, settings = measure_all(world, group, box, cases, options.settings, cli_context)
     if world.rank == 0:
         if path is not None:
-            text = record(hosts, settings, cli_context.words, recorded_environment(runner.environment()))
-            runner.write_file(Path(path), text)
+            text = record(hosts, settings, cli_context.words, recorded_environment(environment()))
+            write_file(Path(path), text)
         if options.plot:
             from jobs.bench.copy.heatmap import draw
 
@@ -203,7 +200,7 @@ def _size_that_fits(
                 memories.append((count, LARGEST_SHARE["gpu"] * box.free_memory(one.gpu.index)))
     pinned = sum(many for place, many in needed.items() if place.kind == "host")
     own = 2 * group.size if any(not case.needs_gpu for case in cases) else 0
-    memories.append((pinned + own, LARGEST_SHARE["host"] * runner.free_host_memory()))
+    memories.append((pinned + own, LARGEST_SHARE["host"] * free_host_memory()))
     return fitting_size(settings.size, [one for some in world.control.allgather(memories) for one in some])
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import runner
 from jobs.bench.copy.buffers import BoundTransfer, Buffers, End
 from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Engine
 from jobs.measure import check, patterns
 from jobs.measure.gate import Gate
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.timers import ConcurrentEvents, queue_concurrently
-from runner import Gpu, Memory
+from runner.backend.box import Gpu, Memory
+from runner.comm.collectives import DATATYPES
 
 WARM_UP = 4  # copies behind the gate that are not timed
 ELEMENT = "uint64"
@@ -157,11 +157,11 @@ class TransferRunner:
             with self.box.on(memory.gpu):
                 array = self.box.array(memory)
                 if engine.both_ways:
-                    check.fill(array, runner.DATATYPES[ELEMENT], self._expected(one, engine, seed))
+                    check.fill(array, DATATYPES[ELEMENT], self._expected(one, engine, seed))
                     _poison_pieces(array, 0 if end == "source" else 1)
                 elif end == "source":
                     whole = Segment(0, one.nbytes // WIDTH, Copied(seed, one.number))
-                    check.fill(array, runner.DATATYPES[ELEMENT], [whole])
+                    check.fill(array, DATATYPES[ELEMENT], [whole])
                 else:
                     check.poison(array)
                 self._synchronize()
@@ -190,7 +190,7 @@ class TransferRunner:
     def _verify_end(
         self, one: BoundTransfer, engine: Engine, seed: int, end: End, memory: Memory
     ) -> TransferMismatch | None:
-        kind = runner.DATATYPES[ELEMENT]
+        kind = DATATYPES[ELEMENT]
         mismatch = check.verify(self.box.array(memory), kind, self._expected(one, engine, seed))
         if mismatch is None:
             return None

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import runner
 from jobs.measure.exit_codes import NeedsGpu
 from jobs.measure.sizes import size_name
-from runner import Box, World
+from meshrun import World
+from runner.backend.box import Box
+from runner.errors import UserError
 
 Cell = str | float | int | None  # None: not measured, printed as "-"
 Ranks = Literal["one", "several"]
@@ -80,7 +81,7 @@ class Context:
         """Raise UserError if the host has less free memory: the kernel would kill some process."""
         free = self.world.backend.free_memory()
         if nbytes > free:
-            raise runner.UserError(
+            raise UserError(
                 "not enough memory",
                 got=f"-e {size_name(self.maxbytes)}, which needs {size_name(nbytes)}",
                 expected=f"at most {size_name(free)}, which is free",

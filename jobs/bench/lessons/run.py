@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from jobs.measure.record_file import create_outputs, recorded_environment
 from jobs.measure.status_line import CLEAR
-from runner import World
+from meshrun import World
+from runner.backend.cuda_box import open_box
+from runner.errors import UserError
+from runner.failure import FailureHandler
+from runner.files import write_file
+from runner.launcher import environment
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,13 @@ class LessonOptions:
     plot: str | None = None
 
 
-def run(world: World, handler: runner.FailureHandler, options: LessonOptions, door: Any) -> dict[str, Any]:
+def run(world: World, handler: FailureHandler, options: LessonOptions, door: Any) -> dict[str, Any]:
     """The completion record. Raises WrongResults, after everything is printed."""
     options = world.control.broadcast(options)
     module = importlib.import_module(f"jobs.bench.lessons.{options.name}.lesson")
     _refuse(world, module, options.name)
     path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
-    box = runner.open_box() if world.here.device.kind == "cuda" else None
+    box = open_box() if world.here.device.kind == "cuda" else None
     shown = world.rank == 0 and door.columns
     try:
         context = Context(
@@ -58,11 +62,11 @@ def run(world: World, handler: runner.FailureHandler, options: LessonOptions, do
             sys.stderr.write(CLEAR)
         sys.stdout.write(show.text(lesson))
         if path is not None:
-            runner.write_file(Path(path), show.record(lesson, recorded_environment(runner.environment())))
+            write_file(Path(path), show.record(lesson, recorded_environment(environment())))
         if options.plot:
             show.draw(lesson, options.plot)
     if world.control.broadcast(not any(table.rows for table in lesson.tables)):
-        raise runner.UserError(f"{options.name}: nothing was measured", hint="smaller sizes", everywhere=True)
+        raise UserError(f"{options.name}: nothing was measured", hint="smaller sizes", everywhere=True)
     mismatches = world.control.broadcast(lesson.mismatches)
     if mismatches:
         raise WrongResults(f"{options.name}: " + "; ".join(mismatches[:4]), everywhere=True)
@@ -77,7 +81,7 @@ def _refuse(world: World, module: Any, name: str) -> None:
             everywhere=True,
         )
     if module.RANKS == "one" and world.size > 1:
-        raise runner.UserError(
+        raise UserError(
             f"bench memory {name} measures one GPU",
             got=f"{world.size} ranks",
             expected="one rank",
@@ -85,7 +89,7 @@ def _refuse(world: World, module: Any, name: str) -> None:
             everywhere=True,
         )
     if module.RANKS == "several" and world.size == 1:
-        raise runner.UserError(
+        raise UserError(
             f"bench memory {name} measures between ranks",
             got="1 rank",
             hint=f"meshrun -n 2 bench memory {name}",

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import runner
 from jobs.measure.outliers import FEW_RUNS
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline import sqlite as baseline_sqlite
@@ -23,6 +22,7 @@ from jobs.validate.baseline.run import (
 )
 from jobs.validate.plan import RUNGS
 from jobs.validate.report.model import Drift, Member, Report
+from runner.errors import UserError
 
 SHOWN = 8  # names in a sentence
 
@@ -124,7 +124,7 @@ def read(path: Path) -> list[BaselineRun]:
 def format_of(path: Path) -> Format:
     form = FORMATS.get(path.suffix)
     if form is None:
-        raise runner.UserError("a baseline is JSON or SQLite", got=path, expected=" or ".join(FORMATS))
+        raise UserError("a baseline is JSON or SQLite", got=path, expected=" or ".join(FORMATS))
     return form
 
 
@@ -134,7 +134,7 @@ def reference(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> tup
     Otherwise they are of the smallest fleet that has all of these hosts. Raises UserError when there is none.
     """
     if not runs:
-        raise runner.UserError(f"the baseline {path} has no run yet", hint=f"--save-baseline {path} first")
+        raise UserError(f"the baseline {path} has no run yet", hint=f"--save-baseline {path} first")
     hosts, devices = {*mine.hosts}, {*mine.devices}
     holding = [run for run in runs if hosts <= {*run.hosts} and devices <= {*run.devices}]
     if not holding:
@@ -144,7 +144,7 @@ def reference(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> tup
     return found, fleet == mine.fleet
 
 
-def another_fleet(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> runner.UserError:
+def another_fleet(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> UserError:
     """The error that says how this fleet differs from the one in the file with which it shares most hosts."""
     here = dict(mine.hosts)
     nearest = max(
@@ -162,7 +162,7 @@ def another_fleet(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) ->
     differing += [listed(counts)] if counts else []
     if not {*mine.devices} <= {*nearest.devices}:
         differing.append(f"{', '.join(mine.devices)}, not {', '.join(nearest.devices)}")
-    return runner.UserError(
+    return UserError(
         f"the baseline {path} is of another fleet",
         got="; ".join(differing),
         hint=f"--save-baseline {path}, which keeps the runs of several fleets apart",

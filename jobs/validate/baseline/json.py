@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.validate.baseline.run import (
     FORMAT,
     VERSION,
@@ -34,6 +33,8 @@ from jobs.validate.baseline.run import (
     unreadable,
     unwritable,
 )
+from runner.errors import UserError
+from runner.files import write_file
 
 TIMEOUT = 30.0  # seconds that a writer waits for the others
 BUSY = (errno.EWOULDBLOCK, errno.EACCES)
@@ -58,7 +59,7 @@ def add(path: Path, new: BaselineRun) -> BaselineRun:
             new, gone = numbered(runs, new)
             left = {(run.fleet, run.number) for run in gone}
             kept = [run for run in runs if (run.fleet, run.number) not in left]
-            runner.write_file(path, document([*kept, new]) + "\n", durable=True)
+            write_file(path, document([*kept, new]) + "\n", durable=True)
     except OSError as reason:
         raise unwritable(path, reason) from reason
     return new
@@ -126,7 +127,7 @@ def wait_for_lock(path: Path, file: int, deadline: float) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as reason:
             if reason.errno in UNLOCKABLE:
-                raise runner.UserError(
+                raise UserError(
                     f"the file system of {path} has no locks: runs that save at the same time would be lost",
                     got=reason.strerror,
                     hint="a file on a local disk, or on a file system mounted with locks",
@@ -134,7 +135,7 @@ def wait_for_lock(path: Path, file: int, deadline: float) -> None:
             if reason.errno not in BUSY:
                 raise
         if time.monotonic() >= deadline:
-            raise runner.UserError(
+            raise UserError(
                 f"another run has been writing {path} for {TIMEOUT:.0f} s", hint="later, or another file"
             )
         time.sleep(0.02)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Member, Report
+from runner.errors import UserError
 
 Hosts = tuple[tuple[str, int], ...]
 Figure = tuple[RungName, str, str]  # rung, measurement, part: "" (the fleet's median) or "host c7, GPU 3"
@@ -149,22 +149,20 @@ def whole_numbers(values: Any) -> dict[str, int]:
 # Errors for files that cannot be used; such a file is never changed.
 
 
-def broken(path: Path, reason: object) -> runner.UserError:
-    return runner.UserError(
+def broken(path: Path, reason: object) -> UserError:
+    return UserError(
         f"the baseline {path} is broken",
         got=reason,
         hint="a copy of it, or another file with --save-baseline",
     )
 
 
-def not_a_baseline(path: Path) -> runner.UserError:
-    return runner.UserError(
-        f"{path} is the file of another program", expected=f"a {FORMAT}", hint="another name"
-    )
+def not_a_baseline(path: Path) -> UserError:
+    return UserError(f"{path} is the file of another program", expected=f"a {FORMAT}", hint="another name")
 
 
-def newer(path: Path, version: object) -> runner.UserError:
-    return runner.UserError(
+def newer(path: Path, version: object) -> UserError:
+    return UserError(
         f"the baseline {path} was written by a newer meshrun",
         got=f"version {version}",
         expected=f"version {VERSION}",
@@ -172,13 +170,11 @@ def newer(path: Path, version: object) -> runner.UserError:
     )
 
 
-def unreadable(path: Path, reason: OSError) -> runner.UserError:
+def unreadable(path: Path, reason: OSError) -> UserError:
     hint = f"--save-baseline {path} first" if isinstance(reason, FileNotFoundError) else None
-    return runner.UserError(f"cannot read the baseline {path}", got=reason.strerror or reason, hint=hint)
+    return UserError(f"cannot read the baseline {path}", got=reason.strerror or reason, hint=hint)
 
 
-def unwritable(path: Path, reason: object) -> runner.UserError:
+def unwritable(path: Path, reason: object) -> UserError:
     detail = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-    return runner.UserError(
-        f"cannot write the baseline {path}", got=detail, hint="a file in a folder of your own"
-    )
+    return UserError(f"cannot write the baseline {path}", got=detail, hint="a file in a folder of your own")

@@ -21,12 +21,7 @@ from jobs.validate.localize.set_cover import (
     numbered_kind,
     part_kind,
 )
-from jobs.validate.measurements.repeats import (
-    RETEST_REPEATS,
-    measure_first,
-    repeats_needed,
-    spaced_repeats,
-)
+from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_first, repeats_needed, spaced_repeats
 from jobs.validate.measurements.schedule import inter_node_rounds, isolated_rounds
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import runner
 from jobs.validate.plan import CPU_BYTES, Plan, at_most, for_cpus
-from runner import Buffer, Collectives, World
+from meshrun import World
+from runner.backend.box import Box, Memory
+from runner.comm.collectives import Buffer, Collectives
+from runner.errors import UserError
 
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE = 4 * GIB  # of a GPU: for communicators, kernels and checks
@@ -19,15 +21,15 @@ class Buffers:
     the process; None on a CPU. Every rank makes the same calls.
     """
 
-    def __init__(self, world: World, group: Collectives, box: runner.Box | None) -> None:
+    def __init__(self, world: World, group: Collectives, box: Box | None) -> None:
         self.world, self.group, self.box = world, group, box
         self.out: Buffer = group.allocate(0)
         self.into: Buffer = group.allocate(0)
-        self._pinned: runner.Memory | None = None
+        self._pinned: Memory | None = None
         self._held = [0, 0, 0]  # bytes, on all ranks: where memory is short, some have more
 
     @property
-    def pinned(self) -> runner.Memory:
+    def pinned(self) -> Memory:
         assert self._pinned is not None, "reserve before use"
         return self._pinned
 
@@ -61,9 +63,9 @@ class Buffers:
                 self._pinned = None
             self._pinned = self.box.allocate("pinned", pinned, self.world.here.device.index)
 
-    def device(self, buffer: Buffer) -> runner.Memory:
+    def device(self, buffer: Buffer) -> Memory:
         """A buffer of this rank's GPU, as copies take it."""
-        return runner.Memory(buffer.address, buffer.nbytes, "device", self.world.here.device.index)
+        return Memory(buffer.address, buffer.nbytes, "device", self.world.here.device.index)
 
 
 def fit_to_devices(world: World, plan: Plan) -> Plan:
@@ -92,10 +94,10 @@ def free_memory(world: World) -> int:
     return world.backend.free_memory() // places.count((here.host_id, here.device.uuid))
 
 
-def not_enough_memory(world: World, rank: int, wanted: int, free: int) -> runner.UserError:
+def not_enough_memory(world: World, rank: int, wanted: int, free: int) -> UserError:
     place = world.ranks[rank]
     cuda = place.device.kind == "cuda"
-    return runner.UserError(
+    return UserError(
         f"[{place}] there is not enough memory to measure with",
         got=f"{free:,} bytes free",
         expected=f"{wanted:,}",

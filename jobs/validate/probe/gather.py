@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-import runner
+from runner.comm import Control
 
 Rows = np.ndarray[Any, Any]
 
 
-def rows(control: runner.Control, mine: Rows) -> Rows:
+def rows(control: Control, mine: Rows) -> Rows:
     """(ranks, ...) on rank 0, (0, ...) elsewhere, of C-contiguous arrays of one shape and dtype."""
     if control.rank:
         control.exchange([(0, mine)], []).wait()
@@ -23,7 +23,7 @@ def rows(control: runner.Control, mine: Rows) -> Rows:
     return found
 
 
-def values(control: runner.Control, mine: Any) -> list[Any]:
+def values(control: Control, mine: Any) -> list[Any]:
     """Every rank's value (one that JSON holds) in rank order on rank 0, nothing elsewhere."""
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
     sizes = rows(control, np.array([text.size], np.int64)).ravel().tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner import World
+from meshrun import World
 
 
 def host_names(world: World) -> list[str]:

@@ -13,7 +13,9 @@ from jobs.validate.probe.api import Wrong
 from jobs.validate.probe.buffers import Buffers
 from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
-from runner import Call, Collectives, Control, Place, World
+from meshrun import World
+from runner.comm import Control
+from runner.comm.collectives import Call, Collectives, Place
 
 Flows = Sequence[tuple[int, int]]
 Groups = tuple[tuple[int, ...], ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import runner
 from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
-from runner import World
+from meshrun import World
+from runner.backend.box import Box, Memory
 
 
 class PeerBuffers:
@@ -16,11 +16,11 @@ class PeerBuffers:
     another's buffer; "": all can.
     """
 
-    def __init__(self, world: World, box: runner.Box) -> None:
+    def __init__(self, world: World, box: Box) -> None:
         self.world, self.box = world, box
-        self.peers: dict[int, runner.Memory] = {}
+        self.peers: dict[int, Memory] = {}
         self.unreachable = ""
-        self._own: runner.Memory | None = None
+        self._own: Memory | None = None
         self._opened = PeerMemory(world.control, box)
 
     @property
@@ -43,7 +43,7 @@ class PeerBuffers:
             self.box.release(self._own)
             self._own = None
 
-    def _allocated(self, nbytes: int) -> runner.Memory:
+    def _allocated(self, nbytes: int) -> Memory:
         return allocate_exportable(self.box, nbytes, self.world.here.device.index)
 
     def _open(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
@@ -21,6 +21,10 @@ from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, s
 from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
+from runner.backend.cuda_box import open_box
+from runner.comm.collectives import Collectives
+from runner.errors import MeshrunError
+from runner.watchdog import MeasurementProgress
 
 __all__ = ["RankProbe", "host_names", "open_probe"]
 
@@ -36,11 +40,11 @@ class RankProbe:
     """
 
     def __init__(
-        self, world: runner.World, progress: runner.MeasurementProgress, group: runner.Collectives, read: Read
+        self, world: meshrun.World, progress: MeasurementProgress, group: Collectives, read: Read
     ) -> None:
         self.world, self.progress, self.group, self.read = world, progress, group, read
         cuda = world.here.device.kind == "cuda"
-        self._box = runner.open_box() if cuda else None
+        self._box = open_box() if cuda else None
         self._buffers = Buffers(world, group, self._box)
         self._peer_memory = PeerBuffers(world, self._box) if self._box else None
         self._rings = RingCommunicators(world)
@@ -84,7 +88,7 @@ class RankProbe:
         failure = None
         try:
             yield
-        except runner.MeshrunError as reason:
+        except MeshrunError as reason:
             failure = reason
             raise
         finally:
@@ -172,7 +176,7 @@ class RankProbe:
                 break
             try:
                 self._take_part(name, arguments)
-            except runner.MeshrunError as reason:
+            except MeshrunError as reason:
                 if not reason.everywhere:
                     raise
                 # It was raised on rank 0 too, which decides how to go on.
@@ -185,7 +189,7 @@ class RankProbe:
         self._in_progress = True
         try:
             result = getattr(self, f"_{name}_here")(*arguments)
-        except runner.MeshrunError as failure:
+        except MeshrunError as failure:
             self._in_progress = not failure.everywhere
             raise
         self._in_progress = False
@@ -274,9 +278,7 @@ class RankProbe:
 
 
 @contextmanager
-def open_probe(
-    world: runner.World, progress: runner.MeasurementProgress, read: Read = dict
-) -> Iterator[RankProbe]:
+def open_probe(world: meshrun.World, progress: MeasurementProgress, read: Read = dict) -> Iterator[RankProbe]:
     """Open a probe of the world's ranks, and close it in order at the end; collective."""
     progress.begin("opening validate", "connecting the ranks")
     progress.grace = CONNECT_GRACE

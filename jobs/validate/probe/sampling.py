@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs.measure import check, patterns
 from jobs.measure.patterns import Segment
 from jobs.validate.probe.api import Seconds, Wrong
+from runner.comm.collectives import DATATYPES, Datatype
+from runner.counters_processors import stolen_seconds
+from runner.watchdog import MeasurementProgress
 
-BYTES, FLOAT = runner.DATATYPES["uint8"], runner.DATATYPES["float"]
+BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]
 GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # a sample on a GPU moves so many bytes, in so many repeats at most
 # Seconds of a sample on CPUs, in so many repeats at most: several time slices of a scheduler.
 CPU_SECONDS, CPU_REPEATS = 0.1, 64
@@ -51,8 +54,8 @@ IDLE = Workload(lambda seed: None, lambda count: float("nan"), lambda seed: None
 
 
 def sample(
-    world: runner.World,
-    progress: runner.MeasurementProgress,
+    world: meshrun.World,
+    progress: MeasurementProgress,
     label: str,
     workload: Workload,
     samples: int,
@@ -88,10 +91,10 @@ def sample(
             progress.before("at the barrier")
             world.control.barrier()
             progress.enter(1)
-            before = 0.0 if cuda else runner.stolen_seconds(cores)
+            before = 0.0 if cuda else stolen_seconds(cores)
             seconds[number] = workload.run(count)
             if not cuda and count * seconds[number] >= TOO_SHORT:
-                stolen[number] = (runner.stolen_seconds(cores) - before) / count
+                stolen[number] = (stolen_seconds(cores) - before) / count
             progress.done("checking the data" if checked is not None else "waiting for other ranks")
             if checked is not None and (wrong := workload.check(checked)) is not None:
                 found.append(wrong)
@@ -104,7 +107,7 @@ def without_stolen(taken: Seconds) -> Seconds:
     return np.asarray(np.maximum(seconds - stolen, LEAST_SHARE * seconds))
 
 
-def _cpu_repeats(world: runner.World, progress: runner.MeasurementProgress, workload: Workload) -> int:
+def _cpu_repeats(world: meshrun.World, progress: MeasurementProgress, workload: Workload) -> int:
     """Repeats of a sample on CPUs, the same on every rank.
 
     Ranks that share a core take turns: a short sample would show whose turn it was.
@@ -129,7 +132,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def compare(
-    what: str, rank: int, nbytes: int, memory: Any, datatype: runner.Datatype, segment: Segment
+    what: str, rank: int, nbytes: int, memory: Any, datatype: Datatype, segment: Segment
 ) -> Wrong | None:
     """The first difference between `memory`, flat uint8, and a segment's data; None where there is none."""
     found = check.verify(memory, datatype, [segment])

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-import runner
+import meshrun
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.validate.probe import api
 from jobs.validate.probe.api import SingleRankOp, Wrong
 from jobs.validate.probe.buffers import Buffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
+from runner.backend.cuda_blas import gemm
 
 ITEM = FLOAT.itemsize
 BLOCK = 8 << 20  # elements of a product that are compared at a time
@@ -77,7 +78,7 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
     queue: Callable[[], object] = partial(np.matmul, a, b, out=c)
     if buffers.box is not None:
         addresses = out.address, out.address + second, into.address
-        queue = partial(runner.gemm, "float32", side, side, side, *addresses, world.backend.stream)
+        queue = partial(gemm, "float32", side, side, side, *addresses, world.backend.stream)
 
     def factors(seed: int) -> tuple[Any, Any, Any, Any]:
         random = np.random.default_rng(seed * world.size + rank)
@@ -113,7 +114,7 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
     return Workload(prepare, partial(timed, world, queue), checked)
 
 
-def timed(world: runner.World, queue: Callable[[], object], count: int) -> float:
+def timed(world: meshrun.World, queue: Callable[[], object], count: int) -> float:
     """Mean seconds on this rank's device of what `queue` issues to its stream, called `count` times."""
     backend = world.backend
     if backend.asynchronous:

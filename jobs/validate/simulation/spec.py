@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runner import UserError
+from runner.errors import UserError
 
 # kind: the numbers that name its part. `hardware.slowed` says what each kind slows down.
 FORMS = {

@@ -18,12 +18,15 @@ from typing import Any
 
 import pytest
 
-import runner
+import meshrun
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import Bench
-from runner import Call, Control, Place, World
+from meshrun import World
+from runner.comm import Control
+from runner.comm.collectives import Call, Place
 from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.watchdog import MeasurementProgress
 
 Wrap = Callable[[Any], Any]
 
@@ -171,7 +174,7 @@ def _on_ranks(
     """hosts: the name of each rank's host; one host for all where it is None."""
 
     def on_rank(control: SimulatedComm) -> Any:
-        world = runner.open_world("cpu", control=control)
+        world = meshrun.open_world("cpu", control=control)
         if hosts is not None:
             named = zip(world.ranks, hosts, strict=True)
             world.ranks = tuple(replace(rank, host=host, host_id=host) for rank, host in named)
@@ -204,9 +207,7 @@ def _bench_on(
 
     def on_rank(world: World) -> Any:
         colors = session.colors_of(world, asked)
-        with session.opened(
-            world, world.control, asked, operation, runner.MeasurementProgress(), colors
-        ) as opened:
+        with session.opened(world, world.control, asked, operation, MeasurementProgress(), colors) as opened:
             opened.bench.settings = replace(opened.bench.settings, cudagraph=cudagraph)
             return body(opened.bench)
 

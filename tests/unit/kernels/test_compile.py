@@ -140,7 +140,7 @@ def golden_instances(file: str) -> Iterator[str]:
 
 
 def compiled(file: str, names: Iterable[str], architecture: str, options: Sequence[str] = ()) -> Compiled:
-    """As `runner.kernel` compiles it, for sm_`architecture`. Asserts that each instance is made."""
+    """As `meshrun.kernel` compiles it, for sm_`architecture`. Asserts that each instance is made."""
     program = done(nvrtc.nvrtcCreateProgram((FOLDER / file).read_bytes(), file.encode(), 0, [], []))
     names = sorted(set(names))
     for name in names:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import runner
 from jobs.measure.record_file import RecordFile, create_record, open_record
-from runner import World
+from meshrun import World
 from runner.backend.cpu import CpuBackend
+from runner.errors import UserError
 from runner.world import lone_world
 
 
@@ -78,7 +78,7 @@ def test_the_file_is_new_and_named(world: World, tmp_path: Path, capsys: pytest.
 
 
 def test_no_file_where_none_can_be(world: World, tmp_path: Path) -> None:
-    with pytest.raises(runner.UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot write"):
         open_record(world, str(tmp_path / "missing" / "out.json"), print_text)
 
 
@@ -93,11 +93,11 @@ def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_name_without_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(runner.UserError, match=r"expected a name ending in \.json"):
+    with pytest.raises(UserError, match=r"expected a name ending in \.json"):
         create_record(tmp_path / "out.txt")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(runner.UserError, match=r"cannot write .*: got No such file or directory"):
+    with pytest.raises(UserError, match=r"cannot write .*: got No such file or directory"):
         create_record(tmp_path / "missing" / "out.json")

@@ -20,7 +20,7 @@ from PIL import Image
 from queued_device import QueuedBackend
 from stream_cases import Case, cases, run_on
 
-import runner
+import meshrun
 from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
@@ -44,8 +44,8 @@ def quick() -> Iterator[None]:
         yield
 
 
-@runner.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
-def counted(block: Any, *, here: runner.BlockContext, gain: int = 2) -> Any:
+@meshrun.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
+def counted(block: Any, *, here: meshrun.BlockContext, gain: int = 2) -> Any:
     """Notes the shapes of the images that it is called for; not where a row is tried before the work."""
     if here.block == here.shape:
         CALLED.append(here.shape)
@@ -330,7 +330,7 @@ def test_a_result_that_no_file_can_hold_is_refused_before_the_work(photos: Path,
     for path in photos.iterdir():
         if path.suffix != ".png":
             path.unlink()
-    job = runner.map_blocks(lambda block: block.astype(np.float32))
+    job = meshrun.map_blocks(lambda block: block.astype(np.float32))
     given = {"job": laplacian, "parameters": {"dtype": "float32"}} if declared else {"job": job}
     with pytest.raises(UserError, match=r"photos/.*\.png: PNG cannot hold this result.*the images as \.npy"):
         run_on(2, source=photos, target=photos.with_name("out"), **given)
@@ -422,7 +422,7 @@ def test_a_result_that_is_gone_is_made_anew_and_half_a_file_goes(numbered: Path)
 
 
 def test_an_image_that_a_function_fails_at_is_named(numbered: Path) -> None:
-    @runner.map_blocks
+    @meshrun.map_blocks
     def failing(block: Any) -> Any:
         if len(block) == 8:
             raise ZeroDivisionError("eight")
@@ -441,7 +441,7 @@ def test_an_image_that_the_job_refuses_is_named(photos: Path) -> None:
 
 
 def test_a_result_that_one_image_alone_cannot_have_is_named(photos: Path) -> None:
-    @runner.map_blocks
+    @meshrun.map_blocks
     def wide(block: Any) -> Any:
         return block.astype(np.float32) if block.shape[1] == 18 else block
 
@@ -450,7 +450,7 @@ def test_a_result_that_one_image_alone_cannot_have_is_named(photos: Path) -> Non
 
 
 def test_an_image_that_changes_while_the_others_are_done_is_noticed(numbered: Path) -> None:
-    @runner.map_blocks
+    @meshrun.map_blocks
     def touching(block: Any) -> Any:
         os.utime(numbered / "12.npy", ns=(0, time.time_ns()))
         return block
@@ -522,7 +522,7 @@ def test_what_the_journal_calls_synced_is_on_the_disk(
         assert synced[-1] == str(folder)
         whole_synced(log, count)
 
-    @runner.map_blocks
+    @meshrun.map_blocks
     def slow(block: Any) -> Any:
         time.sleep(0.01)
         return block
@@ -542,7 +542,7 @@ def _reference(block: Any, *, wrong: int) -> Any:
     return block[1:-1, 1:-1] - block[2:, :-2]
 
 
-@runner.map_blocks(halo=1, boundary="mirror", reference=_reference)
+@meshrun.map_blocks(halo=1, boundary="mirror", reference=_reference)
 def proved(block: Any, *, wrong: int = 0) -> Any:
     result = block[1:-1, 1:-1] - block[2:, :-2]
     if len(result) == wrong:

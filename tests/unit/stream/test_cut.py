@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from queued_device import QueuedBackend
 
-import runner
+import meshrun
 from runner import chunking
 from runner.backend.cpu import CpuBackend
 from runner.backend.host import host_memory
@@ -38,7 +38,7 @@ GIB = 1 << 30
 LITTLE = 100 * 6 * 8  # bytes of the array of `task`
 
 
-@runner.map_blocks
+@meshrun.map_blocks
 def same(block: Any, *, out: Any) -> None:
     out[...] = block
 
@@ -177,7 +177,7 @@ def rows_of(
 
 
 def halo(*widths: tuple[int, int]) -> Any:
-    @runner.map_blocks(halo=widths)
+    @meshrun.map_blocks(halo=widths)
     def padded(block: Any, *, out: Any) -> None:
         out[...] = 0
 
@@ -320,7 +320,7 @@ def test_what_is_not_declared_is_seen_by_a_call_on_zeros_else_on_the_first_row(
 ) -> None:
     blocks = []
 
-    @runner.map_blocks(halo=((2, 1), (0, 0)), boundary="constant", cval=5)
+    @meshrun.map_blocks(halo=((2, 1), (0, 0)), boundary="constant", cval=5)
     def means(block: Any) -> Any:
         blocks.append(block.copy())
         print("called")
@@ -416,9 +416,9 @@ def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None
 # ---- what makes two runs the same
 
 JOB = """
-import runner
+import meshrun
 
-@runner.map_blocks(halo=1)
+@meshrun.map_blocks(halo=1)
 def smooth(block, *, out, gain: float = 1.0):
     out[...] = gain * block[1:-1, 1:-1]
 """
@@ -525,10 +525,10 @@ def test_another_halo_is_another_run(project: Path) -> None:
 
 
 WRAPPED = """
-import runner
+import meshrun
 from wrapping import traced
 
-@runner.map_blocks(halo=1)
+@meshrun.map_blocks(halo=1)
 @traced
 def smooth(block, *, out, gain: float = 1.0):
     out[...] = gain * block[1:-1, 1:-1]
@@ -564,7 +564,7 @@ def test_a_function_that_is_in_no_file_has_code_too(project: Path) -> None:
             lone(), cut, source, Chunks(cut.partition, 2), Inputs({}, {"input": State(0, 0, 1, 0)})
         )
 
-    text = "@runner.map_blocks\ndef typed(block, *, out):\n    out[...] = block + 1"
+    text = "@meshrun.map_blocks\ndef typed(block, *, out):\n    out[...] = block + 1"
     assert differences(identities(text), identities(text)) == []
     assert differences(identities(text), identities(text.replace("+ 1", "+ 2"))) == ["code"]
 

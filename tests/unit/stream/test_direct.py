@@ -16,7 +16,7 @@ from hypothesis import given
 from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, cases, run_on
 
-import runner
+import meshrun
 from runner.backend import cuda_files
 from runner.backend.cpu import CpuBackend
 from runner.errors import RunError
@@ -72,7 +72,7 @@ def test_the_bytes_of_one_piece(case: Case) -> None:
         assert (folder / "out.npy").read_bytes() == (folder / "whole.npy").read_bytes()
 
 
-@runner.map_blocks(halo=((1, 1), (0, 0)))
+@meshrun.map_blocks(halo=((1, 1), (0, 0)))
 def below(block: Any) -> Any:
     return block[2:] - block[:-2]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from queued_device import QueuedBackend
 
-import runner
+import meshrun
 from runner.backend.cpu import CpuBackend
 from runner.chunks import Chunks
 from runner.spans import STAGES, Spans
@@ -288,7 +288,7 @@ def endpoints_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) ->
     np.save(folder / "in.npy", np.arange(114, dtype=np.float32).reshape(19, 6))
     source = open_source(folder / "in.npy")
 
-    @runner.map_blocks(halo=(halo, 0))
+    @meshrun.map_blocks(halo=(halo, 0))
     def neighbours(block: Any) -> Any:
         shape = (block.shape[0] - 2 * halo, block.shape[1])
         return sum(block[i : i + shape[0]].astype(np.float64) for i in range(2 * halo + 1))
@@ -352,7 +352,7 @@ def test_buffers_are_made_once_and_used_again(tmp_path: Path) -> None:
 def test_cells_that_a_function_leaves_out_are_poison_not_another_chunks(
     tmp_path: Path, backend: Callable[[], Any]
 ) -> None:
-    @runner.map_blocks
+    @meshrun.map_blocks
     def every_second(block: Any, *, out: Any) -> None:
         out[:, ::2] = block[:, ::2]
 

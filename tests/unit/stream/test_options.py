@@ -22,14 +22,14 @@ from runner.storage import Form
 from runner.stream.options import StreamOptions
 
 JOB = '''
-import runner
+import meshrun
 
-@runner.map_blocks
+@meshrun.map_blocks
 def scale(block, *, factor: int = 2):
     """Multiply."""
     return block * factor
 
-@runner.map_blocks
+@meshrun.map_blocks
 def cast(block, *, dtype: str = "float64", shape: int = 0):
     """With options of its own that a file has too."""
     return block.astype(dtype)

@@ -14,7 +14,7 @@ import pytest
 from queued_device import QueuedBackend
 from stream_cases import PoisoningHost, run_on
 
-import runner
+import meshrun
 from runner.backend.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.execute import Options, execute
@@ -33,8 +33,8 @@ FAILING: set[int] = set()  # first rows of the chunks at which the function rais
 CALLED: list[int] = []  # first rows of those that it did
 
 
-@runner.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
-def fragile(block: Any, *, out: Any, here: runner.BlockContext, gain: int = 3) -> None:
+@meshrun.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
+def fragile(block: Any, *, out: Any, here: meshrun.BlockContext, gain: int = 3) -> None:
     if here.offset[0] in FAILING:
         raise ZeroDivisionError("fragile")
     CALLED.append(here.offset[0])
@@ -276,7 +276,7 @@ def test_what_is_kept_is_said(source: Path) -> None:
 
 
 def test_an_input_that_changes_while_it_is_read_is_told_and_nothing_is_said_to_be_kept(source: Path) -> None:
-    @runner.map_blocks
+    @meshrun.map_blocks
     def touching(block: Any, *, out: Any) -> None:
         out[...] = block
         os.utime(source, ns=(0, time.time_ns()))
@@ -288,7 +288,7 @@ def test_an_input_that_changes_while_it_is_read_is_told_and_nothing_is_said_to_b
 
 
 def test_an_input_that_changes_while_it_is_read_is_named(source: Path) -> None:
-    @runner.map_blocks
+    @meshrun.map_blocks
     def growing(block: Any, *, out: Any) -> None:
         out[...] = block
         with open(source, "ab") as file:

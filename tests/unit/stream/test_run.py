@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, PoisoningHost, cases, run_on
 
-import runner
+import meshrun
 from runner.backend.cpu import CpuBackend
 from runner.errors import RunError
 
@@ -70,7 +70,7 @@ def test_an_array_that_does_not_fit_goes_through_in_chunks_unasked(
 ) -> None:
     np.save(tmp_path / "in.npy", np.arange(60_000, dtype=np.float32).reshape(1000, 60))
 
-    @runner.map_blocks(halo=1)
+    @meshrun.map_blocks(halo=1)
     def middle(block: Any) -> Any:
         return block[1:-1, 1:-1] * 2
 
@@ -93,7 +93,7 @@ def test_a_device_compiles_before_chunks_wait_for_it(tmp_path: Path, ranks: int)
     np.save(tmp_path / "in.npy", np.arange(1, 81, dtype=np.float32).reshape(10, 8))
     calls: dict[int, list[float]] = {}
 
-    @runner.map_blocks
+    @meshrun.map_blocks
     def noting(block: Any) -> Any:
         if len(block) == 2:  # not the trial by which the result is known
             calls.setdefault(threading.get_ident(), []).append(float(block[0, 0]))
@@ -109,7 +109,7 @@ def test_a_device_compiles_before_chunks_wait_for_it(tmp_path: Path, ranks: int)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_grid_narrows_chunks_whatever_the_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     np.save(tmp_path / "in.npy", np.arange(80, dtype=np.float32).reshape(10, 8))
-    job = runner.map_blocks(lambda block: block * 2)
+    job = meshrun.map_blocks(lambda block: block * 2)
     record = run_on(ranks, job, tmp_path / "in.npy", tmp_path / "out.npy", grid="1x2", chunk_bytes=16)
     assert (record["grid"], record["stream"]["chunks"]) == ([1, 2], 20)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), 2 * np.load(tmp_path / "in.npy"))
@@ -117,7 +117,7 @@ def test_a_grid_narrows_chunks_whatever_the_number_of_ranks(tmp_path: Path, rank
 
 def test_the_record_says_how_it_was_done(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.ones((50, 6), np.float32))
-    job = runner.map_blocks(lambda block: block + 1)
+    job = meshrun.map_blocks(lambda block: block + 1)
     record = run_on(
         2, job, tmp_path / "in.npy", tmp_path / "out.npy", chunk_bytes=5 * 24, depth=2, static=True
     )
@@ -134,8 +134,8 @@ def test_a_streamed_result_is_proved(tmp_path: Path, proof: str) -> None:
     def sums(block: Any, *, wrong: int) -> Any:
         return block[:-2] + block[2:]
 
-    @runner.map_blocks(halo=((1, 1), (0, 0)), reference=sums)
-    def neighbours(block: Any, *, out: Any, here: runner.BlockContext, wrong: int = -1) -> None:
+    @meshrun.map_blocks(halo=((1, 1), (0, 0)), reference=sums)
+    def neighbours(block: Any, *, out: Any, here: meshrun.BlockContext, wrong: int = -1) -> None:
         out[...] = block[:-2] + block[2:]
         if here.offset[0] <= wrong < here.offset[0] + here.block[0]:
             out[wrong - here.offset[0]] = -1

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_fleet import ToyFleet
 
-import runner
 from jobs.validate.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
 from jobs.validate.budget import fit as fit_plan
 from jobs.validate.costs import SIZES, calibrate, calls, estimate, estimate_rungs, sizes, work
@@ -24,6 +23,7 @@ from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.topology import topology_of
+from runner.errors import UserError
 
 
 @dataclass
@@ -97,7 +97,7 @@ def test_a_duration(text: str, value: float) -> None:
     "text", ["", "s", "0", "0s", "-5", "1h30m", "1e3", "nan", "inf", "5 min", "1,5h", "9" * 400, "٣s٣"]
 )
 def test_no_duration(text: str) -> None:
-    with pytest.raises(runner.UserError, match=r"a duration: got .*, expected seconds, or 90s, 30m, 2h, 1d"):
+    with pytest.raises(UserError, match=r"a duration: got .*, expected seconds, or 90s, 30m, 2h, 1d"):
         parse_duration(text)
 
 
@@ -282,7 +282,7 @@ def test_a_plan_smaller_than_the_floors_does_not_grow() -> None:
 
 
 def test_no_time_for_anything_is_said_with_what_it_takes() -> None:
-    with pytest.raises(runner.UserError, match=r"too short for any rung: got 1 s\. Try: --budget 12s"):
+    with pytest.raises(UserError, match=r"too short for any rung: got 1 s\. Try: --budget 12s"):
         fit_plan(Plan(), 1.0, lambda one: 10.0)
 
 
@@ -297,7 +297,7 @@ def test_what_is_fitted_fits_and_keeps_what_else_was_asked(
 
     try:
         found, _ = fit_plan(plan, budget, cost)
-    except runner.UserError:
+    except UserError:
         assert budget * (1 - RETEST_SHARE) < 3 * 0.1 * 1.5
         return
     assert cost(found) <= budget * (1 - RETEST_SHARE)

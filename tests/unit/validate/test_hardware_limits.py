@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-import runner
+import meshrun
 from jobs.validate.hardware_limits import RankFacts, Rate, gather, limits
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit
+from runner.links import network_rate
 
 GB = 1e9
 NONE = Rate(None, "NVML: no active NVLink")
@@ -192,10 +193,10 @@ def test_a_tree_over_uneven_hosts_is_not_known() -> None:
 
 
 def test_gathered_on_this_machine() -> None:
-    world = runner.open_world("cpu")
+    world = meshrun.open_world("cpu")
     try:
         (mine,) = gather(world)
-        nominal = runner.network_rate(runner.nics(), 1)
+        nominal = network_rate(runner.links.nics(), 1)
     finally:
         world.close()
     assert mine.memory == mine.nvlink == mine.pcie == CPU
@@ -207,7 +208,7 @@ def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from runner.backend import Device
     from runner.links import GpuLinks, Reading
 
-    world = runner.open_world("cpu")
+    world = meshrun.open_world("cpu")
     device = Device("cuda", "NVIDIA H200", 0, "GPU-1", bandwidth=4.8e12, bandwidth_source="clock")
     ranks = (replace(world.ranks[0], device=replace(device, compute_capability=90)),)
     links = GpuLinks(Reading(450.0, "18 links"), Reading(63.0, "generation 5"), 18)

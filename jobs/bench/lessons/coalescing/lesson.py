@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import runner
 from jobs.bench.lessons.coalescing.access import Access, moved, pieces_of_load
 from jobs.bench.lessons.coalescing.explain import sentences
 from jobs.bench.lessons.coalescing.methods import CpuReads, GpuReads, Reads
 from jobs.bench.lessons.protocol import Cell, Chart, Context, Lesson, Line, Ranks, Table, rate
 from jobs.measure.sizes import size_name
+from runner.errors import UserError
 
 RANKS: Ranks = "one"
 CPU = True
@@ -33,7 +33,7 @@ class TimedAccess:
 def measure(context: Context) -> Lesson:
     elements = context.maxbytes // 4
     if 4 * elements < LEAST:
-        raise runner.UserError(
+        raise UserError(
             "the buffer is too small for strides",
             got=f"-e {context.maxbytes}",
             expected=f"at least {LEAST} bytes",

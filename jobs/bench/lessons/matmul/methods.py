@@ -11,10 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import runner
 from jobs import kernels
 from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
 from jobs.measure.timers import event_seconds
+from runner.backend.cuda_blas import gemm
 
 BLOCK = 64  # rows, columns and depth that the CPU multiplies at a time
 SAMPLE_SECONDS = 20e-3  # shortest sample: products may take long
@@ -120,7 +120,7 @@ class OnGpu(Gpu):
                     for method in KERNELS[precision.name]
                 }
                 a, b, c = addresses
-                operations["cuBLAS"] = lambda: runner.gemm(precision.name, m, n, k, a, b, c, self.stream)
+                operations["cuBLAS"] = lambda: gemm(precision.name, m, n, k, a, b, c, self.stream)
                 left, right, out = (array.view(f"u{itemsize}") for array in arrays)
                 yield Matrices(left, right, out, operations)
         finally:

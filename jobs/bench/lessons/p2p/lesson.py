@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs.bench.lessons.p2p.explain import sentences
 from jobs.bench.lessons.p2p.methods import GUARD, Direct, Endpoints, Method, opened
 from jobs.bench.lessons.p2p.results import Nominal, Pair, PeerResults
@@ -24,11 +23,13 @@ from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Tab
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
+from runner.comm.collectives import DATATYPES
+from runner.links import gpu_links
 
 RANKS: Ranks = "several"
 CPU = True
 SERIES, SERIES_BYTES = 16, 512 << 20  # transfers one after another: as many, and at least one
-BYTES = runner.DATATYPES["uint8"]
+BYTES = DATATYPES["uint8"]
 
 
 def measure(context: Context) -> Lesson:
@@ -138,7 +139,7 @@ def nominal(context: Context) -> tuple[Nominal, ...]:
     """What the links of every rank's GPU can carry, nothing on CPUs; collective."""
     if context.box is None:
         return ()
-    links = runner.gpu_links(context.world.here.device.uuid)
+    links = gpu_links(context.world.here.device.uuid)
     mine = Nominal(links.nvlink.rate, links.nvlink.source, links.pcie.rate, links.pcie.source)
     return tuple(context.world.control.allgather(mine))
 

@@ -15,7 +15,8 @@ from jobs.bench.copy.engines import ENGINES, Queue
 from jobs.bench.lessons.protocol import Context
 from jobs.measure.gate import Gate
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from runner import Box, Gpu, Memory, World
+from meshrun import World
+from runner.backend.box import Box, Gpu, Memory
 
 HOST = "through host"  # label of that method
 GUARD = 64  # bytes behind what arrives, which must stay as they are

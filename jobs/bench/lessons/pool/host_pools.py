@@ -1,4 +1,4 @@
-"""Host memory from the C library and from a pool of freed buffers, as `runner.Pool`."""
+"""Host memory from the C library and from a pool of freed buffers, as `runner.backend.pools.Pool`."""
 
 from __future__ import annotations
 

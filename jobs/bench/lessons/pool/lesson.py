@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.bench.lessons.pool.explain import sentences
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
 from jobs.bench.lessons.pool.results import CallTimes, PassTimes, PoolResults
 from jobs.bench.lessons.pool.workload import LEAST, Step, account, play, workload
 from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
 from jobs.measure.sizes import size_name
-from runner import Pool
+from runner.backend.cuda_pools import open_pools
+from runner.backend.pools import Pool
 
 RANKS: Ranks = "one"
 CPU = True
@@ -70,7 +70,7 @@ def opened(context: Context, most: int) -> Iterator[Sequence[Pool]]:
             pools: Sequence[Pool] = (Malloc(), FreeLists(most))
         else:
             stack.enter_context(context.box.on(context.gpu))
-            pools = runner.open_pools(most)
+            pools = open_pools(most)
         for pool in pools:
             stack.enter_context(closing(pool))
         yield pools

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import runner
 from jobs.bench.lessons.protocol import Cell, Context, Lesson, Ranks, Table, Timeline
 from jobs.bench.lessons.streams.explain import sentences
 from jobs.bench.lessons.streams.pipeline import MOST_STREAMS, ChunkedMap
@@ -21,6 +20,7 @@ from jobs.bench.lessons.streams.schedule import (
     without_waiting,
 )
 from jobs.measure.sizes import size_name
+from runner.errors import UserError
 
 RANKS: Ranks = "one"
 CPU = False
@@ -35,7 +35,7 @@ def measure(context: Context) -> Lesson:
     wanted = int(context.options["chunks"])
     elements = context.maxbytes // 4 - SHORTER
     if elements < wanted:
-        raise runner.UserError(
+        raise UserError(
             "less than one element in each chunk",
             got=f"-e {context.maxbytes} --chunks {wanted}",
             expected=f"at least {4 * (wanted + SHORTER)} bytes",

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs.bench.lessons.protocol import Cell, Chart, Context, Lesson, Line, Ranks, Table, crossings, rate
 from jobs.bench.lessons.transfer import cpu
 from jobs.bench.lessons.transfer.explain import sentences
 from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS, Direction, Methods
 from jobs.measure.sizes import size_name
 from jobs.measure.timers import sampled_host_seconds
-from runner import Memory
+from runner.backend.box import Memory
+from runner.errors import RunError, UserError
 
 RANKS: Ranks = "one"
 CPU = True
@@ -73,7 +73,7 @@ def measure(context: Context) -> Lesson:
         context.progress(f"allocating {size_name(fitting[-1])} of {kind} memory")
         try:
             host, allocate = _allocated(context, kind, fitting[-1])
-        except (runner.RunError, runner.UserError) as reason:
+        except (RunError, UserError) as reason:
             found.missing.append(f"Not measured, {method}: {reason}.")
             continue
         if kind not in map(METHODS.get, found.buffers):
@@ -81,7 +81,7 @@ def measure(context: Context) -> Lesson:
         for turn, direction in enumerate(DIRECTIONS):
             try:
                 _transfer(context, methods, method, direction, host, fitting, 2 * number + turn + 1, found)
-            except (runner.RunError, runner.UserError) as reason:
+            except (RunError, UserError) as reason:
                 found.missing.append(f"Not measured, {method}, {direction}: {reason}.")
         context.required_box.release(host)
     return _lesson(context, sizes, found)

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-import runner
 from jobs import kernels
 from jobs.bench.lessons.protocol import Context
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import nothing
-from runner import Memory
+from runner.backend.box import Memory
+from runner.comm.collectives import DATATYPES
 
 Direction = Literal["to GPU", "to host"]
 DIRECTIONS: tuple[Direction, ...] = ("to GPU", "to host")
@@ -30,7 +30,7 @@ METHODS: dict[str, Any] = {
     "managed": "managed",
     "prefetched": "managed",
 }
-BYTE = runner.DATATYPES["uint8"]
+BYTE = DATATYPES["uint8"]
 THREADS, BLOCKS_PER_PROCESSOR = 256, 8  # as many threads as a multiprocessor holds
 
 

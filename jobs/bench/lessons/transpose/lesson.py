@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs.bench.lessons import pseudorandom
 from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
 from jobs.bench.lessons.transpose.explain import sentences
 from jobs.bench.lessons.transpose.methods import Matrix, OnCpu, OnGpu, Shape, TimedTranspose
 from jobs.measure import patterns
+from runner.errors import UserError
 
 RANKS: Ranks = "one"
 CPU = True
@@ -49,7 +49,7 @@ def parse(text: str) -> Shape:
     """ "8192x512" -> (8192, 512). Raises UserError."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if found is None:
-        raise runner.UserError("not a matrix shape", got=text, expected="such as 8192x512")
+        raise UserError("not a matrix shape", got=text, expected="such as 8192x512")
     return int(found[1]), int(found[2])
 
 

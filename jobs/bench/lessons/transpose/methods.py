@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-import runner
 from jobs import kernels
 from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
 from jobs.bench.lessons.protocol import rate
 from jobs.measure.timers import gated_event_seconds
+from runner.backend.box import Memory
+from runner.backend.cuda_blas import geam
+from runner.errors import UserError
 
 THREADS = 256
 BLOCK = 128  # rows and columns that the CPU transposes at a time
@@ -73,7 +75,7 @@ def launch(
         tile = (8, 32) if method == "naive" else (32, 32)
     blocks = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
     if blocks > kernels.MOST_BLOCKS:
-        raise runner.UserError("the matrix has too many tiles", got=f"{rows} x {columns}")
+        raise UserError("the matrix has too many tiles", got=f"{rows} x {columns}")
     return Launch(f"transpose_{method}.cu", instance, blocks, THREADS)
 
 
@@ -138,7 +140,7 @@ class OnGpu(Gpu):
         operations["cuBLAS geam"] = (
             None
             if dtype.itemsize == 2
-            else lambda: runner.geam(rows, columns, dtype, source.address, target.address, self.stream)
+            else lambda: geam(rows, columns, dtype, source.address, target.address, self.stream)
         )
         flat, out = (self.box.array(memory).view(f"u{dtype.itemsize}") for memory in (source, target))
         try:
@@ -149,7 +151,7 @@ class OnGpu(Gpu):
             self.box.release(source)
             self.box.release(target)
 
-    def kernel(self, launch: Launch, source: runner.Memory, target: runner.Memory, shape: Shape) -> Operation:
+    def kernel(self, launch: Launch, source: Memory, target: Memory, shape: Shape) -> Operation:
         arrays = self.box.array(source), self.box.array(target)
         return self.operation(launch, (*arrays, *np.array(shape, np.int64)))
 

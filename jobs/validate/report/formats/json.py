@@ -15,10 +15,10 @@ from functools import cache, partial
 from itertools import repeat
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import runner
 from jobs.validate.report.model import SCHEMA, Matrix, Report
 from jobs.validate.report.wording import headline
 from jobs.validate.verdict import Verdict, unit_of
+from runner.errors import UserError
 
 Json = dict[str, Any]
 HEAD = ("rung", "what", "title", "labels")  # of a matrix
@@ -57,9 +57,7 @@ def read(document: Mapping[str, Any]) -> Report:
     """The report of a document. UserError names the place where it is not one."""
     if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
         found = document.get("schema", "none") if isinstance(document, Mapping) else type(document).__name__
-        raise runner.UserError(
-            "not a validation's report", got=f"schema {found}", expected=f"schema {SCHEMA}"
-        )
+        raise UserError("not a validation's report", got=f"schema {found}", expected=f"schema {SCHEMA}")
     parts = {one.name: document[one.name] for one in fields(Verdict) if one.name in document}
     matrices = [dense(one, f"matrices[{n}]") for n, one in enumerate(document.get("matrices", []))]
     report: Report = decode(Report, {**document, "verdict": parts, "matrices": matrices}, "")
@@ -95,9 +93,7 @@ def dense(found: Any, place: str) -> Matrix:
         for row, column, rate in found["cells"]:
             rates[row][column] = float(rate)
     except (KeyError, IndexError, TypeError, ValueError) as reason:
-        raise runner.UserError(
-            f"not a validation's report: {place} is no matrix", got=str(reason)
-        ) from reason
+        raise UserError(f"not a validation's report: {place} is no matrix", got=str(reason)) from reason
     return Matrix(**head, rates=tuple(map(tuple, rates)))
 
 
@@ -124,7 +120,7 @@ def decode(kind: Any, value: Any, place: str) -> Any:
         return None
     if type(value) is kind:
         return value
-    raise runner.UserError(
+    raise UserError(
         f"not a validation's report: {place.lstrip('.')}",
         got=repr(value)[:60],
         expected=getattr(kind, "__name__", kind),
@@ -137,9 +133,7 @@ def present(kind: Any, value: Mapping[str, Any], place: str) -> list[tuple[str, 
     for one in fields(kind):
         optional = one.default is not MISSING or one.default_factory is not MISSING
         if one.name not in value and not optional:
-            raise runner.UserError(
-                f"not a validation's report: {f'{place}.{one.name}'.lstrip('.')} is missing"
-            )
+            raise UserError(f"not a validation's report: {f'{place}.{one.name}'.lstrip('.')} is missing")
     return [(name, hint) for name, hint in hints.items() if name in value]
 
 

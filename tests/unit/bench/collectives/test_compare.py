@@ -8,7 +8,7 @@ import pytest
 
 from jobs.bench.collectives.compare import compare, render, verdict
 from jobs.bench.collectives.reader import Figures, Key, Record
-from runner import UserError
+from runner.errors import UserError
 
 KEYS = [Key(size, size // 4, "float", "sum", -1) for size in (8, 1024, 1048576)]
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
 from jobs.bench.collectives import names
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.groups import color_of
@@ -21,7 +20,8 @@ from jobs.bench.collectives.session import Bench, Point, check_ranks
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import at_size, sweep
 from jobs.bench.collectives.timing import CallTimes
-from runner import DATATYPES, Call
+from runner.comm.collectives import DATATYPES, Call
+from runner.errors import UserError
 
 NAP = 0.01  # seconds
 
@@ -64,7 +64,7 @@ def test_a_mask_is_hexadecimal_and_goes_before_a_split(mask: str, colors: list[i
     ["MOD", "8", "XOR8", "MOD-1", "MOD0", "%0", "DIV 0", "/0x0", "MOD 0b0", "MOD8x", "AND0xg", "MOD1.5"],
 )
 def test_a_split_that_does_not_parse_is_refused(split: str) -> None:
-    with pytest.raises(runner.UserError, match="the split does not parse") as refused:
+    with pytest.raises(UserError, match="the split does not parse") as refused:
         color_of(0, split, None)
     assert repr(split) in str(refused.value)
     assert "such as MOD8" in str(refused.value)
@@ -72,13 +72,13 @@ def test_a_split_that_does_not_parse_is_refused(split: str) -> None:
 
 @pytest.mark.parametrize("mask", ["g", "0o2", "MOD8", " "])
 def test_a_mask_that_does_not_parse_is_refused(mask: str) -> None:
-    with pytest.raises(runner.UserError, match="the split mask is not a hexadecimal number"):
+    with pytest.raises(UserError, match="the split mask is not a hexadecimal number"):
         color_of(0, None, mask)
 
 
 @given(st.text(max_size=12))
 def test_no_split_makes_more_than_a_sentence(split: str) -> None:
-    with contextlib.suppress(runner.UserError):
+    with contextlib.suppress(UserError):
         assert color_of(5, split, None) >= 0
 
 
@@ -196,7 +196,7 @@ def test_groups_of_different_sizes_are_right(operation: str, bench_on: Any) -> N
 def test_what_does_not_go_with_every_group_is_refused(
     operation: str, root: int, colors: list[int], told: str
 ) -> None:
-    with pytest.raises(runner.UserError) as refused:
+    with pytest.raises(UserError) as refused:
         check_ranks(OPERATIONS[operation], SweepSettings(root=root), colors)
     assert refused.value.everywhere
     assert told in str(refused.value)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
 from jobs.bench.cli import bench
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.options import LETTERS, bench_options
 from jobs.measure.sizes import MIB, parse_size
-from runner import DATATYPES, REDUCTIONS
+from runner.comm.collectives import DATATYPES, REDUCTIONS
+from runner.errors import UserError
 
 
 def asked(*words: str, command: str = "all_reduce") -> BenchOptions:
@@ -171,7 +171,7 @@ def test_sizes_as_the_c_library_reads_them(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "K", "1T", "-5", "+5", "1.5.2G", "0x10", "8KB", "1e", "1e999", "inf"])
 def test_sizes_that_do_not_parse(text: str) -> None:
-    with pytest.raises(runner.UserError, match=r"does not parse.*powers of 1024"):
+    with pytest.raises(UserError, match=r"does not parse.*powers of 1024"):
         parse_size(text)
 
 
@@ -179,7 +179,7 @@ def test_sizes_that_do_not_parse(text: str) -> None:
 def test_any_text_is_a_size_or_a_user_error(text: str) -> None:
     try:
         size = parse_size(text)
-    except runner.UserError:
+    except UserError:
         return
     assert size >= 0
 

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
 from jobs.bench.collectives import pingpong
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.pingpong import parse_pairs
-from runner import DATATYPES, Call, World
+from meshrun import World
+from runner.comm.collectives import DATATYPES, Call
+from runner.errors import UserError
+from runner.failure import FailureHandler
 
 DOOR = SimpleNamespace(colour=False, columns=None, words=("meshrun", "bench", "pingpong"))
 NAP = 0.005  # seconds
@@ -45,13 +47,13 @@ def test_pairs(text: str, ranks: int, pairs: list[tuple[int, int]]) -> None:
     "text", ["", "0", "0-0", "0-4", "0-1-2", "0-1,", "a-b", "-1-0", "0--1", "0:1", "some"]
 )
 def test_pairs_that_do_not_parse_are_refused(text: str) -> None:
-    with pytest.raises(runner.UserError, match=r"--pairs does not parse.* such as 0-1,0-3: ranks below 4"):
+    with pytest.raises(UserError, match=r"--pairs does not parse.* such as 0-1,0-3: ranks below 4"):
         parse_pairs(text, 4)
 
 
 @given(st.text("0123456789-, al", max_size=12), st.integers(2, 9))
 def test_pairs_are_of_two_ranks_or_refused(text: str, ranks: int) -> None:
-    with contextlib.suppress(runner.UserError):
+    with contextlib.suppress(UserError):
         pairs = parse_pairs(text, ranks)
         assert pairs
         assert all(0 <= rank < ranks for pair in pairs for rank in pair)
@@ -59,7 +61,7 @@ def test_pairs_are_of_two_ranks_or_refused(text: str, ranks: int) -> None:
 
 
 def test_one_rank_has_nobody_to_play_with() -> None:
-    with pytest.raises(runner.UserError, match=r"pingpong needs two ranks: got 1\. Try: meshrun -n 2"):
+    with pytest.raises(UserError, match=r"pingpong needs two ranks: got 1\. Try: meshrun -n 2"):
         parse_pairs("ends", 1)
 
 
@@ -75,7 +77,7 @@ def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]
 
         def body(world: World) -> Any:
             try:
-                return pingpong.run(world, runner.FailureHandler(), asked, DOOR)
+                return pingpong.run(world, FailureHandler(), asked, DOOR)
             except pingpong.WrongResults as wrong:
                 return wrong  # every rank ends in order, and rank 0 has said all it has to say
 

@@ -17,7 +17,7 @@ from jobs.bench.collectives.plots import Limit, Point, Scaled, Series, plot, plo
 from jobs.bench.collectives.reader import Figures, Key, Record
 from jobs.measure.plots import apart, check
 from jobs.measure.sizes import size_name
-from runner import UserError
+from runner.errors import UserError
 
 pytest.importorskip("matplotlib")
 

@@ -14,7 +14,7 @@ from jobs.bench.collectives.nccl_tests_json import json_line, record
 from jobs.bench.collectives.nccl_tests_text import colour, footer, header, row
 from jobs.bench.collectives.reader import Figures, Key, Record, median, of_rows, read
 from jobs.bench.collectives.results import Footer, Header, Iterations, Measurement, RankDevice, Row
-from runner import UserError
+from runner.errors import UserError
 
 # As nccl-tests 2.16 printed it: narrower #wrong, no concluding line.
 OLD = (

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
 from jobs.bench.collectives import plots, scaling
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.results import Measurement, Row
 from jobs.bench.collectives.scaling import Rung, efficiency, measure_single_rank, near_first, rank_counts
-from runner import Call, World
+from meshrun import World
+from runner.comm.collectives import Call
+from runner.errors import UserError
+from runner.failure import FailureHandler
 
 DOOR = SimpleNamespace(colour=False, columns=None, words=("meshrun", "bench", "scale"))
 
@@ -66,7 +68,7 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 
         def body(world: World) -> Any:
             try:
-                return scaling.run(world, runner.FailureHandler(), asked, DOOR)
+                return scaling.run(world, FailureHandler(), asked, DOOR)
             except scaling.WrongResults as wrong:
                 return wrong  # every rank ends in order, and rank 0 has said all it has to say
 
@@ -195,8 +197,8 @@ def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
     asked = BenchOptions((operation,), SweepSettings(**({"minbytes": 8, "maxbytes": 8} | settings)))
 
     def body(world: World) -> str:
-        with pytest.raises(runner.UserError) as refused:
-            scaling.run(world, runner.FailureHandler(), asked, DOOR)
+        with pytest.raises(UserError) as refused:
+            scaling.run(world, FailureHandler(), asked, DOOR)
         assert refused.value.everywhere
         return str(refused.value)
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-import runner
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import Bench, supported, within_memory
-from runner import DATATYPES, World
+from meshrun import World
 from runner.backend import Device
+from runner.comm.collectives import DATATYPES
+from runner.errors import UserError
+from runner.watchdog import MeasurementProgress
 
 GIB = 1 << 30
 
@@ -99,7 +101,7 @@ def test_where_nothing_fits_the_refusal_says_what_would(on_ranks: Any) -> None:
     def body(world: World) -> str:
         world = with_devices(world, [gpu(80 * GIB), gpu(40 * GIB)])
         settings = SweepSettings(minbytes=12 * GIB + 4, maxbytes=12 * GIB + 4)
-        with pytest.raises(runner.UserError) as refused:
+        with pytest.raises(UserError) as refused:
             within_memory(world, world.control, settings)
         assert refused.value.everywhere
         return str(refused.value)
@@ -114,7 +116,7 @@ def test_memory_on_which_nothing_fits_at_all(on_ranks: Any) -> None:
     """Less than stays free by the rule: no negative sizes in the sentence."""
 
     def body(world: World) -> str:
-        with pytest.raises(runner.UserError) as refused:
+        with pytest.raises(UserError) as refused:
             within_memory(with_devices(world, [gpu(1 * GIB)]), world.control, up_to(64))
         return str(refused.value)
 
@@ -127,9 +129,7 @@ def test_what_fits_is_what_is_measured(bench_on: Any, on_ranks: Any) -> None:
     def body(world: World) -> tuple[list[int], int | None, int]:
         world.backend.free_memory = lambda: 5000
         asked = BenchOptions(("all_reduce",), SweepSettings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
-        with session.opened(
-            world, world.control, asked, "all_reduce", runner.MeasurementProgress(), [0]
-        ) as opened:
+        with session.opened(world, world.control, asked, "all_reduce", MeasurementProgress(), [0]) as opened:
             return opened.bench.settings.sizes(), opened.reduced, opened.bench.send.nbytes
 
     assert on_ranks(1, body) == [([100, 200, 400, 800], 1000, 1000)]
@@ -177,9 +177,9 @@ def test_all_types_are_those_that_every_gpu_has(types: Any) -> None:
 
 
 def test_a_type_asked_for_by_name_is_refused_where_it_is_not(types: Any) -> None:
-    with pytest.raises(runner.UserError, match=r"capability 8\.9, NCCL 2\.28, expected 9\.0 or later"):
+    with pytest.raises(UserError, match=r"capability 8\.9, NCCL 2\.28, expected 9\.0 or later"):
         types([90, 89], ("f8e4m3",))
-    with pytest.raises(runner.UserError, match=r"capability 9, NCCL 2\.23, expected .*NCCL 2\.24 or later"):
+    with pytest.raises(UserError, match=r"capability 9, NCCL 2\.23, expected .*NCCL 2\.24 or later"):
         types([90, 90], ("f8e5m2",), 22304)
 
 
@@ -201,10 +201,8 @@ def test_cpus_have_all_types(on_ranks: Any) -> None:
 def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[str, Any], letter: str) -> None:
     def body(world: World) -> bool:
         asked = BenchOptions(("all_reduce",), SweepSettings(**settings))
-        opening = session.opened(
-            world, world.control, asked, "all_reduce", runner.MeasurementProgress(), [0, 0]
-        )
-        with pytest.raises(runner.UserError, match=f"{letter}.* without {letter}") as refused, opening:
+        opening = session.opened(world, world.control, asked, "all_reduce", MeasurementProgress(), [0, 0])
+        with pytest.raises(UserError, match=f"{letter}.* without {letter}") as refused, opening:
             pass
         return refused.value.everywhere
 
@@ -215,9 +213,7 @@ def test_the_header_names_every_rank(on_ranks: Any) -> None:
     def body(world: World) -> Any:
         asked = BenchOptions(("sendrecv",), SweepSettings(minbytes=8, maxbytes=8), split="DIV2")
         colors = session.colors_of(world, asked)
-        with session.opened(
-            world, world.control, asked, "sendrecv", runner.MeasurementProgress(), colors
-        ) as opened:
+        with session.opened(world, world.control, asked, "sendrecv", MeasurementProgress(), colors) as opened:
             return opened.header
 
     header, *_ = on_ranks(3, body, hosts=["one.site.org", "one.site.org", "two.site.org"])
@@ -234,7 +230,7 @@ def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
     def body(world: World, **asked: Any) -> bool:
         wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **asked)
         with session.opened(
-            world, world.control, wanted, "all_reduce", runner.MeasurementProgress(), [0, 0]
+            world, world.control, wanted, "all_reduce", MeasurementProgress(), [0, 0]
         ) as opened:
             bench: Bench = opened.bench
             return bench.detail

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import runner
 from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import CallTimes, clock
-from runner import DATATYPES, Call
+from runner.comm.collectives import DATATYPES, Call
+from runner.watchdog import MeasurementProgress
 
 NAP = 0.01  # seconds
 
@@ -207,7 +207,7 @@ def test_no_beginnings_unless_asked_for(timed: Any, blocking: int) -> None:
     assert [one.clock.begun for one in timed(2, iters=3, blocking=blocking)] == [(), ()]
 
 
-class Trail(runner.MeasurementProgress):
+class Trail(MeasurementProgress):
     """Keeps what a watchdog would be told."""
 
     def __init__(self) -> None:

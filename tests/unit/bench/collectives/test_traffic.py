@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import runner
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import traffic_of
 from jobs.bench.collectives.traffic import Traffic, read_matrix
+from runner.errors import UserError
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_cells_are_scaled_before_they_are_rounded(
 def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, told: str, scale: float) -> None:
     path = tmp_path / "matrix.txt"
     path.write_text(text)
-    with pytest.raises(runner.UserError, match=r"the traffic matrix .*matrix\.txt") as refused:
+    with pytest.raises(UserError, match=r"the traffic matrix .*matrix\.txt") as refused:
         read_matrix(path, scale, 3)
     assert told in str(refused.value)
 
@@ -60,12 +60,12 @@ def test_no_cell_holds_more_than_an_address_reaches(tmp_path: Path) -> None:
     path = tmp_path / "matrix.txt"
     path.write_text(f"{2**61}\n")
     assert read_matrix(path, 2.0, 1) == ((2**62,),)
-    with pytest.raises(runner.UserError, match="not a number of bytes"):
+    with pytest.raises(UserError, match="not a number of bytes"):
         read_matrix(path, 2.1, 1)
 
 
 def test_a_matrix_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(runner.UserError, match="No such file"):
+    with pytest.raises(UserError, match="No such file"):
         read_matrix(tmp_path / "none", 1.0, 2)
 
 
@@ -82,12 +82,12 @@ def traffic(matrix: Path, size: int, ranks: int = 3, last: int | None = None, **
 def test_a_matrix_needs_the_busiest_ranks_bytes_and_no_sweep(matrix: Path) -> None:
     # Rank 2 sends 288 + 144 + 192 = 624 bytes; nobody receives more than 432.
     assert traffic(matrix, 624).matrix == ((96, 192, 144), (48, 96, 64), (288, 144, 192))
-    with pytest.raises(runner.UserError, match="at least the busiest rank's 624 bytes"):
+    with pytest.raises(UserError, match="at least the busiest rank's 624 bytes"):
         traffic(matrix, 623)
-    with pytest.raises(runner.UserError, match="-b and -e equal"):
+    with pytest.raises(UserError, match="-b and -e equal"):
         traffic(matrix, 624, last=1248)
     # Two ranks use a part of it: rank 0 sends 96 + 192.
-    with pytest.raises(runner.UserError, match="at least the busiest rank's 288 bytes"):
+    with pytest.raises(UserError, match="at least the busiest rank's 288 bytes"):
         traffic(matrix, 287, ranks=2)
     assert traffic(matrix, 624, matrix_scale=-1.0).matrix == ((0, 0, 0),) * 3
 

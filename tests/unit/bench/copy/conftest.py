@@ -12,10 +12,11 @@ import pytest
 from made_box import MadeBox, MadeHost, load
 
 import jobs.kernels
-import runner
+import meshrun
 from jobs.bench.copy import engines
 from jobs.bench.copy.run import CopyOptions, run
 from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.errors import MeshrunError
 
 SIZE = 1 << 16
 
@@ -62,7 +63,7 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         ended = Ended()
 
         def on_rank(control: SimulatedComm) -> None:
-            world = runner.open_world("cpu", control=control)
+            world = meshrun.open_world("cpu", control=control)
             named = hosts or ["made"] * ranks
             machine = dict(zip(dict.fromkeys(named), (host, *others), strict=True))
             locals_ = [named[:rank].count(named[rank]) for rank in range(ranks)]
@@ -89,7 +90,7 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
         try:
             run_ranks(ranks, on_rank)
-        except runner.MeshrunError as failure:
+        except MeshrunError as failure:
             ended.failure = failure
         ended.text = capsys.readouterr().out
         return ended

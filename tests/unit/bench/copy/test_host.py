@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
 from jobs.bench.copy import host
 from jobs.bench.copy.buffers import buffers_needed, fitting_size
 from jobs.bench.copy.cases import BY_NAME, CASES
 from jobs.bench.copy.measure import CaseResult, CopySettings
 from jobs.bench.copy.patterns import Place
 from jobs.measure import timers
-from runner import World
+from meshrun import World
+from runner.errors import UserError
 
 Ranks = Callable[..., list[Any]]
 SETTINGS = CopySettings(size=1 << 12, copies=3, samples=4)
@@ -93,7 +93,7 @@ def test_halved_until_it_fits() -> None:
     assert fitting_size(512, [(2, 1024.0), (1, 600.0)]) == 512
     assert fitting_size(512, [(2, 1023.0)]) == 256
     assert fitting_size(48, [(1, 47.0)]) == 16  # whole units of 16 bytes
-    with pytest.raises(runner.UserError, match="no memory for buffers") as refused:
+    with pytest.raises(UserError, match="no memory for buffers") as refused:
         fitting_size(512, [(1, 15.0)])
     assert refused.value.everywhere
 

@@ -15,10 +15,10 @@ import pytest
 from made_box import MadeBox, MadeHost
 
 import jobs.kernels
-import runner
 from jobs.bench.copy import measure as measuring
 from jobs.bench.copy.cases import CASES
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
+from runner.errors import RunError
 
 ROUND = 4 * 512 * 16  # bytes of a made GPU's whole grid
 SIZE = 1 << 16
@@ -450,7 +450,7 @@ def test_a_gate_that_gave_way_ends_the_run(bench_copy: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(MadeBox, "mark", hurried)
     ended = bench_copy(MadeHost(1), "device_local_copy")
-    assert isinstance(ended.failure, runner.RunError)
+    assert isinstance(ended.failure, RunError)
     assert "gate opened by itself" in str(ended.failure)
 
 

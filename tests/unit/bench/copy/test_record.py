@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from made_box import MadeHost
 
-import runner
 from jobs.bench.copy import heatmap
 from jobs.bench.copy.cases import BY_NAME
 from jobs.bench.copy.measure import CaseResult, Cell
+from runner.errors import UserError
 
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 
@@ -129,5 +129,5 @@ def test_hosts_are_named_where_there_are_several(tmp_path: Path) -> None:
 
 def test_a_plot_that_cannot_be_is_refused_before_all(bench_copy: Any) -> None:
     ended = bench_copy(MadeHost(1), "34", plot="copies.pdf")
-    assert isinstance(ended.failure, runner.UserError)
+    assert isinstance(ended.failure, UserError)
     assert ended.text == ""

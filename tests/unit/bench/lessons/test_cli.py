@@ -17,8 +17,10 @@ from jobs.bench.lessons.run import LessonOptions
 from jobs.bench.lessons.run import run as run_lesson
 from jobs.measure import check
 from jobs.measure.exit_codes import WrongResults
-from runner import FailureHandler, UserError, World
+from meshrun import World
 from runner.backend.cpu import CpuBackend
+from runner.errors import UserError
+from runner.failure import FailureHandler
 from runner.world import lone_world
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from lesson_box import Kernel, LessonBox
 
-import runner
 from jobs import kernels
 from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.matmul import freivalds

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
 from jobs.bench.lessons import show
 from jobs.bench.lessons.pool import lesson as pool
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc, rounded
 from jobs.bench.lessons.pool.lesson import digits, thinned
 from jobs.bench.lessons.pool.workload import Moment, Step, account, play, workload
 from jobs.bench.lessons.protocol import Context
-from runner import Gpu, UserError
+from runner.backend.box import Gpu
 from runner.backend.cpu import CpuBackend
+from runner.errors import UserError
 from runner.world import lone_world
 
 

@@ -30,8 +30,8 @@ from jobs.bench.lessons.streams.schedule import (
     without_waiting,
 )
 from jobs.measure.exit_codes import NeedsGpu
-from runner import UserError
 from runner.backend.cpu import CpuBackend
+from runner.errors import UserError
 from runner.world import lone_world
 
 LARGE = 1 << 16

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from lesson_box import TICK, Kernel, LessonBox
 
-import runner
 from jobs import kernels
 from jobs.measure.gate import MOST, Gate
 from jobs.measure.timers import FEWEST_CALLS, SHORTEST_SAMPLE, gated_event_seconds
+from runner.errors import RunError
 
 CALL = 10 * TICK  # seconds that the host takes for a call of the kernel below
 
@@ -68,9 +68,9 @@ def test_the_gate_is_opened_and_given_back_where_queueing_fails(made: Any) -> No
     def broken(turn: int) -> None:
         issue(turn)
         if len(box.issued) > 5:
-            raise runner.RunError("no more")
+            raise RunError("no more")
 
-    with pytest.raises(runner.RunError, match="no more"):
+    with pytest.raises(RunError, match="no more"):
         timed(box, stream, broken)
     assert not stream.queue
     assert not box.kept
@@ -88,7 +88,7 @@ class Impatient(LessonBox):
 
 def test_a_gate_that_gave_way_is_no_measurement(made: Any) -> None:
     box, stream, issue = made(1e-6, Impatient)
-    with pytest.raises(runner.RunError, match="the gate opened by itself"):
+    with pytest.raises(RunError, match="the gate opened by itself"):
         timed(box, stream, issue)
 
 

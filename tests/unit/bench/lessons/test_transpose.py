@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from lesson_box import Kernel, LessonBox
 
-import runner
 from jobs import kernels
 from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.explain import sentences
 from jobs.bench.lessons.transpose.methods import BEST, SINGLE, TimedTranspose, launch, variants
-from runner import UserError
 from runner.backend.cpu import CpuBackend
+from runner.errors import UserError
 from runner.world import lone_world
 
 SHAPES = ("1x1", "31x33", "16x48", "129x40")

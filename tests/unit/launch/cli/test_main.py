@@ -28,9 +28,9 @@ from runner.run_status import RunDirectory
 JOB = '''
 from pathlib import Path
 from typing import Literal
-import runner
+import meshrun
 
-@runner.map_blocks(halo=1)
+@meshrun.map_blocks(halo=1)
 def edges(block, *, gain: float = 1.5, bin_count: int = 4, sharp: bool = False,
           mode: Literal["soft", "hard"] = "soft", weights: Path | None = None, label: str = "x"):
     """Edges of an image.
@@ -42,7 +42,7 @@ def edges(block, *, gain: float = 1.5, bin_count: int = 4, sharp: bool = False,
     """
     return block[1:-1]
 
-@runner.map_blocks
+@meshrun.map_blocks
 def scale(block, *, factor: float):
     """Multiply."""
     return block * factor

@@ -15,21 +15,21 @@ from runner import binding, calibrate, launcher
 from runner.rates import load, nominal, nominal_cpu, rates_file, save
 
 JOBS = """
-import runner
+import meshrun
 
-@runner.map_blocks
+@meshrun.map_blocks
 def halved(block, *, by: float = 2.0):
     return block / by
 
-@runner.map_blocks
+@meshrun.map_blocks
 def broken(block):
     raise ZeroDivisionError("by design")
 
-@runner.map_blocks(out=lambda shape, dtype, **_: (shape, dtype))
+@meshrun.map_blocks(out=lambda shape, dtype, **_: (shape, dtype))
 def clash(block, *, ranks: int = 3):
     return block
 
-@runner.reduce_blocks(combine=lambda a, b: a + b)
+@meshrun.reduce_blocks(combine=lambda a, b: a + b)
 def total(block):
     return block.sum()
 """

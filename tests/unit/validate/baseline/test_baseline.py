@@ -22,7 +22,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
 from jobs.measure.outliers import run_deviation as deviation
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline.compare import check, check_saving, compare, save
@@ -31,6 +30,7 @@ from jobs.validate.baseline.run import KEPT, Figure
 from jobs.validate.probe.api import Wrong
 from jobs.validate.report.model import Member, Report
 from jobs.validate.verdict import Verdict
+from runner.errors import UserError
 
 OK = Verdict("ok", (), (), ())
 ENVIRONMENT = {
@@ -320,9 +320,9 @@ def test_some_of_the_hosts_are_compared_part_by_part(path: Path) -> None:
 
 def refusal(path: Path, of: Report) -> str:
     before = path.read_bytes()
-    with pytest.raises(runner.UserError) as error:
+    with pytest.raises(UserError) as error:
         compare(path, of, rates(of=of))
-    with pytest.raises(runner.UserError) as early:
+    with pytest.raises(UserError) as early:
         check(path, of.members, of.simulated)
     assert str(early.value) == str(error.value)
     assert path.read_bytes() == before
@@ -360,7 +360,7 @@ def test_a_large_fleet_is_not_listed_whole(path: Path) -> None:
 
 
 def test_no_file_and_no_run(path: Path) -> None:
-    with pytest.raises(runner.UserError, match=r"No such file or directory.*Try: --save-baseline"):
+    with pytest.raises(UserError, match=r"No such file or directory.*Try: --save-baseline"):
         compare(path, FLEET, rates())
     path.touch()
     assert "has no run yet" in refusal(path, FLEET)
@@ -370,13 +370,13 @@ def test_no_file_and_no_run(path: Path) -> None:
 def test_a_folder_is_no_file(path: Path) -> None:
     path.mkdir()
     for call in (compare, save):
-        with pytest.raises(runner.UserError, match=r"cannot (read|write) the baseline"):
+        with pytest.raises(UserError, match=r"cannot (read|write) the baseline"):
             call(path, FLEET, rates())
 
 
 def test_the_name_says_the_format(tmp_path: Path) -> None:
     for call in (compare, save):
-        with pytest.raises(runner.UserError, match=r"got .*b\.yaml, expected \.json or \.sqlite or \.db"):
+        with pytest.raises(UserError, match=r"got .*b\.yaml, expected \.json or \.sqlite or \.db"):
             call(tmp_path / "b.yaml", FLEET, rates())
 
 
@@ -425,7 +425,7 @@ def test_json_that_was_edited_wrongly_is_broken(tmp_path: Path, wrong: dict[str,
     (found if "runs" in wrong else found["runs"][0]).update(wrong)
     path.write_text(json.dumps(found))
     assert "is broken" in refusal(path, FLEET)
-    with pytest.raises(runner.UserError, match="is broken"):
+    with pytest.raises(UserError, match="is broken"):
         save(path, FLEET, rates())
 
 
@@ -437,7 +437,7 @@ def test_files_of_other_programs_are_not_touched(tmp_path: Path) -> None:
     for path in (document, base):
         before = path.read_bytes()
         assert "is the file of another program" in refusal(path, FLEET)
-        with pytest.raises(runner.UserError, match="is the file of another program"):
+        with pytest.raises(UserError, match="is the file of another program"):
             save(path, FLEET, rates())
         assert path.read_bytes() == before
 
@@ -451,7 +451,7 @@ def test_a_newer_version_is_not_touched(tmp_path: Path) -> None:
         newer.execute("PRAGMA user_version = 2")
     for path in (document, base):
         assert "written by a newer meshrun: got version 2, expected version 1" in refusal(path, FLEET)
-        with pytest.raises(runner.UserError, match="newer meshrun"):
+        with pytest.raises(UserError, match="newer meshrun"):
             save(path, FLEET, rates())
 
 
@@ -478,9 +478,9 @@ def test_a_folder_that_cannot_be_written_is_read(nobody: Path, suffix: str) -> N
         os.seteuid(65534)
     assert len(compare(path, FLEET, rates(100e9))[0]) == 5
     for target in (path, nobody / f"new{suffix}"):
-        with pytest.raises(runner.UserError, match="cannot write the baseline"):
+        with pytest.raises(UserError, match="cannot write the baseline"):
             save(target, FLEET, rates())
-        with pytest.raises(runner.UserError, match="cannot write the baseline"):
+        with pytest.raises(UserError, match="cannot write the baseline"):
             check_saving(target)
 
 
@@ -492,9 +492,9 @@ def test_what_cannot_be_saved_is_refused_before(path: Path, tmp_path: Path) -> N
     path.write_bytes(b"not a baseline")
     bad = (path, tmp_path / "none" / path.name, tmp_path / "b.yaml")
     for target in bad:
-        with pytest.raises(runner.UserError):
+        with pytest.raises(UserError):
             check_saving(target)
-        with pytest.raises(runner.UserError):
+        with pytest.raises(UserError):
             save(target, FLEET, rates())
 
 
@@ -519,7 +519,7 @@ def test_json_stays_whole_when_the_disk_is_full(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(runner.UserError, match="No space left on device"):
+    with pytest.raises(UserError, match="No space left on device"):
         save(path, FLEET, rates())
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["b.json"]
@@ -530,7 +530,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(baseline_json.fcntl, "flock", unsupported)
-    with pytest.raises(runner.UserError, match=r"has no locks: .*got Operation not supported.* Try: "):
+    with pytest.raises(UserError, match=r"has no locks: .*got Operation not supported.* Try: "):
         save(tmp_path / "b.json", FLEET, rates())
 
 
@@ -547,7 +547,7 @@ def test_a_writer_that_never_ends_is_not_waited_for(
             baseline_json.fcntl.flock(held, baseline_json.fcntl.LOCK_EX)
         else:
             base.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(runner.UserError, match=r"another run has been writing|database is locked"):
+        with pytest.raises(UserError, match=r"another run has been writing|database is locked"):
             save(path, FLEET, rates())
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner
 from jobs.validate.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers as ranks_buffers
@@ -27,10 +26,14 @@ from jobs.validate.probe.api import SINGLE_RANK_OPS, Place, Wrong
 from jobs.validate.probe.buffers import fit_to_devices
 from jobs.validate.probe.multi_rank import RingCommunicators
 from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
-from runner import Call, World
+from meshrun import World
+from runner.backend.box import Memory
 from runner.backend.cpu import CpuBackend
+from runner.comm.collectives import Call
 from runner.comm.host import HostMark
 from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.errors import MeshrunError, RunError, UserError
+from runner.watchdog import MeasurementProgress
 from runner.world import open_world
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -113,9 +116,9 @@ def slow_alone(monkeypatch: pytest.MonkeyPatch, spend: Callable[[World], object]
     monkeypatch.setattr(single_rank, "timed", slowly)
 
 
-def asked(world: World, script: Script, trail: runner.MeasurementProgress | None = None) -> Any:
+def asked(world: World, script: Script, trail: MeasurementProgress | None = None) -> Any:
     """What `script` returns on rank 0, None elsewhere."""
-    with open_probe(world, trail or runner.MeasurementProgress()) as probe:
+    with open_probe(world, trail or MeasurementProgress()) as probe:
         if world.rank:
             return probe.follow()
         with probe.lead():
@@ -437,7 +440,7 @@ def test_few_communicators_stay_open() -> None:
 
 def test_it_measures_inside_lead_only() -> None:
     def body(world: World) -> None:
-        with open_probe(world, runner.MeasurementProgress()) as probe:
+        with open_probe(world, MeasurementProgress()) as probe:
             if world.rank:
                 return probe.follow()
             with pytest.raises(RuntimeError, match="inside `lead`"):
@@ -479,7 +482,7 @@ def errors(size: int, script: Script, prepare: Callable[[World], object] = id) -
         prepare(world)
         try:
             asked(world, script)
-        except (runner.MeshrunError, KeyError) as failure:
+        except (MeshrunError, KeyError) as failure:
             return failure
         return None
 
@@ -489,7 +492,7 @@ def errors(size: int, script: Script, prepare: Callable[[World], object] = id) -
 def test_rank_0s_error_ends_all_ranks() -> None:
     def script(probe: RankProbe) -> None:
         probe.single_rank("memory", KIB, 1)
-        raise runner.UserError("no such baseline")
+        raise UserError("no such baseline")
 
     found = errors(3, script)
     assert [str(one) for one in found] == ["no such baseline"] * 3
@@ -513,7 +516,7 @@ def test_too_little_memory_on_one_rank() -> None:
             world.backend.free_memory = lambda: 100 * KIB
 
     def script(probe: RankProbe) -> Any:
-        with pytest.raises(runner.UserError) as caught:
+        with pytest.raises(UserError) as caught:
             probe.single_rank("memory", MIB, 1)
         return str(caught.value), probe.single_rank("memory", 10 * KIB, 2)
 
@@ -531,7 +534,7 @@ def test_a_rank_that_fails_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatc
 
     def fails(world: World) -> None:
         def refused(call: Call) -> None:
-            raise runner.RunError("NCCL failed")
+            raise RunError("NCCL failed")
 
         alter(world, KIB, refused)
 
@@ -543,7 +546,7 @@ def test_a_rank_that_fails_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatc
             closed.append(probe)
 
         monkeypatch.setattr(RankProbe, "close", close)
-        with pytest.raises(runner.RunError):
+        with pytest.raises(RunError):
             asked(world, lambda probe: probe.rings([[0]], KIB, 1))
         return not closed
 
@@ -560,7 +563,7 @@ def test_counters_are_told_apart_by_host() -> None:
                 ("eth0", "state"): f"up on {host}",
             }
 
-        with open_probe(world, runner.MeasurementProgress(), read) as probe:
+        with open_probe(world, MeasurementProgress(), read) as probe:
             if world.rank:
                 return probe.follow()
             with probe.lead():
@@ -578,7 +581,7 @@ def test_counters_are_told_apart_by_host() -> None:
     assert on_rank_0(2, lambda probe: probe.counters()) == {}
 
 
-class Trail(runner.MeasurementProgress):
+class Trail(MeasurementProgress):
     """Keeps where it has been."""
 
     def __init__(self) -> None:
@@ -622,7 +625,7 @@ def test_while_rank_0_thinks_nobody_is_watched() -> None:
     thinking, looked = threading.Event(), threading.Event()
 
     def body(world: World) -> Any:
-        trail = runner.MeasurementProgress()
+        trail = MeasurementProgress()
 
         def script(probe: RankProbe) -> Any:
             probe.single_rank("memory", KIB, 1)
@@ -666,7 +669,7 @@ def test_what_is_under_way_is_aborted_first() -> None:
             return made
 
         world.collectives = naming
-        trail = runner.MeasurementProgress()
+        trail = MeasurementProgress()
 
         def script(probe: RankProbe) -> list[str]:
             probe.rings([[0, 1]], KIB, 1)
@@ -716,7 +719,7 @@ def test_sizes_fit_the_rank_that_has_least() -> None:
 def test_no_room_for_any_size() -> None:
     def body(world: World) -> str:
         world.backend.free_memory = lambda: 30 * MIB if world.rank == 1 else 1 << 40
-        with pytest.raises(runner.UserError) as caught:
+        with pytest.raises(UserError) as caught:
             fit_to_devices(world, Plan())
         assert caught.value.everywhere
         return str(caught.value)
@@ -753,35 +756,35 @@ class HostBox:
     def on(self, gpu: int) -> Any:
         return contextlib.nullcontext()
 
-    def array(self, memory: runner.Memory) -> Any:
+    def array(self, memory: Memory) -> Any:
         return self.kept[memory.address]
 
-    def export(self, memory: runner.Memory) -> bytes:
+    def export(self, memory: Memory) -> bytes:
         return repr((memory.address, memory.nbytes)).encode()
 
-    def attach(self, handle: bytes, nbytes: int, gpu: int) -> runner.Memory:
+    def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
         if self.shut:
             raise RuntimeError(f"{self.shut}\nand more")
         address, lent = ast.literal_eval(handle.decode())
         assert nbytes <= lent
         self.attached.add(address)
-        return runner.Memory(address, nbytes, "device", gpu)
+        return Memory(address, nbytes, "device", gpu)
 
-    def allocate(self, kind: str, nbytes: int, gpu: int) -> runner.Memory:
+    def allocate(self, kind: str, nbytes: int, gpu: int) -> Memory:
         owner = np.empty(nbytes, np.uint8)
         self.kept[owner.ctypes.data] = owner
-        return runner.Memory(owner.ctypes.data, nbytes, kind, gpu)
+        return Memory(owner.ctypes.data, nbytes, kind, gpu)
 
-    def release(self, memory: runner.Memory) -> None:
+    def release(self, memory: Memory) -> None:
         if memory.address in self.attached:
             self.attached.remove(memory.address)
         else:
             del self.kept[memory.address]
 
-    def host_array(self, memory: runner.Memory) -> Any:
+    def host_array(self, memory: Memory) -> Any:
         return self.kept[memory.address]
 
-    def copy(self, target: runner.Memory, source: runner.Memory, nbytes: int, stream: object) -> None:
+    def copy(self, target: Memory, source: Memory, nbytes: int, stream: object) -> None:
         assert nbytes <= min(target.nbytes, source.nbytes)
         ctypes.memmove(target.address, source.address, nbytes)
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner
 from jobs.validate.report.formats.json import document, read, text
 from jobs.validate.report.model import SCHEMA, Matrix, Report
 from jobs.validate.verdict import Finding
+from runner.errors import UserError
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
@@ -117,12 +117,12 @@ def test_keys_that_programs_read() -> None:
     ],
 )
 def test_another_document_is_refused_by_the_name_of_what_is_odd(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(runner.UserError) as refused:
+    with pytest.raises(UserError) as refused:
         read({**document(made_report.healthy()), **change})
     assert said in str(refused.value)
 
 
 def test_what_is_no_document() -> None:
     for odd in ([], "x", {}):
-        with pytest.raises(runner.UserError, match="schema"):
+        with pytest.raises(UserError, match="schema"):
             read(odd)  # type: ignore[arg-type]

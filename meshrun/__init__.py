@@ -1,0 +1,57 @@
+"""Run array work over many GPUs and hosts: what a script, a notebook or a job's file imports.
+
+    map_blocks, reduce_blocks, job     declare a job: a decorator of a plain function
+    open_world, World                  the ranks of this program, for code of your own
+    BlockContext                       a job's parameter `here`: the block's place, random numbers by cell
+    Tiles                              an array in pieces that do not depend on the number of ranks
+    kernel                             a CUDA kernel of a .cu file, compiled for this rank's GPU
+    MeshrunError, UserError, RunError, BadResult
+                                       any error; a mistake in what was asked for; a failure; a wrong result
+
+Each name is loaded when it is first used, so that `import meshrun` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.backend.cuda import kernel as kernel
+    from runner.declare import job as job
+    from runner.declare import map_blocks as map_blocks
+    from runner.declare import reduce_blocks as reduce_blocks
+    from runner.errors import BadResult as BadResult
+    from runner.errors import MeshrunError as MeshrunError
+    from runner.errors import RunError as RunError
+    from runner.errors import UserError as UserError
+    from runner.here import BlockContext as BlockContext
+    from runner.reduce import Tiles as Tiles
+    from runner.world import World as World
+    from runner.world import open_world as open_world
+
+_MODULE_OF = {
+    "map_blocks": "runner.declare",
+    "reduce_blocks": "runner.declare",
+    "job": "runner.declare",
+    "open_world": "runner.world",
+    "World": "runner.world",
+    "BlockContext": "runner.here",
+    "Tiles": "runner.reduce",
+    "kernel": "runner.backend.cuda",
+    "MeshrunError": "runner.errors",
+    "UserError": "runner.errors",
+    "RunError": "runner.errors",
+    "BadResult": "runner.errors",
+}
+__all__ = list(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'meshrun' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
