@@ -32,8 +32,9 @@ from runner.backend import Backend
 from runner.calibrate import Nothing
 from runner.chunks import Chunks
 from runner.execute import Options, run
-from runner.partition import Region, bounds
+from runner.partition import bounds
 from runner.record_builder import places, versions
+from runner.region import Region
 from runner.report.record import write_json
 from runner.spans import Spans
 from runner.storage import Source, open_sink, open_source

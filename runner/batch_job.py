@@ -16,9 +16,10 @@ from runner.declaration import Job
 from runner.errors import RunError, UserError, tell
 from runner.inputs import Inputs
 from runner.options import Options
-from runner.partition import Region, Shape, bounds
+from runner.partition import bounds
 from runner.phases import Phases
 from runner.pipeline import OnProgress
+from runner.region import Region, Shape
 from runner.report.record import Record
 from runner.storage import Source, open_source
 from runner.storage.faults import listing

@@ -21,11 +21,11 @@ from runner.backend.host import host_memory
 from runner.chunks import Chunks
 from runner.declare import map_blocks
 from runner.errors import UserError
-from runner.partition import Region, Shape
 from runner.rates import START_CPU, START_GPU, Machine, Rate
+from runner.region import HostArray, Region, Shape
 from runner.report.bottleneck import wall_time
 from runner.spans import Spans
-from runner.storage import HostArray, Sink, Source, check_place, commit, open_sink, open_source
+from runner.storage import Sink, Source, check_place, commit, open_sink, open_source
 from runner.storage.faults import write_error
 from runner.stream.dealt import threads_of
 from runner.stream.device import DeviceEngine

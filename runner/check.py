@@ -25,10 +25,11 @@ from runner.compare import differs, unlike
 from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.here import BlockContext
-from runner.partition import Region, Shape, owner
+from runner.partition import owner
 from runner.pipeline import OnProgress, no_progress, result_buffer
 from runner.reduce import Tiles, reduce_array, to_host
-from runner.storage import HostArray, Sink, Source, read_back, reopen
+from runner.region import HostArray, Region, Shape
+from runner.storage import Sink, Source, read_back, reopen
 from runner.work import Task
 from runner.world import World, lone_world
 

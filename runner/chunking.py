@@ -16,7 +16,8 @@ import numpy as np
 from runner.chunks import Chunks
 from runner.errors import UserError
 from runner.halo import Widths
-from runner.partition import Region, Shape, grid_size
+from runner.partition import grid_size
+from runner.region import Region, Shape
 from runner.stream.options import StreamOptions
 from runner.work import Task
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from runner.partition import Partition, Region
+from runner.partition import Partition
+from runner.region import Region
 
 
 @dataclass(frozen=True)

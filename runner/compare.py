@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.storage import HostArray
+from runner.region import HostArray
 
 RELATIVE = 1e-9  # between two orders of summation in float64
 NOTHING = "nothing"  # what is said in place of a value that is not there

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.backend import poison
-from runner.comm import Array, Arrays, Message, Pending
+from runner.comm import Arrays, Message, Pending
 from runner.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
-from runner.partition import Partition, Shape
+from runner.partition import Partition
+from runner.region import Array, Shape
 
 
 @dataclass

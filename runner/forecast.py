@@ -26,8 +26,9 @@ from runner.chunking import (
     streamed_grid,
 )
 from runner.chunks import Chunks
-from runner.partition import Partition, Region, Shape, parse_grid
+from runner.partition import Partition, parse_grid
 from runner.rates import Machine
+from runner.region import Region, Shape
 from runner.spans import STAGES
 from runner.stream.options import StreamOptions
 from runner.work import Task

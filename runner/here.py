@@ -9,9 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from runner import philox
-from runner.comm import Array
 from runner.errors import UserError
-from runner.partition import Shape
+from runner.region import Array, Shape
 
 UNIFORM, RADIUS, ANGLE = range(3)  # streams of a seed
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from runner.backend import Backend
-from runner.comm import Array
 from runner.exchange import HaloPlan
-from runner.partition import Partition, Region
+from runner.partition import Partition
 from runner.phases import Phases
-from runner.storage import HostArray, Source
+from runner.region import Array, HostArray, Region
+from runner.storage import Source
 from runner.world import World
 
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU

@@ -15,9 +15,9 @@ import numpy as np
 
 from runner import halo, pipeline
 from runner.exchange import Exchange, HaloPlan
-from runner.partition import Region
 from runner.pipeline import Pipeline
 from runner.reduce import Tiles
+from runner.region import Region
 from runner.storage.npy import NpySink, NpySource
 from runner.store import Store
 from runner.work import Task

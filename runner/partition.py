@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from runner.errors import UserError
+from runner.region import Region, Shape
 
-Shape = tuple[int, ...]
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
 
 
@@ -32,34 +32,6 @@ def owner(length: int, parts: int, position: int) -> int:
     if position < in_long_blocks:
         return position // (quotient + 1)
     return remainder + (position - in_long_blocks) // quotient
-
-
-@dataclass(frozen=True)
-class Region:
-    """A box of an array: start and stop per axis, in the whole array's indices."""
-
-    start: Shape
-    stop: Shape
-
-    @property
-    def shape(self) -> Shape:
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def rows(self, first: int, last: int) -> Region:
-        """Return rows first .. last - 1 of this region along axis 0, counted from its start."""
-        begin = self.start[0]
-        return Region((begin + first, *self.start[1:]), (begin + last, *self.stop[1:]))
-
-    def __str__(self) -> str:
-        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from itertools import islice
 import numpy as np
 
 from runner.backend import Backend, poison
-from runner.comm import Array, Message
+from runner.comm import Message
 from runner.errors import RunError
 from runner.exchange import HaloPlan
 from runner.here import BlockContext
-from runner.partition import Region, Shape
 from runner.phases import Phases
+from runner.region import Array, Region, Shape
 from runner.result_type import ResultType, type_of, type_without_cells
 from runner.work import Task
 from runner.world import World

@@ -22,9 +22,10 @@ import numpy as np
 
 from runner.declaration import Job
 from runner.errors import UserError
-from runner.partition import Region, Shape, bounds
+from runner.partition import bounds
 from runner.phases import Phases
-from runner.storage import HostArray, Source, open_source
+from runner.region import HostArray, Region, Shape
+from runner.storage import Source, open_source
 from runner.world import World
 
 TILE = 1 << 20  # elements of a tile

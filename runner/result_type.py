@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from runner.backend import Backend
-from runner.comm import Array
 from runner.here import BlockContext
-from runner.partition import Region, Shape
+from runner.region import Array, Region, Shape
 from runner.work import Task
 
 ResultType = tuple[Shape, np.dtype[Any]]  # lengths of the axes after the `leading` ones, and the dtype

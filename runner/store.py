@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm import Array
 from runner.load import stages
-from runner.partition import Region, Shape
 from runner.phases import Phases
-from runner.storage import HostArray, Sink
+from runner.region import Array, HostArray, Region, Shape
+from runner.storage import Sink
 from runner.work import Task
 from runner.world import World
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from runner.comm import Array
 from runner.halo import AxisCopy, Slices, Widths, copies_beyond
-from runner.partition import Region, Shape
+from runner.region import Array, Region, Shape
 
 Range = tuple[int, int]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm import Array
 from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.here import BlockContext
-from runner.partition import Partition, Region, Shape, parse_grid
+from runner.partition import Partition, parse_grid
+from runner.region import Array, Region, Shape
 
 NUMBERS = "biufc"  # kinds of dtypes
 

@@ -12,12 +12,13 @@ from typing import Any, Literal, TypeVar
 from runner import launcher
 from runner.backend import Backend, Device
 from runner.binding import bind_device, open_arrays, open_collectives, visible_gpus
-from runner.comm import Array, Arrays, Control, Operation
+from runner.comm import Arrays, Control, Operation
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
 from runner.errors import UserError, first_line
 from runner.phases import Phases
+from runner.region import Array
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.comm import Array
-from runner.partition import Shape
+from runner.region import Array, Shape
 
 HostBytes = np.ndarray[Any, Any]  # of uint8
 Mark = Any  # a point in the work of a stream

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from runner.comm import Array
+from runner.region import Array
 
 # pinned: page-locked. combined: page-locked and write-combined, which a processor writes fast and reads
 # slowly. mapped: page-locked, for kernels to read where it is. managed: pages move to whoever touches them.

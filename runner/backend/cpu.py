@@ -12,8 +12,7 @@ import numpy as np
 
 from runner.backend import Device, Lanes
 from runner.backend.host import free_host_memory
-from runner.comm import Array
-from runner.partition import Shape
+from runner.region import Array, Shape
 
 
 class CpuBackend:

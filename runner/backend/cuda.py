@@ -16,9 +16,8 @@ import numpy as np
 
 from runner.backend import Device, Lanes
 from runner.backend.cuda_lanes import CudaLanes
-from runner.comm import Array
 from runner.errors import RunError
-from runner.partition import Shape
+from runner.region import Array, Shape
 
 
 def count() -> int:

@@ -16,8 +16,8 @@ from cupy.cuda import runtime
 from runner import sysfs
 from runner.backend.box import Gpu, Kind, Mark, Memory, Stream
 from runner.backend.cuda import count, describe
-from runner.comm import Array
 from runner.errors import RunError, UserError
+from runner.region import Array
 
 PORTABLE, MAPPED, COMBINED = 1, 2, 4  # flags of cudaHostAlloc
 PINNED: dict[str, int] = {"pinned": PORTABLE, "combined": PORTABLE | COMBINED, "mapped": PORTABLE | MAPPED}

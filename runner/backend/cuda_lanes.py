@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import cupy
 
 from runner.backend import HostBytes, Mark
-from runner.comm import Array
+from runner.region import Array
 
 UP, DOWN = cupy.cuda.runtime.memcpyHostToDevice, cupy.cuda.runtime.memcpyDeviceToHost
 

@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-Array = Any  # numpy.ndarray or cupy.ndarray: a protocol over both would promise more than it checks
+from runner.region import Array
+
 Message = tuple[int, Array]  # (peer, C-contiguous array)
 Operation = Literal["sum", "prod", "min", "max"]
 

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.comm import Array, Control
+from runner.comm import Control
 from runner.errors import UserError
+from runner.region import Array
 
 Function = Callable[[], object]
 

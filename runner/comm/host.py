@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from runner.backend import POISON
-from runner.comm import Array
 from runner.comm.collectives import Buffer, Call, Datatype, Function, Place, premultiplier
 from runner.errors import UserError
+from runner.region import Array
 
 COMBINE = {
     "sum": np.add,

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm import Array, Message, Operation, as_bytes
+from runner.comm import Message, Operation, as_bytes
 from runner.comm.mpi_counters import MpiCounters
+from runner.region import Array
 
 PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages travel in pieces
 

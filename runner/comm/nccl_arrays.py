@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import cupy
 import numpy as np
 
-from runner.comm import Array, Control, Message, Operation, check_contiguous, nccl
+from runner.comm import Control, Message, Operation, check_contiguous, nccl
 from runner.comm.collectives import DATATYPES, REDUCTIONS
 from runner.errors import UserError
+from runner.region import Array
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
 BYTES = CODES["uint8"]

@@ -13,11 +13,12 @@ from typing import Any
 
 import cupy
 
-from runner.comm import Array, Control, nccl
+from runner.comm import Control, nccl
 from runner.comm.batch import BUILT
 from runner.comm.collectives import Buffer, Function
 from runner.comm.nccl_calls import Calls
 from runner.errors import RunError, UserError, first_line
+from runner.region import Array
 
 SYMMETRIC_WINDOWS = 22700
 POLLS = 256  # of the stream between two looks at the clock

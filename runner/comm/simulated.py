@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from runner.comm import Array, Message, Operation, as_bytes, check_contiguous
+from runner.comm import Message, Operation, as_bytes, check_contiguous
 from runner.errors import RunError
+from runner.region import Array
 
 Result = TypeVar("Result")
 REDUCE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}

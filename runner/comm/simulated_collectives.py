@@ -10,10 +10,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from runner.comm import Array, Message
+from runner.comm import Message
 from runner.comm.collectives import Call, Function, Place, hypercube
 from runner.comm.host import COMBINE, HostMemory, averaged, combine, copied, in_turn, premultiplied
 from runner.comm.simulated import SimulatedComm
+from runner.region import Array
 
 Part = tuple[int, int, int]  # (peer, first element, elements)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.backend import Backend
-from runner.comm import Array, Control, Message, Operation, Pending
+from runner.comm import Control, Message, Operation, Pending
+from runner.region import Array
 
 
 class _Staged:

@@ -19,14 +19,13 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.files import is_protected, is_stream, longest_name
-from runner.partition import Region, Shape
+from runner.region import HostArray, Region, Shape
 from runner.storage.faults import listing, write_error
 from runner.storage.forms import agree
 from runner.storage.paths import BESIDE, suffix
 from runner.storage.paths import partial_path as partial_path
 from runner.storage.paths import split as split
 
-HostArray = np.ndarray[Any, Any]
 # The module of each suffix, imported when the first such file is met.
 FORMATS = {
     ".npy": "npy",

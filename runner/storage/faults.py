@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from runner.errors import RunError
-from runner.partition import Region
+from runner.region import Region
 from runner.storage.paths import is_kept
 
 LISTED = 8  # names in a sentence

@@ -22,8 +22,8 @@ import numpy as np
 
 from runner.errors import RunError
 from runner.files import open_file, open_new
-from runner.partition import Region, Shape
-from runner.storage import Form, HostArray, mapped
+from runner.region import HostArray, Region, Shape
+from runner.storage import Form, mapped
 from runner.storage.faults import check_part, not_shared, unclaimed, write_error
 from runner.storage.room import allocate
 

@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 
 from runner.errors import RunError, UserError, first_line
-from runner.partition import Region, Shape
-from runner.storage import Form, HostArray, Source
+from runner.region import HostArray, Region, Shape
+from runner.storage import Form, Source
 from runner.storage.faults import check_part, listing, not_shared
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS

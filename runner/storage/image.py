@@ -20,8 +20,8 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from runner.errors import UserError
 from runner.files import open_file, open_new
-from runner.partition import Region, Shape
-from runner.storage import Form, HostArray
+from runner.region import HostArray, Region, Shape
+from runner.storage import Form
 from runner.storage.faults import write_error
 
 FORMATS = {

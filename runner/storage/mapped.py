@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from runner.files import open_file
-from runner.storage import HostArray
+from runner.region import HostArray
 from runner.storage.faults import unclaimed
 
 # File systems whose fallocate claims the room that a page will need.

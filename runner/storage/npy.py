@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from runner.errors import UserError
-from runner.partition import Shape
+from runner.region import Shape
 from runner.storage import Form
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS

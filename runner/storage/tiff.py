@@ -23,8 +23,8 @@ import numpy as np
 import tifffile
 
 from runner.errors import RunError, UserError, first_line
-from runner.partition import Region, Shape
-from runner.storage import Form, HostArray, Source, image
+from runner.region import HostArray, Region, Shape
+from runner.storage import Form, Source, image
 from runner.storage.faults import check_part, not_shared
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.forms import NUMBERS

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.partition import Region, Shape
-from runner.storage import HostArray, Source
+from runner.region import HostArray, Region, Shape
+from runner.storage import Source
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from runner.errors import RunError, UserError, first_line
-from runner.partition import Region, Shape
-from runner.storage import Form, HostArray
+from runner.region import HostArray, Region, Shape
+from runner.storage import Form
 from runner.storage.faults import check_part, listing, not_shared, write_error
 from runner.storage.forms import NUMBERS
 from runner.storage.unmapped import Unmapped

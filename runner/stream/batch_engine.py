@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from runner.backend import poison
-from runner.comm import Array
 from runner.errors import MeshrunError, RunError, UserError, describe
-from runner.partition import Region, Shape
 from runner.pipeline import call_rows, slabs, windows
+from runner.region import Array, HostArray, Region, Shape
 from runner.result_type import type_of, type_without_cells
 from runner.spans import Spans
-from runner.storage import HostArray, Sink, commit, open_sink, open_source
+from runner.storage import Sink, commit, open_sink, open_source
 from runner.storage.folder import Folder
 from runner.stream.ends import Step
 from runner.window import Window

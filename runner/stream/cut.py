@@ -22,9 +22,8 @@ from runner.chunking import (
     plan_chunks,
 )
 from runner.chunks import Chunks
-from runner.comm import Array
 from runner.errors import UserError
-from runner.partition import Region
+from runner.region import Array, Region
 from runner.result_type import ResultType, result_type
 from runner.storage import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from runner.backend import HostBytes, Mark
-from runner.comm import Array
 from runner.pipeline import call_rows, result_buffer
+from runner.region import Array
 from runner.result_type import hide_output
 from runner.spans import Stage
 from runner.stream.direct import Direct

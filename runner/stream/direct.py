@@ -9,8 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from runner.comm import Array
-from runner.partition import Region, Shape
+from runner.region import Array, Region, Shape
 from runner.storage import Sink, Source
 from runner.storage.flat import FlatSink, FlatSource, stretch
 from runner.stream.ends import Endpoints, Step

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from runner.chunks import Chunks
-from runner.partition import Region
+from runner.region import HostArray, Region
 from runner.spans import Spans, Stage
-from runner.storage import HostArray, Sink, Source
+from runner.storage import Sink, Source
 from runner.window import Window
 from runner.work import Task
 from runner.world import World

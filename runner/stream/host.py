@@ -9,7 +9,7 @@ import numpy as np
 
 from runner.backend import poison
 from runner.pipeline import call_rows, slabs, windows
-from runner.storage import HostArray
+from runner.region import HostArray
 from runner.stream.ends import Endpoints, Step, shaped
 from runner.window import Window
 

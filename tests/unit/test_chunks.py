@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.chunks import Chunks
-from runner.partition import Partition, Region
+from runner.partition import Partition
+from runner.region import Region
 
 
 @given(st.data())

@@ -23,7 +23,7 @@ import meshrun
 from runner.check import padded
 from runner.errors import RunError, UserError
 from runner.files import remove_path
-from runner.partition import Region, Shape
+from runner.region import Region, Shape
 from runner.storage import (
     Form,
     MemorySource,

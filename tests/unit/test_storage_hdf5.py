@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from runner.errors import RunError, UserError
-from runner.partition import Region
+from runner.region import Region
 from runner.storage import check_output, commit, open_sink, open_source
 from runner.storage.flat import FlatSink, FlatSource
 

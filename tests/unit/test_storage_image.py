@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from runner.errors import RunError, UserError
-from runner.partition import Region, Shape
+from runner.region import Region, Shape
 from runner.storage import commit, open_sink, open_source
 from runner.storage.image import HOLDS
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
-from runner.partition import Region
+from runner.region import Region
 from runner.storage import Form, open_source, reopen
 from runner.storage import flat as flat_module
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from runner.errors import RunError, UserError
-from runner.partition import Region
+from runner.region import Region
 from runner.storage import Form, commit, image, open_sink, open_source
 from runner.storage.flat import FlatSource
 

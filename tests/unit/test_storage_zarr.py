@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
-from runner.partition import Region
+from runner.region import Region
 from runner.storage import check_output, commit, open_sink, open_source, read_back
 
 zarr = pytest.importorskip("zarr")

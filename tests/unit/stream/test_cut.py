@@ -25,7 +25,8 @@ from runner.errors import UserError
 from runner.find import find
 from runner.inputs import Inputs, State, state_of
 from runner.journal import differences
-from runner.partition import Partition, Region
+from runner.partition import Partition
+from runner.region import Region
 from runner.storage import open_source
 from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces

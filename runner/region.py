@@ -1,0 +1,41 @@
+"""Boxes of an array's cells, and the aliases by which all rooms name arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+Array = Any  # numpy.ndarray or cupy.ndarray: a protocol over both would promise more than it checks
+HostArray = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of an array: start and stop per axis, in the whole array's indices."""
+
+    start: Shape
+    stop: Shape
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def rows(self, first: int, last: int) -> Region:
+        """Return rows first .. last - 1 of this region along axis 0, counted from its start."""
+        begin = self.start[0]
+        return Region((begin + first, *self.start[1:]), (begin + last, *self.stop[1:]))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
