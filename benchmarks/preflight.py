@@ -25,8 +25,8 @@ from runner import preload
 from runner.backend import Backend
 from runner.comm import Control
 from runner.inspection import preflight
-from runner.launcher import BY_HAND
 from runner.report.record import write_json
+from runner.system.launcher import BY_HAND
 from runner.world import Rank, open_world
 
 

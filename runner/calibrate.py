@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from runner.backend import Backend
-from runner.backend.host import host_memory
 from runner.chunks import Chunks
 from runner.declare import map_blocks
 from runner.errors import UserError
@@ -32,6 +31,7 @@ from runner.stream.device import DeviceEngine
 from runner.stream.ends import Endpoints
 from runner.stream.flow import stream
 from runner.stream.options import DEPTH
+from runner.system.host_memory import host_memory
 from runner.work import plan_task
 from runner.world import lone_world
 

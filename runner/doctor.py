@@ -12,13 +12,13 @@ from runner.backend import Backend
 from runner.comm import Control
 from runner.failure import FailureHandler
 from runner.inspection import find_problems, gather_surveys, raise_failures
-from runner.launcher import Started
 from runner.problem import Problem
 from runner.rank_process import run_as_rank
 from runner.rank_table import render, rows
 from runner.report.record import envelope, write_json
 from runner.storage import check_place
 from runner.survey import Survey
+from runner.system.launcher import Started
 from runner.world import DeviceChoice, Rank, World
 
 SCHEMA = 1

@@ -26,8 +26,8 @@ from runner.errors import (
     tell,
     traceback_of,
 )
-from runner.launcher import announced
 from runner.run_status import RunLines, RunStatus
+from runner.system.launcher import announced
 from runner.transaction import OutputTransaction
 from runner.world import World
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from runner import files
 from runner.errors import RunError
-from runner.launcher import slurm_job
 from runner.run_status import lost_note
+from runner.system.launcher import slurm_job
 from runner.watch_channel import host_addresses
 from runner.watch_report import ranges
 from runner.world import Rank, World

@@ -9,9 +9,9 @@ from runner.backend import Backend
 from runner.comm import Control
 from runner.comm.collective_call import gather_calls, on_root
 from runner.errors import UserError
-from runner.launcher import Started
 from runner.problem import Problem
 from runner.survey import Survey, survey
+from runner.system.launcher import Started
 from runner.world import Check, Rank
 
 

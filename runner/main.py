@@ -8,12 +8,12 @@ from typing import Any
 from runner.declaration import Job
 from runner.execute import Options, execute
 from runner.failure import FailureHandler
-from runner.launcher import BY_HAND, Started
 from runner.rank_process import run_as_rank
 from runner.report.progress import ProgressBar
 from runner.report.record import plain
 from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
+from runner.system.launcher import BY_HAND, Started
 from runner.world import World
 
 

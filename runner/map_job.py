@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from runner.backend.host import host_memory
 from runner.chunking import Files, has_own_grid, streamed_grid
 from runner.errors import RunError, UserError
 from runner.journal import Journal
@@ -21,6 +20,7 @@ from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks
 from runner.stream.run import StreamedRun
+from runner.system.host_memory import host_memory
 from runner.work import Task, plan_task
 
 

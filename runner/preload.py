@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from runner import nvml
 from runner.errors import MeshrunError, UserError
+from runner.system import nvml
 
 
 def start(device: str) -> threading.Thread | None:

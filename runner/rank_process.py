@@ -8,13 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from runner import launcher, preload
+from runner import preload
 from runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
 from runner.failure import GRACE, FailureHandler, Guard
 from runner.heartbeat import Heartbeat
 from runner.inspection import preflight
-from runner.launcher import BY_HAND, Started
 from runner.run_status import run_at
+from runner.system import launcher
+from runner.system.launcher import BY_HAND, Started
 from runner.termination import end_with_parent, on_termination
 from runner.world import Check, DeviceChoice, World, open_world
 

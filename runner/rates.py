@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UserError
-from runner.launcher import environment
 from runner.report.record import write_json
+from runner.system.launcher import environment
 
 SCHEMA = 1
 NOMINAL = "nominal"

@@ -30,11 +30,11 @@ from runner.execute import Options, execute
 from runner.failure import FailureHandler, Guard
 from runner.find import find, names
 from runner.halo import BOUNDARIES
-from runner.launcher import BY_HAND, Started
 from runner.mutations import MUTATIONS, Mutation
 from runner.rank_process import join_world
 from runner.report.table import table
 from runner.run_status import run_at
+from runner.system.launcher import BY_HAND, Started
 from runner.termination import on_termination
 from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World, open_world

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from runner import launcher, sysfs
 from runner.backend import Device
 from runner.errors import UserError
-from runner.survey_gpu import Gpu, read_gpu
-from runner.survey_network import Interface, Port, configured, interfaces, ports
+from runner.system import launcher, sysfs
+from runner.system.gpu import Gpu, read_gpu
+from runner.system.network import Interface, Port, configured, interfaces, ports
 
 __all__ = ["Gpu", "Interface", "Port", "Survey", "survey"]
 

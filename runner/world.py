@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from runner import launcher
 from runner.backend import Backend, Device
 from runner.binding import bind_device, open_arrays, open_collectives, visible_gpus
 from runner.comm import Arrays, Control, Operation
@@ -19,6 +18,7 @@ from runner.comm.simulated import SimulatedComm
 from runner.errors import UserError, first_line
 from runner.phases import Phases
 from runner.region import Array
+from runner.system import launcher
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]

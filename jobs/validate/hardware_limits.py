@@ -17,8 +17,8 @@ from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit
 from meshrun import World
-from runner.launcher import environment
-from runner.links import gpu_links, network_rate, nics
+from runner.system.launcher import environment
+from runner.system.links import gpu_links, network_rate, nics
 
 GB = 1e9
 NVLS_CAPABILITY = 90  # Hopper

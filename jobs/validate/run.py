@@ -33,10 +33,10 @@ from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
-from runner.counters import read_counters
 from runner.errors import BadResult, RunError, UserError, tell
 from runner.failure import FailureHandler
 from runner.record_builder import versions
+from runner.system.counters import read_counters
 from runner.watchdog import MeasurementProgress, Watchdog
 
 
@@ -108,7 +108,7 @@ def environment(world: World) -> dict[str, Any]:
     """What figures depend on, as rank 0 finds it. driver: version of NVIDIA's kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
-    return versions(world) | found | {"settings": recorded_environment(runner.launcher.environment())}
+    return versions(world) | found | {"settings": recorded_environment(runner.system.launcher.environment())}
 
 
 def refuse_baseline(options: Options, members: Sequence[Member]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
-    from runner.launcher import Started
+    from runner.system.launcher import Started
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CliContext:
 
     @property
     def started(self) -> Started:
-        from runner.launcher import Started
+        from runner.system.launcher import Started
 
         return Started(self.ranks, self.run, self.host_timeout, *self.expect, self.network)
 

@@ -32,8 +32,8 @@ def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debu
     """
     from launch.mpi import library as mpi_library
     from runner.doctor import main
-    from runner.launcher import announced
     from runner.storage.paths import named
+    from runner.system.launcher import announced
 
     # A single process loads no MPI; another finds out what its ranks would load.
     library = mpi_library.loaded() if announced() is None else None

@@ -27,7 +27,7 @@ from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError
-    from runner.launcher import Announced
+    from runner.system.launcher import Announced
 
 HELP = ("--help", "-h")
 
@@ -78,7 +78,7 @@ def command(
     mpirun -n 32 meshrun run laplacian in.npy out.npy  a cluster; likewise srun
     meshrun run laplacian --help                       what a job does and takes
     """
-    from runner.launcher import announced, check_expected
+    from runner.system.launcher import announced, check_expected
 
     launched, words = announced(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
@@ -186,7 +186,7 @@ def _full(failure: OSError) -> str:
 
 def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:
     """Report an error, and give the answer of a command that has one; the exit status."""
-    from runner.launcher import announced
+    from runner.system.launcher import announced
 
     status, launched = report_error(sentence, status, words, debug), announced()
     if words[0] == "--run-dir" or (launched is not None and launched.rank):

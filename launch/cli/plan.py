@@ -245,8 +245,8 @@ def describe_input(
 
 
 def choose_machine(gpu: str | None) -> Machine:
-    from runner.backend.host import host_memory
     from runner.rates import choose, load, nominal_cpu, rates_file
+    from runner.system.host_memory import host_memory
 
     here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
     return choose(gpu, load(rates_file()), here)

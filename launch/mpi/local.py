@@ -53,8 +53,8 @@ def start(
 
 def check_capacity(ranks: int) -> None:
     """UserError for more ranks than fit into memory; a warning for more ranks than cores."""
-    from runner.backend.host import host_memory
     from runner.errors import UserError, tell
+    from runner.system.host_memory import host_memory
 
     memory = host_memory()
     if ranks * RANK_BYTES > memory:

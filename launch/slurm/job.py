@@ -200,7 +200,7 @@ def start_inside(
     spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer
 ) -> int:
     """Run the ranks in the current allocation; the run's exit status."""
-    from runner.launcher import slurm_job
+    from runner.system.launcher import slurm_job
 
     token = secrets.token_hex(8)
 

@@ -54,8 +54,8 @@ def supervise(
     two and the seconds since the start, and returns those that do not answer. explain, conclude: as `judge`
     takes them.
     """
-    from runner.launcher import working_directory
     from runner.run_status import RunDirectory, RunLines
+    from runner.system.launcher import working_directory
 
     working_directory()  # launchers do not say so where it is gone
     run = RunDirectory.create()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from runner.backend import Device, Lanes
-from runner.backend.host import free_host_memory
 from runner.region import Array, Shape
+from runner.system.host_memory import free_host_memory
 
 
 class CpuBackend:

@@ -13,11 +13,11 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from runner import sysfs
 from runner.backend.box import Gpu, Kind, Mark, Memory, Stream
 from runner.backend.cuda import count, describe
 from runner.errors import RunError, UserError
 from runner.region import Array
+from runner.system import sysfs
 
 PORTABLE, MAPPED, COMBINED = 1, 2, 4  # flags of cudaHostAlloc
 PINNED: dict[str, int] = {"pinned": PORTABLE, "combined": PORTABLE | COMBINED, "mapped": PORTABLE | MAPPED}

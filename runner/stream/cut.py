@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.backend.host import host_memory
 from runner.chunking import (
     Facts,
     Files,
@@ -28,6 +27,7 @@ from runner.result_type import ResultType, result_type
 from runner.storage import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.stream.options import StreamOptions
+from runner.system.host_memory import host_memory
 from runner.window import Window
 from runner.work import Task
 from runner.world import World

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner import nvml
+from runner.system import nvml
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 

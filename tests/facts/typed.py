@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import runner.rank_process
 from launch.cli.main import main
-from runner.launcher import RANK_ONLY, VARIABLES
+from runner.system.launcher import RANK_ONLY, VARIABLES
 
 LAUNCHERS = tuple(name for _, *names in (*VARIABLES, *RANK_ONLY) for name in names)
 

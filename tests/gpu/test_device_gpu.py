@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.links import gpu_links
+from runner.system.links import gpu_links
 
 
 def test_the_names_of_gpus_are_those_that_nvml_knows() -> None:

@@ -17,9 +17,9 @@ from runner.comm.mpi import MpiComm
 from runner.doctor import SCHEMA, main
 from runner.errors import UserError
 from runner.inspection import PreflightFailed, gather_surveys, preflight
-from runner.launcher import BY_HAND, Started
 from runner.rank_table import render
 from runner.survey import Survey
+from runner.system.launcher import BY_HAND, Started
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi

@@ -9,8 +9,8 @@ import pytest
 from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.inspection import cores_near_gpu, preflight
-from runner.launcher import BY_HAND
 from runner.survey import Gpu, Survey
+from runner.system.launcher import BY_HAND
 from runner.world import Rank
 
 

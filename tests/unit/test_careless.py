@@ -17,10 +17,10 @@ from launch.cli import selftest
 from launch.cli.main import main
 from launch.mpi import library as mpi_library
 from launch.mpi.library import Library
-from runner import launcher
 from runner.errors import RunError
 from runner.rates import nominal_cpu, rates_file, save
 from runner.report.summary import render
+from runner.system import launcher
 
 JOBS = """
 import meshrun

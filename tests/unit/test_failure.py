@@ -8,8 +8,8 @@ import pytest
 
 from runner.errors import RunError
 from runner.failure import FailureHandler
-from runner.launcher import Announced
 from runner.run_status import LINE, RunDirectory, RunLines
+from runner.system.launcher import Announced
 
 GONE = RunError("rank 0 has out.npy, this rank cannot open it")
 

@@ -15,10 +15,10 @@ from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.errors import UserError
 from runner.inspection import PreflightFailed, find_problems, gather_surveys
-from runner.launcher import BY_HAND, Started
 from runner.preflight import Expected
 from runner.problem import Problem
 from runner.survey import Interface, Survey
+from runner.system.launcher import BY_HAND, Started
 from runner.world import Rank, open_world
 
 GIB = 1 << 30

@@ -10,8 +10,8 @@ import pytest
 
 from launch.cli.main import main
 from runner import selftest
-from runner.launcher import RANK_ONLY, VARIABLES, Started
 from runner.mutations import MUTATIONS, Mutation
+from runner.system.launcher import RANK_ONLY, VARIABLES, Started
 
 README = Path(__file__).parents[2] / "README.md"
 NUMBERS = {"fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18}

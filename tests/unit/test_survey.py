@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml import UUID, NotSupported, NVMLError, load, loaded
 
-from runner import survey_network, sysfs
 from runner.backend import Device
 from runner.errors import UserError
 from runner.survey import Interface, Port, may_lock_all, numa_nodes, on_one_core, settings, survey
-from runner.survey_gpu import _nvml_facts, dotted, read_gpu
-from runner.survey_network import Configured, configured, interfaces, ports
+from runner.system import network, sysfs
+from runner.system.gpu import _nvml_facts, dotted, read_gpu
+from runner.system.network import Configured, configured, interfaces, ports
 
 GPU = Device("cuda", "NVIDIA H200", 1, UUID, "0000:1A:00.0")
 NOWHERE = Path("/nonexistent")
@@ -222,12 +222,12 @@ def test_up_is_switched_on_and_connected(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def ioctl(asking: object, what: int, request: bytes) -> bytes:
         name = request.partition(b"\0")[0].decode()
-        if what != survey_network.SIOCGIFFLAGS:
+        if what != network.SIOCGIFFLAGS:
             raise OSError("Cannot assign requested address")
         return request[:16] + answers[name].to_bytes(2, sys.byteorder) + bytes(22)
 
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(answers)))
-    monkeypatch.setattr(survey_network.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(network.fcntl, "ioctl", ioctl)
     assert {one.name: one.up for one in configured(NOWHERE)} == {
         "up0": True,
         "off0": False,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner import binding, launcher, world
+from runner import binding, world
 from runner.backend import Backend, Device
 from runner.backend.cpu import CpuBackend
 from runner.binding import choose_gpu
@@ -23,6 +23,7 @@ from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.staged import StagedComm
 from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
+from runner.system import launcher
 from runner.world import Rank, World, clash_error, clashes, find_ranks, locality_warnings, open_world
 
 

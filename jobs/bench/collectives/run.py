@@ -22,7 +22,7 @@ from jobs.measure.record_file import RecordFile, open_record, refuse_unwritable
 from jobs.measure.watchdog import watching
 from meshrun import World
 from runner.failure import FailureHandler
-from runner.launcher import environment
+from runner.system.launcher import environment
 
 Json = dict[str, Any]
 

@@ -18,8 +18,8 @@ from runner.clock import clock_offsets
 from runner.comm import Control
 from runner.comm.collectives import Buffer, Collectives, Datatype
 from runner.errors import UserError
-from runner.launcher import environment
-from runner.links import gpu_links, network_rate
+from runner.system.launcher import environment
+from runner.system.links import gpu_links, network_rate
 from runner.watchdog import MeasurementProgress
 
 GIB = 1 << 30
@@ -321,7 +321,9 @@ def tight_link(
     if device.kind != "cuda":
         return unknown, None, ()
     mine = gpu_links(device.uuid)
-    nics = network_rate(runner.links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id]))
+    nics = network_rate(
+        runner.system.links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id])
+    )
     gathered = everyone.allgather((world.here.host_id, mine, nics, device.compute_capability))
     color = bench.colors[0]  # the rows are those of rank 0's group
     members = [one for one, other in zip(gathered, bench.colors, strict=True) if other == color]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jobs.bench.copy.measure import CaseResult, Cell
 from runner.backend.box import Gpu
-from runner.links import gpu_links
+from runner.system.links import gpu_links
 
 SLOW, LATE = 0.9, 1.1  # times the median of all cells of a matrix: below for rates, above for latencies
 MOST_DESCRIBED = 6  # outliers that are described one by one

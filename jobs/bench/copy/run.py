@@ -22,11 +22,11 @@ from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.backend.box import Box
 from runner.backend.cuda_box import open_box
-from runner.backend.host import free_host_memory
 from runner.comm import Control
 from runner.failure import FailureHandler
 from runner.files import write_file
-from runner.launcher import environment
+from runner.system.host_memory import free_host_memory
+from runner.system.launcher import environment
 
 MOST_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 

@@ -18,7 +18,7 @@ from runner.backend.cuda_box import open_box
 from runner.errors import UserError
 from runner.failure import FailureHandler
 from runner.files import write_file
-from runner.launcher import environment
+from runner.system.launcher import environment
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jobs.measure import check, patterns
 from jobs.measure.patterns import Segment
 from jobs.validate.probe.api import Seconds, Wrong
 from runner.comm.collectives import DATATYPES, Datatype
-from runner.counters_processors import stolen_seconds
+from runner.system.processor_counters import stolen_seconds
 from runner.watchdog import MeasurementProgress
 
 BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]

@@ -17,7 +17,6 @@ from queued_device import QueuedBackend
 import meshrun
 from runner import chunking
 from runner.backend.cpu import CpuBackend
-from runner.backend.host import host_memory
 from runner.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
 from runner.chunks import Chunks
 from runner.comm.simulated import run_ranks
@@ -32,6 +31,7 @@ from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import fingerprint
 from runner.stream.options import StreamOptions
+from runner.system.host_memory import host_memory
 from runner.work import Task, plan_task
 from runner.world import World, lone_world, open_world
 

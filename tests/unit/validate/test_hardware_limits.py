@@ -11,7 +11,7 @@ from jobs.validate.hardware_limits import RankFacts, Rate, gather, limits
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit
-from runner.links import network_rate
+from runner.system.links import network_rate
 
 GB = 1e9
 NONE = Rate(None, "NVML: no active NVLink")
@@ -196,7 +196,7 @@ def test_gathered_on_this_machine() -> None:
     world = meshrun.open_world("cpu")
     try:
         (mine,) = gather(world)
-        nominal = network_rate(runner.links.nics(), 1)
+        nominal = network_rate(runner.system.links.nics(), 1)
     finally:
         world.close()
     assert mine.memory == mine.nvlink == mine.pcie == CPU
@@ -206,7 +206,7 @@ def test_gathered_on_this_machine() -> None:
 def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes per second, of the readings that the runner has."""
     from runner.backend import Device
-    from runner.links import GpuLinks, Reading
+    from runner.system.links import GpuLinks, Reading
 
     world = meshrun.open_world("cpu")
     device = Device("cuda", "NVIDIA H200", 0, "GPU-1", bandwidth=4.8e12, bandwidth_source="clock")

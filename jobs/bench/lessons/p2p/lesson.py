@@ -24,7 +24,7 @@ from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
 from runner.comm.collectives import DATATYPES
-from runner.links import gpu_links
+from runner.system.links import gpu_links
 
 RANKS: Ranks = "several"
 CPU = True

@@ -18,8 +18,8 @@ from launch.mpi.launcher import Launcher
 from launch.mpi.library import Library
 from launch.mpi.rank_command import PROGRAM
 from launch.spec import LaunchSpec
-from runner import launcher
 from runner.errors import UserError
+from runner.system import launcher
 
 Started = list[tuple[Any, ...]]
 VERDICT = 7  # of what would have been started
@@ -309,7 +309,7 @@ def conducted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the launcher was started for; a machine of 2 cores and 1 GiB."""
     begun: list[int] = []
     monkeypatch.setattr(mpi_launcher, "cores", lambda: 2)
-    monkeypatch.setattr("runner.backend.host.host_memory", lambda: 1 << 30)
+    monkeypatch.setattr("runner.system.host_memory.host_memory", lambda: 1 << 30)
     monkeypatch.setattr(mpi_library, "loaded", lambda: None)
     monkeypatch.setattr(local, "supervise", lambda *_, **__: begun.append(1) or 0)
     return begun

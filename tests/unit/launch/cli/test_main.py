@@ -19,11 +19,11 @@ from launch.cli.cli_context import terminal_columns
 from launch.cli.main import command, main
 from launch.cli.plugins import SUMMARIES
 from launch.mpi import local
-from runner import launcher
 from runner.errors import RunError, UserError
 from runner.execute import Options
-from runner.launcher import BY_HAND, Started
 from runner.run_status import RunDirectory
+from runner.system import launcher
+from runner.system.launcher import BY_HAND, Started
 
 JOB = '''
 from pathlib import Path

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from launch.cli.main import main
-from runner import binding, calibrate, launcher
+from runner import binding, calibrate
 from runner.rates import load, nominal, nominal_cpu, rates_file, save
+from runner.system import launcher
 
 JOBS = """
 import meshrun

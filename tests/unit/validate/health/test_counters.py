@@ -9,7 +9,7 @@ from nvml_counters import Nvml
 from jobs.validate.health.counters import KNOWN, changes
 from jobs.validate.probe.api import Counter
 from jobs.validate.report.model import Change
-from runner import counters_gpu, counters_network
+from runner.system import gpu_counters, network_counters
 
 GPU, LINK, PORT, ETH, TCP = "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP"
 Values = dict[Counter, float | str]
@@ -217,9 +217,9 @@ def test_interfaces_of_containers_come_and_go() -> None:
 
 
 def test_every_counter_that_is_read_has_a_meaning_or_is_known_to_have_none() -> None:
-    tables = (counters_gpu.FIELDS, counters_gpu.TIMES, counters_gpu.REASONS, counters_gpu.CALLS)
-    links = (counters_gpu.LINK_ERRORS, counters_gpu.LINK_FIELDS)
-    network = (*counters_network.RDMA.values(), counters_network.STATISTICS, *counters_network.TCP.values())
+    tables = (gpu_counters.FIELDS, gpu_counters.TIMES, gpu_counters.REASONS, gpu_counters.CALLS)
+    links = (gpu_counters.LINK_ERRORS, gpu_counters.LINK_FIELDS)
+    network = (*network_counters.RDMA.values(), network_counters.STATISTICS, *network_counters.TCP.values())
     read = {name for table in (*tables, *links, *network) for name in table}
     read |= {"state", "physical state", "rate", "carrier_changes", "rx_crc_errors", "seconds", "stolen"}
     of_load = {"temperature", "power", "power limit", "performance state", "OutSegs", "seconds"}
@@ -232,7 +232,7 @@ def test_a_reading_against_itself_tells_nothing() -> None:
     """A GPU with counters that are not zero, and links of which one is down."""
     nvml = Nvml([1, 0], {94: 7, 3: 2, 74: 2.5e9}, {(0, 0): 9}, {"width": 16, ("clock", 1): 345})
     with loaded(nvml):
-        read = counters_gpu.gpu_counters(UUID, 0)
+        read = gpu_counters.gpu_counters(UUID, 0)
     values: Values = {("c7", *key): value for key, value in read.items()}
     assert len(values) > 6
     assert changes("gpu", values, values) == ()

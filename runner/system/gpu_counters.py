@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from runner.errors import UserError
-from runner.links import nvlink_states
-from runner.nvml import handle
+from runner.system.links import nvlink_states
+from runner.system.nvml import handle
 
 Part = tuple[str, str]  # part such as "GPU 3" or "GPU 3, NVLink 11", counter
 

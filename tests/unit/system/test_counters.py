@@ -10,11 +10,11 @@ import pytest
 from nvml import UUID, NotSupported, NVMLError, loaded
 from nvml_counters import VALUE_TYPES, Nvml
 
-from runner import counters_gpu
-from runner.counters import read_counters
-from runner.counters_gpu import gpu_counters
-from runner.counters_network import RDMA, network_counters
-from runner.counters_processors import processor_counters, stolen_seconds
+from runner.system import gpu_counters
+from runner.system.counters import read_counters
+from runner.system.gpu_counters import gpu_counters
+from runner.system.network_counters import RDMA, network_counters
+from runner.system.processor_counters import processor_counters, stolen_seconds
 
 NOWHERE = Path("/nonexistent")
 CALLS: dict[object, int] = {
@@ -95,7 +95,7 @@ def test_later_nvlinks_have_fields_of_each_link() -> None:
     second = {name: value for (part, name), value in found.items() if part == "GPU 0, NVLink 1"}
     assert second == {
         "state": "up",
-        **dict(zip(counters_gpu.LINK_FIELDS, (1000 + field for field in numbers), strict=True)),
+        **dict(zip(gpu_counters.LINK_FIELDS, (1000 + field for field in numbers), strict=True)),
     }
 
 
@@ -161,11 +161,11 @@ def test_the_names_are_those_of_the_module() -> None:
     for name in ours:
         value = getattr(pynvml, name)
         assert callable(value) or value == getattr(Nvml, name), name
-    tables = (counters_gpu.FIELDS, counters_gpu.TIMES, counters_gpu.REASONS, counters_gpu.LINK_ERRORS)
-    used = [name for table in (*tables, counters_gpu.LINK_FIELDS) for name in table.values()]
+    tables = (gpu_counters.FIELDS, gpu_counters.TIMES, gpu_counters.REASONS, gpu_counters.LINK_ERRORS)
+    used = [name for table in (*tables, gpu_counters.LINK_FIELDS) for name in table.values()]
     assert [name for name in used if not hasattr(Nvml, name)] == []
     members = [name for name, _ in pynvml.c_nvmlValue_t._fields_]
-    assert tuple(members) == counters_gpu.MEMBERS
+    assert tuple(members) == gpu_counters.MEMBERS
     assert [getattr(pynvml, f"NVML_VALUE_TYPE_{name}") for name in ("DOUBLE", "UNSIGNED_SHORT")] == [0, 6]
 
 
@@ -187,7 +187,7 @@ def test_without_nvml(module: Nvml | None) -> None:
 
 
 def test_a_cpu_asks_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.nvml._start", lambda: pytest.fail("NVML was asked"))
+    monkeypatch.setattr("runner.system.nvml._start", lambda: pytest.fail("NVML was asked"))
     before = time.monotonic()
     assert before <= float(read_counters(None, 0, NOWHERE, NOWHERE)["clock", "seconds"])
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import sysfs
 from runner.errors import UserError
-from runner.links import nvlink_states
-from runner.nvml import handle
+from runner.system import sysfs
+from runner.system.links import nvlink_states
+from runner.system.nvml import handle
 
 
 @dataclass(frozen=True)

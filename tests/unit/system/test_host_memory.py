@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.backend.cpu import CpuBackend
-from runner.backend.host import free_host_memory, host_memory
+from runner.system.host_memory import free_host_memory, host_memory
 
 FREE = 1000 << 10
 
@@ -74,4 +74,4 @@ def test_what_files_may_give_up_is_no_part_of_the_whole(tmp_path: Path) -> None:
 def test_this_machine_has_some() -> None:
     assert 1 << 20 < free_host_memory() <= host_memory()
     assert 1 << 20 < CpuBackend().free_memory() <= host_memory()
-    assert runner.backend.host.free_host_memory is free_host_memory
+    assert runner.system.host_memory.free_host_memory is free_host_memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.launcher import Announced, allocated_tasks, announced, singleton_fix
+from runner.system.launcher import Announced, allocated_tasks, announced, singleton_fix
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
