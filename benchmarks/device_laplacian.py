@@ -16,7 +16,7 @@ import cupy
 import numpy as np
 
 from runner.backend.cuda import CudaBackend
-from runner.find import find
+from runner.job.discover import find
 from runner.record_builder import versions
 from runner.report.record import write_json
 from runner.world import lone_world

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.find import find
+from runner.job.discover import find
 from runner.phases import Phases
 from runner.pipeline import Pipeline, halo_plan
 from runner.record_builder import places, versions

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runner.errors import MeshrunError as MeshrunError
     from runner.errors import RunError as RunError
     from runner.errors import UserError as UserError
-    from runner.here import BlockContext as BlockContext
+    from runner.job.block_context import BlockContext as BlockContext
     from runner.reduce import Tiles as Tiles
     from runner.world import World as World
     from runner.world import open_world as open_world
@@ -36,7 +36,7 @@ _MODULE_OF = {
     "job": "runner.declare",
     "open_world": "runner.world",
     "World": "runner.world",
-    "BlockContext": "runner.here",
+    "BlockContext": "runner.job.block_context",
     "Tiles": "runner.reduce",
     "kernel": "runner.backend.cuda",
     "MeshrunError": "runner.errors",

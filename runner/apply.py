@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from runner.backend.cpu import CpuBackend
-from runner.declaration import Job
 from runner.execute import call
+from runner.job.declaration import Job
 from runner.options import Options, RunContext
 from runner.phases import Phases
 from runner.pipeline import Pipeline, no_progress

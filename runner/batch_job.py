@@ -12,9 +12,9 @@ import numpy as np
 
 from runner.boxes import everything, sample
 from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
-from runner.declaration import Job
 from runner.errors import RunError, UserError, tell
 from runner.inputs import Inputs
+from runner.job.declaration import Job
 from runner.options import Options
 from runner.partition import bounds
 from runner.phases import Phases

@@ -22,9 +22,9 @@ import numpy as np
 from runner.backend.cpu import CpuBackend
 from runner.boxes import everything, sample
 from runner.compare import differs, unlike
-from runner.declaration import Job
 from runner.errors import RunError, UserError
-from runner.here import BlockContext
+from runner.job.block_context import BlockContext
+from runner.job.declaration import Job
 from runner.partition import owner
 from runner.pipeline import OnProgress, no_progress, result_buffer
 from runner.reduce import Tiles, reduce_array, to_host

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from runner.declaration import Halo, Job, Trials
 from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES, Boundary
-from runner.signature import FORM, Kind, fitted, read_signature
+from runner.job.declaration import Halo, Job, Trials
+from runner.job.signature import FORM, Kind, fitted, read_signature
 
 if TYPE_CHECKING:
     from runner.report.record import Record

@@ -8,10 +8,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.failure import FailureHandler, Guard
 from runner.inputs import note
+from runner.job.declaration import Job
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, RunContext
 from runner.phases import Phases

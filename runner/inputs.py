@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner.declaration import Job
 from runner.errors import RunError, UserError
+from runner.job.declaration import Job
 from runner.storage import split
 from runner.world import World
 

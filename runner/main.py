@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from runner.declaration import Job
 from runner.execute import Options, execute
 from runner.failure import FailureHandler
+from runner.job.declaration import Job
 from runner.rank_process import run_as_rank
 from runner.report.progress import ProgressBar
 from runner.report.record import plain

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from runner.declaration import Job
 from runner.errors import MeshrunError, UserError
 from runner.halo import BOUNDARIES
 from runner.inputs import Inputs
+from runner.job.declaration import Job
+from runner.job.signature import FORM
 from runner.phases import Phases
 from runner.pipeline import OnProgress, no_progress
-from runner.signature import FORM
 from runner.storage import Form, Source
 from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.stream.options import DEPTH_MOST, StreamOptions, check_size, parse_size

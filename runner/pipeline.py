@@ -20,7 +20,7 @@ from runner.backend import Backend, poison
 from runner.comm import Message
 from runner.errors import RunError
 from runner.exchange import HaloPlan
-from runner.here import BlockContext
+from runner.job.block_context import BlockContext
 from runner.phases import Phases
 from runner.region import Array, Region, Shape
 from runner.result_type import ResultType, type_of, type_without_cells

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.declaration import Job
 from runner.errors import UserError
+from runner.job.declaration import Job
 from runner.partition import bounds
 from runner.phases import Phases
 from runner.region import HostArray, Region, Shape

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from runner.backend import Backend
-from runner.here import BlockContext
+from runner.job.block_context import BlockContext
 from runner.region import Array, Region, Shape
 from runner.work import Task
 

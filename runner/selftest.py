@@ -23,13 +23,13 @@ import numpy as np
 from runner.binding import visible_gpus
 from runner.comm import Control
 from runner.comm.simulated import run_ranks
-from runner.declaration import Job
 from runner.declare import map_blocks, reduce_blocks
 from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
 from runner.failure import FailureHandler, Guard
-from runner.find import find, names
 from runner.halo import BOUNDARIES
+from runner.job.declaration import Job
+from runner.job.discover import find, names
 from runner.mutations import MUTATIONS, Mutation
 from runner.rank_process import join_world
 from runner.report.table import table

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.halo import BOUNDARIES, Widths, check_widths, normalize
-from runner.here import BlockContext
+from runner.job.block_context import BlockContext
+from runner.job.declaration import Job
 from runner.partition import Partition, parse_grid
 from runner.region import Array, Region, Shape
 

@@ -13,8 +13,8 @@ import click
 from launch.cli.params import SIZE, debug_option, device_option
 
 if TYPE_CHECKING:
-    from runner.declaration import Job
-    from runner.signature import Parameter
+    from runner.job.declaration import Job
+    from runner.job.signature import Parameter
 
 VERIFY = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
@@ -27,7 +27,7 @@ class Jobs(click.Group):
     texts = True  # a job's own options may be empty
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from runner.find import names
+        from runner.job.discover import names
 
         return names()
 
@@ -41,7 +41,7 @@ class Jobs(click.Group):
 
 def job_command(name: str) -> click.Command:
     """The command `meshrun run NAME`; raises UserError when there is no such job, or it cannot be loaded."""
-    from runner.find import find
+    from runner.job.discover import find
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]

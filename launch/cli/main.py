@@ -126,7 +126,7 @@ def run() -> None:
 def jobs() -> None:
     """List the installed jobs."""
     from runner.errors import MeshrunError
-    from runner.find import find, names
+    from runner.job.discover import find, names
 
     rows = []
     for name in names():

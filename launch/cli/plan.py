@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from runner.chunking import Files
-    from runner.declaration import Job
+    from runner.job.declaration import Job
     from runner.rates import Machine
     from runner.stream.options import StreamOptions
     from runner.work import Task
@@ -74,7 +74,7 @@ def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int |
 def plan_command(name: str) -> click.Command:
     """The command `meshrun plan NAME`; raises UserError when there is no such job, or it cannot be loaded."""
     from runner.errors import UserError
-    from runner.find import find
+    from runner.job.discover import find
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]

@@ -12,8 +12,8 @@ from types import CodeType
 from typing import Any
 
 from runner.chunks import Chunks
-from runner.declaration import Job
 from runner.inputs import Inputs
+from runner.job.declaration import Job
 from runner.report.record import plain
 from runner.storage import Source
 from runner.work import Task

@@ -15,8 +15,8 @@ from jobs.expression import FUNCTIONS
 from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from runner.backend import poison
-from runner.declaration import Job
 from runner.halo import normalize
+from runner.job.declaration import Job
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 Array = np.ndarray[Any, Any]

@@ -11,8 +11,8 @@ from scipy import ndimage
 
 import meshrun
 from runner.execute import Options, run
-from runner.find import find
 from runner.halo import BOUNDARIES
+from runner.job.discover import find
 from runner.stream.options import StreamOptions
 
 KERNEL = np.arange(1.0, 21.0).reshape(4, 5)

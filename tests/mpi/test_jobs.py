@@ -22,9 +22,9 @@ from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.comm.mpi import MpiComm
-from runner.declaration import Job
 from runner.errors import RunError, UserError
 from runner.execute import Options, run
+from runner.job.declaration import Job
 from runner.report.record import plain
 from runner.world import World, open_world
 

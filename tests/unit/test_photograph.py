@@ -24,8 +24,8 @@ from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.comm.simulated import run_ranks
-from runner.declaration import Job
 from runner.execute import Options, run
+from runner.job.declaration import Job
 from runner.world import open_world
 
 PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "rocket.jpg"

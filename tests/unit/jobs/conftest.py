@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from runner.backend import poison
-from runner.declaration import Job
 from runner.halo import normalize
+from runner.job.declaration import Job
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "constant": "constant", "wrap": "wrap"}
 Array = np.ndarray[Any, Any]

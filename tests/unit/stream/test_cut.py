@@ -21,8 +21,8 @@ from runner.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, Memory
 from runner.chunks import Chunks
 from runner.comm.simulated import run_ranks
 from runner.errors import UserError
-from runner.find import find
 from runner.inputs import Inputs, State, state_of
+from runner.job.discover import find
 from runner.journal import differences
 from runner.partition import Partition
 from runner.region import Region

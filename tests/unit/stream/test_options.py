@@ -14,9 +14,9 @@ from typed import typed
 
 from launch.cli.job_command import STREAM, stream_options
 from launch.cli.main import main
-from runner.declaration import Job
 from runner.execute import Options
-from runner.signature import RESERVED
+from runner.job.declaration import Job
+from runner.job.signature import RESERVED
 from runner.storage import Form
 from runner.stream.options import StreamOptions
 from runner.system import launcher

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from runner import philox
 from runner.errors import UserError
+from runner.job import philox
 from runner.region import Array, Shape
 
 UNIFORM, RADIUS, ANGLE = range(3)  # streams of a seed

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.declaration import Job
 from runner.errors import UserError
-from runner.find import find, load_file, names
+from runner.job.declaration import Job
+from runner.job.discover import find, load_file, names
 
 ONE = """
 import meshrun
@@ -216,7 +216,7 @@ def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_users_folder_of_jobs_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").write_text("")
-    told = "from runner.find import find\ntry: find('laplacian')\nexcept Exception as reason: print(reason)"
+    told = "from runner.job.discover import find\ntry: find('laplacian')\nexcept Exception as reason: print(reason)"
     ended = python(told, tmp_path)
     assert f"{tmp_path / 'jobs'} hides meshrun's own package jobs" in ended.stdout, ended.stderr
     assert "Try: another name" in ended.stdout

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from runner.errors import UserError
-from runner.signature import Kind, Parameter
+from runner.job.signature import Kind, Parameter
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)

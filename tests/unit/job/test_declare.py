@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.declaration import Job
 from runner.declare import DeclaredJob, job, map_blocks, reduce_blocks
 from runner.errors import UserError
-from runner.signature import RESERVED
+from runner.job.declaration import Job
+from runner.job.signature import RESERVED
 
 if TYPE_CHECKING:
     from somewhere import OnlyForTheTypeChecker

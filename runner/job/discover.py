@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import ClassVar
 
-from runner.declaration import Job
 from runner.errors import Importing, UserError
+from runner.job.declaration import Job
 
 ENTRY_POINTS = "meshrun.jobs"
 
