@@ -12,8 +12,8 @@ from runner.job.declaration import Job
 from runner.options import Options, RunContext
 from runner.phases import Phases
 from runner.pipeline import Pipeline, no_progress
-from runner.storage import MemorySource
-from runner.transaction import OutputTransaction
+from runner.storage.formats import MemorySource
+from runner.storage.transaction import OutputTransaction
 from runner.work import plan_task
 from runner.world import World, lone_world
 

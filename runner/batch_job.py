@@ -21,12 +21,12 @@ from runner.phases import Phases
 from runner.pipeline import OnProgress
 from runner.region import Region, Shape
 from runner.report.record import Record
-from runner.storage import Source, open_source
-from runner.storage.faults import listing
-from runner.storage.folder import LOSSY, Folder
+from runner.storage.file_errors import listing
+from runner.storage.formats import Source, open_source
+from runner.storage.image_folder import LOSSY, Folder
+from runner.storage.transaction import OutputTransaction
 from runner.stream.batch import StreamedFolder
 from runner.stream.dealt import OnStreamProgress
-from runner.transaction import OutputTransaction
 from runner.work import Task, plan_task
 from runner.world import World
 

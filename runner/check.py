@@ -29,7 +29,7 @@ from runner.partition import owner
 from runner.pipeline import OnProgress, no_progress, result_buffer
 from runner.reduce import Tiles, reduce_array, to_host
 from runner.region import HostArray, Region, Shape
-from runner.storage import Sink, Source, read_back, reopen
+from runner.storage.formats import Sink, Source, read_back, reopen
 from runner.work import Task
 from runner.world import World, lone_world
 

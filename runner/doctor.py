@@ -16,7 +16,7 @@ from runner.problem import Problem
 from runner.rank_process import run_as_rank
 from runner.rank_table import render, rows
 from runner.report.record import envelope, write_json
-from runner.storage import check_place
+from runner.storage.formats import check_place
 from runner.survey import Survey
 from runner.system.launcher import Started
 from runner.world import DeviceChoice, Rank, World

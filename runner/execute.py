@@ -19,11 +19,11 @@ from runner.pipeline import OnProgress, no_progress
 from runner.record_builder import phase_table, places, versions
 from runner.reduce import Tiles, reduce_array
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
-from runner.storage import Source, check_output, check_place, open_source, split
-from runner.storage.folder import Folder, check_output_folder, open_folder
+from runner.storage.formats import Source, check_output, check_place, open_source, split
+from runner.storage.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
+from runner.storage.transaction import OutputTransaction
 from runner.stream.dealt import OnStreamProgress, no_stream_progress
-from runner.transaction import OutputTransaction
 from runner.world import World, open_world
 
 __all__ = ["Options", "execute", "run"]

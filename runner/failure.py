@@ -27,8 +27,8 @@ from runner.errors import (
     traceback_of,
 )
 from runner.run_status import RunLines, RunStatus
+from runner.storage.transaction import OutputTransaction
 from runner.system.launcher import announced
-from runner.transaction import OutputTransaction
 from runner.world import World
 
 GRACE = 1.0  # seconds that a later failure waits until the first one has been reported

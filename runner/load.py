@@ -9,7 +9,7 @@ from runner.exchange import HaloPlan
 from runner.partition import Partition
 from runner.phases import Phases
 from runner.region import Array, HostArray, Region
-from runner.storage import Source
+from runner.storage.formats import Source
 from runner.world import World
 
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU

@@ -8,14 +8,14 @@ from typing import Any
 
 from runner.chunking import Files, has_own_grid, streamed_grid
 from runner.errors import RunError, UserError
-from runner.journal import Journal
 from runner.load import load_block
 from runner.options import RunContext
 from runner.partition import check_blocks
 from runner.pipeline import Pipeline
 from runner.report.record import Record
 from runner.spans import STAGES
-from runner.storage import Sink, open_sink, partial_path, split
+from runner.storage.formats import Sink, open_sink, partial_path, split
+from runner.storage.journal import Journal
 from runner.storage.paths import KEPT
 from runner.store import Store
 from runner.stream.cut import in_chunks

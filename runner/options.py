@@ -19,10 +19,10 @@ from runner.job.declaration import Job
 from runner.job.signature import FORM
 from runner.phases import Phases
 from runner.pipeline import OnProgress, no_progress
-from runner.storage import Form, Source
+from runner.storage.formats import Form, Source
+from runner.storage.transaction import OutputTransaction
 from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.stream.options import DEPTH_MOST, StreamOptions, check_size, parse_size
-from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World
 
 VERIFY = ("off", "sample", "full")

@@ -25,7 +25,7 @@ from runner.job.declaration import Job
 from runner.partition import bounds
 from runner.phases import Phases
 from runner.region import HostArray, Region, Shape
-from runner.storage import Source, open_source
+from runner.storage.formats import Source, open_source
 from runner.world import World
 
 TILE = 1 << 20  # elements of a tile

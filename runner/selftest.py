@@ -34,9 +34,9 @@ from runner.mutations import MUTATIONS, Mutation
 from runner.rank_process import join_world
 from runner.report.table import table
 from runner.run_status import run_at
+from runner.storage.transaction import OutputTransaction
 from runner.system.launcher import BY_HAND, Started
 from runner.termination import on_termination
-from runner.transaction import OutputTransaction
 from runner.world import DeviceChoice, World, open_world
 
 SIMULATED = 4  # ranks as threads, where one process checks alone

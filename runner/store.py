@@ -9,7 +9,7 @@ import numpy as np
 from runner.load import stages
 from runner.phases import Phases
 from runner.region import Array, HostArray, Region, Shape
-from runner.storage import Sink
+from runner.storage.formats import Sink
 from runner.work import Task
 from runner.world import World
 

@@ -168,7 +168,7 @@ def forecast(
     from runner.forecast_record import SCHEMA, record
     from runner.report.plan_table import render
     from runner.report.record import write_json
-    from runner.storage import check_place
+    from runner.storage.formats import check_place
     from runner.storage.paths import named
     from runner.stream.options import StreamOptions
     from runner.work import plan_task
@@ -225,7 +225,7 @@ def describe_input(
     from runner.chunking import PLAIN, Files
     from runner.errors import UserError
     from runner.options import form_of
-    from runner.storage import open_source
+    from runner.storage.formats import open_source
     from runner.storage.paths import named
 
     form = form_of(shape, dtype, None)

@@ -23,9 +23,10 @@ import numpy as np
 from runner.errors import RunError
 from runner.files import open_file, open_new
 from runner.region import HostArray, Region, Shape
-from runner.storage import Form, mapped
-from runner.storage.faults import check_part, not_shared, unclaimed, write_error
-from runner.storage.room import allocate
+from runner.storage import mmap_write
+from runner.storage.file_errors import check_part, not_shared, unclaimed, write_error
+from runner.storage.formats import Form
+from runner.storage.preallocate import allocate
 
 BUFFER = 1 << 18  # bytes that pass through memory of their own, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows no longer than this are read whole, for less than the calls that skip would cost
@@ -143,7 +144,7 @@ class FlatSink(ABC):
             return
         try:
             if self._through_pages and (start := stretch(self.shape, region)) is not None and _large(array):
-                mapped.write(self.partial, self._at(start), array)
+                mmap_write.write(self.partial, self._at(start), array)
                 return
             with open_file(self.partial, write=True) as file:
                 self._write(file.fileno(), region, array)
@@ -169,7 +170,7 @@ class FlatSink(ABC):
 
     @cached_property
     def _through_pages(self) -> bool:
-        return self.threads >= SEVERAL and mapped.claims(self.partial)
+        return self.threads >= SEVERAL and mmap_write.claims(self.partial)
 
     def _at(self, element: int) -> int:
         return self.offset + element * self.dtype.itemsize

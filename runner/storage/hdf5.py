@@ -21,11 +21,11 @@ import numpy as np
 
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape
-from runner.storage import Form, Source
-from runner.storage.faults import check_part, listing, not_shared
+from runner.storage.declared_form import NUMBERS
+from runner.storage.file_errors import check_part, listing, not_shared
 from runner.storage.flat import FlatSink, FlatSource
-from runner.storage.forms import NUMBERS
-from runner.storage.unmapped import Unmapped
+from runner.storage.formats import Form, Source
+from runner.storage.sliced_array import Unmapped
 
 NAME = "data"  # of the dataset that is written, where none is said
 PAGE = 4096  # bytes: the values begin at a multiple, as direct I/O and maps have it

@@ -21,8 +21,8 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from runner.errors import UserError
 from runner.files import open_file, open_new
 from runner.region import HostArray, Region, Shape
-from runner.storage import Form
-from runner.storage.faults import write_error
+from runner.storage.file_errors import write_error
+from runner.storage.formats import Form
 
 FORMATS = {
     ".png": "PNG",

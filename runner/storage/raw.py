@@ -10,9 +10,9 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.region import Shape
-from runner.storage import Form
+from runner.storage.declared_form import NUMBERS, parse_dtype
 from runner.storage.flat import FlatSink, FlatSource
-from runner.storage.forms import NUMBERS, parse_dtype
+from runner.storage.formats import Form
 
 
 def open_source(path: Path, name: str | None, form: Form) -> FlatSource:

@@ -17,13 +17,14 @@ from runner.chunking import memory_use
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
-from runner.journal import Journal, Syncer
 from runner.phases import Phases
 from runner.spans import Spans
-from runner.storage import Source, open_source, partial_path
-from runner.storage.faults import write_error
-from runner.storage.folder import Folder
+from runner.storage.file_errors import write_error
+from runner.storage.formats import Source, open_source, partial_path
+from runner.storage.image_folder import Folder
+from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT
+from runner.storage.transaction import OutputTransaction
 from runner.stream.batch_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from runner.stream.cut import known_result, limits
 from runner.stream.dealt import (
@@ -37,7 +38,6 @@ from runner.stream.dealt import (
 from runner.stream.identity import task_fingerprint
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Fingerprint, check_inputs, find_unfinished, start_or_resume
-from runner.transaction import OutputTransaction
 from runner.work import Task
 from runner.world import World
 

@@ -23,8 +23,8 @@ from runner.pipeline import call_rows, slabs, windows
 from runner.region import Array, HostArray, Region, Shape
 from runner.result_type import type_of, type_without_cells
 from runner.spans import Spans
-from runner.storage import Sink, commit, open_sink, open_source
-from runner.storage.folder import Folder
+from runner.storage.formats import Sink, commit, open_sink, open_source
+from runner.storage.image_folder import Folder
 from runner.stream.ends import Step
 from runner.window import Window
 from runner.work import Task

@@ -24,7 +24,7 @@ from runner.chunks import Chunks
 from runner.errors import UserError
 from runner.region import Array, Region
 from runner.result_type import ResultType, result_type
-from runner.storage import FOLDERS, Sink, Source, open_sink, split
+from runner.storage.formats import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.stream.options import StreamOptions
 from runner.system.host_memory import host_memory

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from runner.region import Array, Region, Shape
-from runner.storage import Sink, Source
 from runner.storage.flat import FlatSink, FlatSource, stretch
+from runner.storage.formats import Sink, Source
 from runner.stream.ends import Endpoints, Step
 from runner.window import Window
 

@@ -13,7 +13,7 @@ import numpy as np
 from runner.chunks import Chunks
 from runner.region import HostArray, Region
 from runner.spans import Spans, Stage
-from runner.storage import Sink, Source
+from runner.storage.formats import Sink, Source
 from runner.window import Window
 from runner.work import Task
 from runner.world import World

@@ -15,7 +15,7 @@ from runner.chunks import Chunks
 from runner.inputs import Inputs
 from runner.job.declaration import Job
 from runner.report.record import plain
-from runner.storage import Source
+from runner.storage.formats import Source
 from runner.work import Task
 from runner.world import World
 

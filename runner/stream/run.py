@@ -12,11 +12,12 @@ from runner.chunks import Chunks
 from runner.errors import UserError
 from runner.files import check_own
 from runner.inputs import Inputs
-from runner.journal import Journal, Syncer
 from runner.phases import Phases
 from runner.spans import Spans
-from runner.storage import FOLDERS, Sink, Source, open_sink, read_back
+from runner.storage.formats import FOLDERS, Sink, Source, open_sink, read_back
+from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, suffix
+from runner.storage.transaction import OutputTransaction
 from runner.stream.cut import chunks_of, known_result
 from runner.stream.dealt import (
     OnStreamProgress,
@@ -33,7 +34,6 @@ from runner.stream.host import HostEngine
 from runner.stream.identity import fingerprint
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import check_inputs, find_unfinished, start_or_resume
-from runner.transaction import OutputTransaction
 from runner.work import Task
 from runner.world import World
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import meshrun
 import runner.stream.run
-from runner.journal import Journal, Log, Syncer
 from runner.storage.flat import FlatSink, FlatSource
-from runner.transaction import OutputTransaction
+from runner.storage.journal import Journal, Log, Syncer
+from runner.storage.transaction import OutputTransaction
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))

@@ -11,9 +11,9 @@ import meshrun
 from runner.execute import Options, execute
 from runner.report import progress
 from runner.report.progress import ProgressBar
-from runner.storage import Source
+from runner.storage.formats import Source
+from runner.storage.transaction import OutputTransaction
 from runner.stream.options import StreamOptions
-from runner.transaction import OutputTransaction
 from runner.world import open_world
 
 

@@ -26,10 +26,10 @@ from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.backend.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.journal import Journal, Log, Syncer
 from runner.report.summary import render
 from runner.spans import Spans
-from runner.storage.folder import SUFFIXES, open_folder
+from runner.storage.image_folder import SUFFIXES, open_folder
+from runner.storage.journal import Journal, Log, Syncer
 from runner.stream.batch_engine import ImageEngine
 from runner.stream.dealt import report
 
@@ -216,7 +216,7 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
 
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runner.execute import Options, execute
-    from runner.transaction import OutputTransaction
+    from runner.storage.transaction import OutputTransaction
     from runner.world import lone_world
 
     monkeypatch.setattr("runner.stream.dealt.BETWEEN", 0.0)
@@ -265,7 +265,7 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
         ({"chunk_bytes": 1000}, "--chunk-bytes does not apply to a folder"),
         ({"device_memory": 1000}, "--device-memory does not apply to a folder"),
         (
-            {"form": runner.storage.Form((1, 5))},
+            {"form": runner.storage.formats.Form((1, 5))},
             "--input-shape, --input-dtype and --input-order do not apply",
         ),
         ({"timeline": "run.svg"}, "unknown timeline format"),

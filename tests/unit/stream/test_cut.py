@@ -23,10 +23,10 @@ from runner.comm.simulated import run_ranks
 from runner.errors import UserError
 from runner.inputs import Inputs, State, state_of
 from runner.job.discover import find
-from runner.journal import differences
 from runner.partition import Partition
 from runner.region import Region
-from runner.storage import open_source
+from runner.storage.formats import open_source
+from runner.storage.journal import differences
 from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import fingerprint

@@ -19,7 +19,7 @@ import meshrun
 from runner.backend.cpu import CpuBackend
 from runner.chunks import Chunks
 from runner.spans import STAGES, Spans
-from runner.storage import open_sink, open_source
+from runner.storage.formats import open_sink, open_source
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import Endpoints, Step
 from runner.stream.flow import stream

@@ -17,7 +17,7 @@ from launch.cli.main import main
 from runner.execute import Options
 from runner.job.declaration import Job
 from runner.job.signature import RESERVED
-from runner.storage import Form
+from runner.storage.formats import Form
 from runner.stream.options import StreamOptions
 from runner.system import launcher
 

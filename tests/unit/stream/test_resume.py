@@ -18,11 +18,11 @@ import meshrun
 from runner.backend.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.execute import Options, execute
-from runner.journal import Journal
 from runner.lock import hold
 from runner.storage.flat import FlatSink
+from runner.storage.journal import Journal
+from runner.storage.transaction import OutputTransaction
 from runner.stream.options import StreamOptions
-from runner.transaction import OutputTransaction
 from runner.world import identify_host, lone_world
 
 ROWS, COLUMNS, CHUNK = 23, 5, 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunError, UserError
-from runner.transaction import OutputTransaction
+from runner.storage.transaction import OutputTransaction
 
 
 class Recorder:

@@ -15,8 +15,9 @@ from PIL import Image
 
 from runner.errors import RunError, UserError
 from runner.region import Region
-from runner.storage import Form, commit, image, open_sink, open_source
+from runner.storage import image
 from runner.storage.flat import FlatSource
+from runner.storage.formats import Form, commit, open_sink, open_source
 
 tifffile = pytest.importorskip("tifffile")
 tiff = importlib.import_module("runner.storage.tiff")
@@ -254,7 +255,7 @@ def test_what_is_written(
 
 
 def test_a_file_beyond_4_gb_is_a_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.storage.room.fallocate", lambda *_: None)  # the file stays sparse
+    monkeypatch.setattr("runner.storage.preallocate.fallocate", lambda *_: None)  # the file stays sparse
     shape = (3, 40_000, 40_000)
     sink = open_sink(tmp_path / "a.tif", shape, np.dtype("u1"), "nonce")
     sink.create()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import UserError
-from runner.storage import FOLDERS, FORMATS, check_name, check_place
-from runner.storage.faults import listing
+from runner.storage.file_errors import listing
+from runner.storage.formats import FOLDERS, FORMATS, check_name, check_place
 from runner.storage.paths import BESIDE, suffix
 
 SUFFIXES = tuple(name for name, module in FORMATS.items() if module in ("npy", "image", "tiff"))

@@ -14,7 +14,7 @@ import numpy as np
 
 from runner.files import open_file
 from runner.region import HostArray
-from runner.storage.faults import unclaimed
+from runner.storage.file_errors import unclaimed
 
 # File systems whose fallocate claims the room that a page will need.
 CLAIMING = ("tmpfs", "ext4", "xfs")

@@ -24,7 +24,8 @@ from runner.check import padded
 from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.region import Region, Shape
-from runner.storage import (
+from runner.storage.flat import FlatSink, FlatSource
+from runner.storage.formats import (
     Form,
     MemorySource,
     Sink,
@@ -38,9 +39,8 @@ from runner.storage import (
     reopen,
     split,
 )
-from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.paths import KEPT, is_kept
-from runner.storage.unmapped import Unmapped
+from runner.storage.sliced_array import Unmapped
 from runner.work import plan_task
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
@@ -144,7 +144,7 @@ def test_any_region_is_read_into_any_target(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_threads_read_and_write_at_once(tmp_path: Path, suffix: str, monkeypatch: Any) -> None:
     if suffix == ".zarr":
-        monkeypatch.setattr("runner.storage.zarr_store.CHUNK", 2000)
+        monkeypatch.setattr("runner.storage.zarr.CHUNK", 2000)
     array = sample((64, 5, 40))
     sink = open_sink(tmp_path / f"a{suffix}", array.shape, array.dtype, "nonce")
     sink.create()
@@ -162,7 +162,7 @@ def test_a_sink_goes_on_with_what_an_earlier_run_has_left(
     tmp_path: Path, suffix: str, monkeypatch: Any
 ) -> None:
     if suffix == ".zarr":
-        monkeypatch.setattr("runner.storage.zarr_store.CHUNK", 200)
+        monkeypatch.setattr("runner.storage.zarr.CHUNK", 200)
     array, path = sample((12, 10)), tmp_path / f"a{suffix}"
     first = open_sink(path, array.shape, array.dtype, "nonce")
     first.create()
@@ -326,7 +326,7 @@ def fill_up(*_: Any, **__: Any) -> NoReturn:
 def test_a_disk_that_is_full_midway_says_what_is_missing(
     tmp_path: Path, suffix: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.storage.room.fallocate", unclaimable)
+    monkeypatch.setattr("runner.storage.preallocate.fallocate", unclaimable)
     sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), run_id)
     sink.create()
     third = Region((0, 0), (1 << 10, 1 << 10))
@@ -355,7 +355,7 @@ def test_an_output_of_which_nothing_was_made_is_nothing_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unlike an image of a folder: the others stay."""
-    monkeypatch.setattr("runner.storage.room.fallocate", fill_up)
+    monkeypatch.setattr("runner.storage.preallocate.fallocate", fill_up)
     folder = partial_path(tmp_path / "images", KEPT)
     folder.mkdir()
     for path, run_id, hint in (

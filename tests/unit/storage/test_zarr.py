@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
 from runner.region import Region
-from runner.storage import check_output, commit, open_sink, open_source, read_back
+from runner.storage.formats import check_output, commit, open_sink, open_source, read_back
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
-zarr_store = importlib.import_module("runner.storage.zarr_store")
+zarr_store = importlib.import_module("runner.storage.zarr")
 codecs = zarr.codecs
 
 ARRAY = np.random.default_rng(0).random((10, 7)).astype("f4")

@@ -21,7 +21,7 @@ from PIL import Image
 
 from runner.errors import RunError, UserError
 from runner.region import Region, Shape
-from runner.storage import commit, open_sink, open_source
+from runner.storage.formats import commit, open_sink, open_source
 from runner.storage.image import HOLDS
 
 try:

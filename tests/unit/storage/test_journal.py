@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
-from runner.journal import IDENTITY, Journal, Log, Syncer, differences
+from runner.storage.journal import IDENTITY, Journal, Log, Syncer, differences
 
 COUNT, CHUNK = 6, 64  # chunks of the output that is made here, and bytes of each
 IDENTITY_OF = {"job": "edges", "input": {"path": "in.npy", "size": 384}, "parameters": {"gain": 2.0}}
@@ -714,5 +714,5 @@ def test_the_format_is_as_documented(journal: Journal) -> None:
     log.done(12)
     log.synced(1)
     assert isinstance(log, Log)
-    documented = re.findall(r"^    ([0-9a-f]{8} .*?)  ", runner.journal.__doc__ or "", re.MULTILINE)
+    documented = re.findall(r"^    ([0-9a-f]{8} .*?)  ", runner.storage.journal.__doc__ or "", re.MULTILINE)
     assert log.path.read_text().splitlines() == documented

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from runner.errors import RunError, UserError
 from runner.partition import Partition
 from runner.region import Region, Shape
-from runner.storage import check_output, commit, open_sink, open_source, partial_path
+from runner.storage.formats import check_output, commit, open_sink, open_source, partial_path
 from runner.storage.npy import NpySink
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -338,7 +338,7 @@ def test_a_file_system_that_cannot_reserve_room(tmp_path: Path, monkeypatch: pyt
     def unsupported(*_: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("runner.storage.room.fallocate", unsupported)
+    monkeypatch.setattr("runner.storage.preallocate.fallocate", unsupported)
     write(tmp_path / "a.npy", np.arange(6.0).reshape(2, 3))
     assert np.load(tmp_path / "a.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
 
