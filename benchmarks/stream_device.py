@@ -36,7 +36,7 @@ from runner.partition import bounds
 from runner.record_builder import places, versions
 from runner.region import Region
 from runner.report.record import write_json
-from runner.spans import Spans
+from runner.report.spans import Spans
 from runner.storage.formats import Source, open_sink, open_source
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import PIECE, Endpoints

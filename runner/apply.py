@@ -10,8 +10,8 @@ from runner.backend.cpu import CpuBackend
 from runner.execute import call
 from runner.job.declaration import Job
 from runner.options import Options, RunContext
-from runner.phases import Phases
 from runner.pipeline import Pipeline, no_progress
+from runner.report.phases import Phases
 from runner.storage.formats import MemorySource
 from runner.storage.transaction import OutputTransaction
 from runner.work import plan_task

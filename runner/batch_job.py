@@ -17,9 +17,9 @@ from runner.inputs import Inputs
 from runner.job.declaration import Job
 from runner.options import Options
 from runner.partition import bounds
-from runner.phases import Phases
 from runner.pipeline import OnProgress
 from runner.region import Region, Shape
+from runner.report.phases import Phases
 from runner.report.record import Record
 from runner.storage.file_errors import listing
 from runner.storage.formats import Source, open_source

@@ -23,7 +23,7 @@ from runner.errors import UserError
 from runner.rates import START_CPU, START_GPU, Machine, Rate
 from runner.region import HostArray, Region, Shape
 from runner.report.bottleneck import wall_time
-from runner.spans import Spans
+from runner.report.spans import Spans
 from runner.storage.file_errors import write_error
 from runner.storage.formats import Sink, Source, check_place, commit, open_sink, open_source
 from runner.stream.dealt import threads_of

@@ -14,10 +14,10 @@ from runner.inputs import note
 from runner.job.declaration import Job
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, RunContext
-from runner.phases import Phases
 from runner.pipeline import OnProgress, no_progress
 from runner.record_builder import phase_table, places, versions
 from runner.reduce import Tiles, reduce_array
+from runner.report.phases import Phases
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.storage.formats import Source, check_output, check_place, open_source, split
 from runner.storage.image_folder import Folder, check_output_folder, open_folder

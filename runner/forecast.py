@@ -29,7 +29,7 @@ from runner.chunks import Chunks
 from runner.partition import Partition, parse_grid
 from runner.rates import Machine
 from runner.region import Region, Shape
-from runner.spans import STAGES
+from runner.report.spans import STAGES
 from runner.stream.options import StreamOptions
 from runner.work import Task
 

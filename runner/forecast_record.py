@@ -13,7 +13,7 @@ from runner.errors import UserError
 from runner.forecast import Forecast, enough, forecast
 from runner.rates import Machine, choose, load
 from runner.report.record import Record, envelope, plain
-from runner.spans import STAGES
+from runner.report.spans import STAGES
 from runner.stream.options import StreamOptions
 from runner.work import Task
 

@@ -7,8 +7,8 @@ import numpy as np
 from runner.backend import Backend
 from runner.exchange import HaloPlan
 from runner.partition import Partition
-from runner.phases import Phases
 from runner.region import Array, HostArray, Region
+from runner.report.phases import Phases
 from runner.storage.formats import Source
 from runner.world import World
 

@@ -13,7 +13,7 @@ from runner.options import RunContext
 from runner.partition import check_blocks
 from runner.pipeline import Pipeline
 from runner.report.record import Record
-from runner.spans import STAGES
+from runner.report.spans import STAGES
 from runner.storage.formats import Sink, open_sink, partial_path, split
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT

@@ -17,8 +17,8 @@ from runner.halo import BOUNDARIES
 from runner.inputs import Inputs
 from runner.job.declaration import Job
 from runner.job.signature import FORM
-from runner.phases import Phases
 from runner.pipeline import OnProgress, no_progress
+from runner.report.phases import Phases
 from runner.storage.formats import Form, Source
 from runner.storage.transaction import OutputTransaction
 from runner.stream.dealt import OnStreamProgress, no_stream_progress

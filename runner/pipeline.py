@@ -21,8 +21,8 @@ from runner.comm import Message
 from runner.errors import RunError
 from runner.exchange import HaloPlan
 from runner.job.block_context import BlockContext
-from runner.phases import Phases
 from runner.region import Array, Region, Shape
+from runner.report.phases import Phases
 from runner.result_type import ResultType, type_of, type_without_cells
 from runner.work import Task
 from runner.world import World

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.phases import Phases
+from runner.report.phases import Phases
 from runner.world import World
 
 

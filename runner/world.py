@@ -16,8 +16,8 @@ from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
 from runner.errors import UserError, first_line
-from runner.phases import Phases
 from runner.region import Array
+from runner.report.phases import Phases
 from runner.system import launcher
 
 Value = TypeVar("Value")

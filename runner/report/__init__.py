@@ -1,7 +1,4 @@
-"""Rows to text and pictures: what a run shows while it runs, at its end, and in files.
-
-Modules here get plain values (rows, dicts, spans) and know neither ranks nor devices nor formats; what is
-gathered over ranks comes from `record_builder`. Others use `record` (envelope, json_text, write_json, plain),
-`table` (aligned lines), `units` (quantities as text), `summary.render`, `plan_table.render`,
-`timeline.write_timeline`, `bottleneck.combine`, and the bars of `progress` and `stream_progress`.
+"""What a run tells: times of phases and spans, the stage that set the pace, progress, the timeline, tables
+and the record. Plain values in, text and pictures out; it collects nothing from ranks. Others use
+`phases.Phases`, `spans`, `units`, `table` and `record`.
 """

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from runner.report.progress import QUIET
+from runner.report.spans import NEWEST, Span
 from runner.report.units import bytes_text, left_text
-from runner.spans import NEWEST, Span
 
 BETWEEN = 0.2  # seconds between two drawings on a terminal
 RECENT = 30.0  # seconds over which a rate is taken, fewer where that would be more than NEWEST spans

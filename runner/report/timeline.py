@@ -19,8 +19,8 @@ from runner import files
 from runner.errors import RunError, UserError
 from runner.report.bottleneck import Bottleneck, idle_share, measure
 from runner.report.record import plain
+from runner.report.spans import STAGES, Span
 from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
-from runner.spans import STAGES, Span
 
 SUFFIXES = (".html", ".json")
 PAGE = Path(__file__).with_name("timeline.html")

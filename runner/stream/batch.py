@@ -17,8 +17,8 @@ from runner.chunking import memory_use
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
-from runner.phases import Phases
-from runner.spans import Spans
+from runner.report.phases import Phases
+from runner.report.spans import Spans
 from runner.storage.file_errors import write_error
 from runner.storage.formats import Source, open_source, partial_path
 from runner.storage.image_folder import Folder

@@ -21,8 +21,8 @@ from runner.backend import poison
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.pipeline import call_rows, slabs, windows
 from runner.region import Array, HostArray, Region, Shape
+from runner.report.spans import Spans
 from runner.result_type import type_of, type_without_cells
-from runner.spans import Spans
 from runner.storage.formats import Sink, commit, open_sink, open_source
 from runner.storage.image_folder import Folder
 from runner.stream.ends import Step

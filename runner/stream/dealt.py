@@ -15,11 +15,11 @@ from runner.clock import clock_offsets
 from runner.comm import Control, Counters
 from runner.deal import ChunkQueue
 from runner.errors import MeshrunError, RunError
-from runner.phases import Phases
 from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
+from runner.report.phases import Phases
+from runner.report.spans import STAGES, Span, Spans
 from runner.report.stream_progress import BETWEEN, Rates, recent_rates
 from runner.report.timeline import Lane, write_timeline
-from runner.spans import STAGES, Span, Spans
 from runner.stream.ends import Engine
 from runner.stream.flow import stream
 from runner.stream.options import StreamOptions

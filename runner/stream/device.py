@@ -17,8 +17,8 @@ import numpy as np
 from runner.backend import HostBytes, Mark
 from runner.pipeline import call_rows, result_buffer
 from runner.region import Array
+from runner.report.spans import Stage
 from runner.result_type import hide_output
-from runner.spans import Stage
 from runner.stream.direct import Direct
 from runner.stream.ends import Endpoints, Step, shaped
 from runner.window import Window

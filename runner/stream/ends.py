@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.chunks import Chunks
 from runner.region import HostArray, Region
-from runner.spans import Spans, Stage
+from runner.report.spans import Spans, Stage
 from runner.storage.formats import Sink, Source
 from runner.window import Window
 from runner.work import Task

@@ -12,8 +12,8 @@ from runner.chunks import Chunks
 from runner.errors import UserError
 from runner.files import check_own
 from runner.inputs import Inputs
-from runner.phases import Phases
-from runner.spans import Spans
+from runner.report.phases import Phases
+from runner.report.spans import Spans
 from runner.storage.formats import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, suffix

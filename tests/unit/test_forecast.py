@@ -20,8 +20,8 @@ from runner.forecast import Forecast, by_ranks, enough, forecast
 from runner.forecast_record import compare, record
 from runner.rates import Machine, Rate, nominal, nominal_cpu
 from runner.report.plan_table import render, render_comparison
+from runner.report.spans import STAGES
 from runner.result_type import with_known_result
-from runner.spans import STAGES
 from runner.stream.options import StreamOptions
 from runner.work import Task, plan_task
 

@@ -21,7 +21,7 @@ from runner.comm.simulated import run_ranks
 from runner.errors import UserError
 from runner.forecast import forecast
 from runner.rates import Machine, nominal, nominal_cpu
-from runner.spans import Spans
+from runner.report.spans import Spans
 from runner.stream import cut
 from runner.stream.cut import chunks_of, in_chunks
 from runner.stream.ends import Endpoints

@@ -26,8 +26,8 @@ from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.backend.cpu import CpuBackend
 from runner.errors import RunError, UserError
+from runner.report.spans import Spans
 from runner.report.summary import render
-from runner.spans import Spans
 from runner.storage.image_folder import SUFFIXES, open_folder
 from runner.storage.journal import Journal, Log, Syncer
 from runner.stream.batch_engine import ImageEngine
@@ -197,8 +197,8 @@ def test_a_run_that_cannot_be_drawn_is_finished_and_fails(numbered: Path) -> Non
 def test_only_a_run_that_is_drawn_keeps_its_spans(
     numbered: Path, timeline: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.spans.FOLDED", 2)
-    monkeypatch.setattr("runner.spans.NEWEST", 1)
+    monkeypatch.setattr("runner.report.spans.FOLDED", 2)
+    monkeypatch.setattr("runner.report.spans.NEWEST", 1)
     kept: list[int] = []
 
     def noted(world: Any, phases: Any, spans: Spans, *more: Any) -> dict[str, Any]:

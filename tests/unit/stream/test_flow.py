@@ -18,7 +18,7 @@ from queued_device import QueuedBackend
 import meshrun
 from runner.backend.cpu import CpuBackend
 from runner.chunks import Chunks
-from runner.spans import STAGES, Spans
+from runner.report.spans import STAGES, Spans
 from runner.storage.formats import open_sink, open_source
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import Endpoints, Step

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
 from runner.report.bottleneck import measure
+from runner.report.spans import STAGES, Span, Stage
 from runner.report.timeline import Lane, check_timeline, page, rows, trace, write_timeline
-from runner.spans import STAGES, Span, Stage
 from runner.storage.journal import Journal
 from runner.stream.options import StreamOptions
 from runner.stream.unfinished import look

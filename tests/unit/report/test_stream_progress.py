@@ -9,8 +9,8 @@ import pytest
 
 from runner.report import stream_progress
 from runner.report.progress import QUIET
+from runner.report.spans import NEWEST, STAGES, Span
 from runner.report.stream_progress import BETWEEN, RECENT, StreamProgress, recent_rates
-from runner.spans import NEWEST, STAGES, Span
 
 GB = 1_000_000_000
 RATES = {"read": 3.1e9, "moved": 6.2e9, "computed": 6.2e9, "written": 3.1e9}
