@@ -31,8 +31,8 @@ from typing import Any
 
 from side_by_side import Failed, spread
 
-from runner.backend.cpu import CpuBackend
 from runner.comm.collectives import DATATYPES, OPERATIONS, Call, Function, Place
+from runner.device.cpu import CpuBackend
 from runner.report.record import write_json
 
 SOURCE = Path(__file__).parents[1] / "tests" / "unit" / "stub_nccl.c"

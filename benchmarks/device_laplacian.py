@@ -15,7 +15,7 @@ from pathlib import Path
 import cupy
 import numpy as np
 
-from runner.backend.cuda import CudaBackend
+from runner.device.cuda import CudaBackend
 from runner.job.discover import find
 from runner.record_builder import versions
 from runner.report.record import write_json

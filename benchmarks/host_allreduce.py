@@ -22,7 +22,7 @@ from typing import Any
 from side_by_side import OURS, Failed, header_of, in_turn, output_of, rows_of, shown, spread
 
 from launch.mpi.launcher import find
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.report.record import write_json
 
 THEIRS = "C loop"

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from launch.mpi.launcher import find
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.report.record import write_json
 
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")

@@ -25,8 +25,8 @@ from jobs.bench.lessons.matmul.methods import OnGpu as Products
 from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.methods import OnGpu, launch, variants
-from runner.backend.cuda import CudaBackend
-from runner.backend.cuda_box import open_box
+from runner.device.cuda import CudaBackend
+from runner.device.raw.cuda_memory import open_box
 from runner.record_builder import versions
 from runner.report.record import write_json
 from runner.world import lone_world
@@ -73,7 +73,7 @@ def transposes(context: Context, dtype: np.dtype[Any], shape: tuple[int, int]) -
         },
     }
     if dtype.itemsize > 2:
-        actions["cuBLAS geam"] = lambda: runner.backend.cuda_blas.geam(
+        actions["cuBLAS geam"] = lambda: runner.device.raw.blas.geam(
             *shape, dtype, source.address, target.address, place.stream
         )
     for variant in variants(dtype.itemsize):

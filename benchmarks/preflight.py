@@ -22,8 +22,8 @@ from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
 from runner import preload
-from runner.backend import Backend
 from runner.comm import Control
+from runner.device.api import Backend
 from runner.inspection import preflight
 from runner.report.record import write_json
 from runner.system.launcher import BY_HAND

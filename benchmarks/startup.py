@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.report.record import write_json
 
 BENCH = ("meshrun bench, 4 ranks: first line", "meshrun bench, 4 ranks: first row")

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from runner.backend import Backend
 from runner.calibrate import Nothing
 from runner.chunks import Chunks
+from runner.device.api import Backend
 from runner.execute import Options, run
 from runner.partition import bounds
 from runner.record_builder import places, versions

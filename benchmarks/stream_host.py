@@ -356,7 +356,7 @@ def report(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) 
 def machine() -> str:
     import platform
 
-    from runner.backend.cpu import CpuBackend
+    from runner.device.cpu import CpuBackend
 
     return f"{CpuBackend().device.name}, {os.cpu_count()} CPUs, {platform.platform()}"
 

@@ -17,10 +17,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner.backend.cuda import kernel as kernel
     from runner.declare import job as job
     from runner.declare import map_blocks as map_blocks
     from runner.declare import reduce_blocks as reduce_blocks
+    from runner.device.cuda import kernel as kernel
     from runner.errors import BadResult as BadResult
     from runner.errors import MeshrunError as MeshrunError
     from runner.errors import RunError as RunError
@@ -38,7 +38,7 @@ _MODULE_OF = {
     "World": "runner.world",
     "BlockContext": "runner.job.block_context",
     "Tiles": "runner.reduce",
-    "kernel": "runner.backend.cuda",
+    "kernel": "runner.device.cuda",
     "MeshrunError": "runner.errors",
     "UserError": "runner.errors",
     "RunError": "runner.errors",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.execute import call
 from runner.job.declaration import Job
 from runner.options import Options, RunContext
@@ -21,7 +21,7 @@ from runner.world import World, lone_world
 def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
     """Return a job's result for a NumPy or CuPy array, as an array of the same module."""
     if hasattr(array, "__cuda_array_interface__"):
-        from runner.backend.cuda import borrowed
+        from runner.device.cuda import borrowed
 
         with borrowed(array) as backend:
             return _apply(lone_world(backend), job, array, parameters)

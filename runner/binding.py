@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from runner.backend import Backend
 from runner.comm import Arrays, Control
 from runner.comm.collectives import Collectives
 from runner.comm.simulated import SimulatedComm
+from runner.device.api import Backend
 from runner.errors import UserError, first_line
 
 
@@ -18,7 +18,7 @@ def visible_gpus(choice: str) -> int:
     if choice == "cpu":
         return 0
     try:
-        from runner.backend import cuda
+        from runner.device import cuda
     except ImportError as reason:
         return _without_cupy(reason, required=choice == "cuda")
     visible = cuda.count()
@@ -48,7 +48,7 @@ def bind_device(
 ) -> Backend:
     """This rank's back end, where rank i sees visible[i] GPUs; the CPU only if no rank sees a GPU."""
     if not any(visible):
-        from runner.backend.cpu import CpuBackend
+        from runner.device.cpu import CpuBackend
 
         return CpuBackend()
     mine = visible[control.rank]
@@ -62,7 +62,7 @@ def bind_device(
 
         nccl.load()
     index = choose_gpu(mine, local, local_size, oversubscribe)
-    from runner.backend.cuda import CudaBackend
+    from runner.device.cuda import CudaBackend
 
     return CudaBackend(index)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend import Backend
 from runner.chunks import Chunks
 from runner.declare import map_blocks
+from runner.device.api import Backend
 from runner.errors import UserError
 from runner.rates import START_CPU, START_GPU, Machine, Rate
 from runner.region import HostArray, Region, Shape

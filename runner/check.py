@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend.cpu import CpuBackend
 from runner.boxes import everything, sample
 from runner.compare import differs, unlike
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runner.backend import Backend
 from runner.comm import Control
+from runner.device.api import Backend
 from runner.failure import FailureHandler
 from runner.inspection import find_problems, gather_surveys, raise_failures
 from runner.problem import Problem

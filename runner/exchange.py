@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.backend import poison
 from runner.comm import Arrays, Message, Pending
+from runner.device.api import poison
 from runner.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
 from runner.partition import Partition
 from runner.region import Array, Shape

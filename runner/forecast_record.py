@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runner.backend import Device
 from runner.chunking import PLAIN, Files
+from runner.device.api import Device
 from runner.errors import UserError
 from runner.forecast import Forecast, enough, forecast
 from runner.rates import Machine, choose, load

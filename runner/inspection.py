@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from runner.backend import Backend
 from runner.comm import Control
 from runner.comm.collective_call import gather_calls, on_root
+from runner.device.api import Backend
 from runner.errors import UserError
 from runner.problem import Problem
 from runner.survey import Survey, survey

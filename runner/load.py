@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runner.backend import Backend
+from runner.device.api import Backend
 from runner.exchange import HaloPlan
 from runner.partition import Partition
 from runner.region import Array, HostArray, Region

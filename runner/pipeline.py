@@ -16,8 +16,8 @@ from itertools import islice
 
 import numpy as np
 
-from runner.backend import Backend, poison
 from runner.comm import Message
+from runner.device.api import Backend, poison
 from runner.errors import RunError
 from runner.exchange import HaloPlan
 from runner.job.block_context import BlockContext

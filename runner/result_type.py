@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend import Backend
+from runner.device.api import Backend
 from runner.job.block_context import BlockContext
 from runner.region import Array, Region, Shape
 from runner.work import Task

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from runner.backend import Device
+from runner.device.api import Device
 from runner.errors import UserError
 from runner.system import launcher, sysfs
 from runner.system.gpu import Gpu, read_gpu

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobs import kernels
-from runner.backend.box import Box
+from runner.device.raw.memory import Box
 from runner.errors import RunError
 
 # Operations to queue behind a closed gate. A stream takes about a thousand, including marks, before the host

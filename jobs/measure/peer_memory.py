@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from runner.backend.box import Box, Memory
 from runner.comm import Control
+from runner.device.raw.memory import Box, Memory
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
 Key = TypeVar("Key", bound=Hashable)

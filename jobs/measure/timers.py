@@ -14,8 +14,8 @@ from typing import Any
 
 from jobs.measure.gate import MOST, Gate
 from meshrun import World
-from runner.backend.box import Box
 from runner.comm.collectives import Collectives
+from runner.device.raw.memory import Box
 
 SHORTEST_SAMPLE = 200e-6  # seconds, many times the resolution of every clock
 FEWEST_CALLS = 16  # on a GPU in a sample

@@ -253,7 +253,7 @@ def choose_machine(gpu: str | None) -> Machine:
 
 
 def settle_work(task: Task) -> Task:
-    from runner.backend.cpu import CpuBackend
+    from runner.device.cpu import CpuBackend
     from runner.errors import UserError, describe
     from runner.result_type import with_known_result
 
@@ -269,18 +269,18 @@ def settle_work(task: Task) -> Task:
 
 def calibrate_machine(folder: Path) -> int:
     """Measure this machine, print and keep what was found."""
-    from runner.backend import Backend
     from runner.binding import visible_gpus
     from runner.calibrate import calibrate
+    from runner.device.api import Backend
     from runner.rates import rates_file, save
     from runner.report.plan_table import render_rates
 
     def opened(index: int) -> Backend:
         if not gpus:
-            from runner.backend.cpu import CpuBackend
+            from runner.device.cpu import CpuBackend
 
             return CpuBackend()
-        from runner.backend.cuda import CudaBackend
+        from runner.device.cuda import CudaBackend
 
         return CudaBackend(index)
 

@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from runner.backend import POISON
 from runner.comm.collectives import Buffer, Call, Datatype, Function, Place, premultiplier
+from runner.device.api import POISON
 from runner.errors import UserError
 from runner.region import Array
 

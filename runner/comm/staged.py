@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.backend import Backend
 from runner.comm import Control, Message, Operation, Pending
+from runner.device.api import Backend
 from runner.region import Array
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend import poison
+from runner.device.api import poison
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.pipeline import call_rows, slabs, windows
 from runner.region import Array, HostArray, Region, Shape

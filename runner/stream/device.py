@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend import HostBytes, Mark
+from runner.device.api import HostBytes, Mark
 from runner.pipeline import call_rows, result_buffer
 from runner.region import Array
 from runner.report.spans import Stage

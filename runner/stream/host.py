@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.backend import poison
+from runner.device.api import poison
 from runner.pipeline import call_rows, slabs, windows
 from runner.region import HostArray
 from runner.stream.ends import Endpoints, Step, shaped

@@ -137,9 +137,9 @@ class StreamedRun:
         """Open the files for GPUDirect Storage, if this rank's GPU has it."""
         if self.world.here.device.kind != "cuda":
             return None
-        from runner.backend import cuda_files
+        from runner.device import gds
 
-        return None if cuda_files.why_not() else Direct(endpoints, cuda_files.DirectFile)
+        return None if gds.why_not() else Direct(endpoints, gds.DirectFile)
 
     def _create(self) -> None:
         self.sink.create()

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend.box import Gpu, Memory
+from runner.device.raw.memory import Gpu, Memory
 from runner.errors import UserError
 
 POISON = 0xA5

@@ -1,4 +1,4 @@
-"""A simulated host with GPUs: `runner.backend.box.Box` over NumPy, its streams, its copy kernels, and faults to put in.
+"""A simulated host with GPUs: `runner.device.raw.memory.Box` over NumPy, its streams, its copy kernels, and faults to put in.
 
     host = MadeHost(gpus=3)                     what its processes share
     box = MadeBox(host)                         one process that sees all of them
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend.box import Gpu, Memory
+from runner.device.raw.memory import Gpu, Memory
 from runner.errors import UserError
 
 Bytes = np.ndarray[Any, Any]

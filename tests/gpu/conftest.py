@@ -11,7 +11,7 @@ import pytest
 import meshrun
 from jobs.bench.lessons.protocol import Context
 from jobs.kernels import FOLDER
-from runner.backend.cuda_box import open_box
+from runner.device.raw.cuda_memory import open_box
 from runner.world import lone_world
 
 
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def missing_gpu() -> str | None:
     """Why GPU tests cannot run here; None when they can."""
     try:
-        from runner.backend import cuda
+        from runner.device import cuda
     except ImportError as reason:
         return f"no CuPy: {reason}"
     return None if cuda.count() else "CuPy is here, a GPU is not"
@@ -35,7 +35,7 @@ def missing_gpu() -> str | None:
 @pytest.fixture
 def context() -> Iterator[Callable[..., Context]]:
     """Makes contexts on the first GPU with two samples; words: fields of the context."""
-    from runner.backend.cuda import CudaBackend
+    from runner.device.cuda import CudaBackend
 
     box = open_box()
     world = lone_world(CudaBackend(0))

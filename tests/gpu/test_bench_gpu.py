@@ -203,7 +203,7 @@ def survey(world: World) -> Json:
 
 def gpus() -> int:
     try:
-        from runner.backend import cuda
+        from runner.device import cuda
     except ImportError:
         return 0
     return cuda.count()

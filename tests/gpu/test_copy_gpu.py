@@ -27,11 +27,11 @@ from jobs.measure import gate
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.timers import gated_event_seconds
 from launch.mpi.rank_command import PROGRAM
-from runner.backend.cuda_box import open_box
+from runner.device.raw.cuda_memory import open_box
 from runner.errors import RunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
-cuda = pytest.importorskip("runner.backend.cuda", reason="needs CuPy")
+cuda = pytest.importorskip("runner.device.cuda", reason="needs CuPy")
 
 UNITS = (1, 31, 32, 33, 1023, 1025, 4097 * 129)  # of 16 bytes
 GUARD = 64  # bytes behind the copied ones

@@ -8,7 +8,7 @@ from runner.system.links import gpu_links
 
 
 def test_the_names_of_gpus_are_those_that_nvml_knows() -> None:
-    from runner.backend.cuda import count, describe
+    from runner.device.cuda import count, describe
 
     nvml = pytest.importorskip("pynvml")
     nvml.nvmlInit()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.backend import cuda_files
+from runner.device import gds
 from runner.errors import RunError
 from runner.execute import Options, run
 from runner.stream.options import StreamOptions
@@ -33,7 +33,7 @@ def test_the_same_bytes_as_through_the_host(
     chunks = StreamOptions(chunk_bytes=1 << 20)
     usual = run(rows, source, tmp_path / "usual.npy", {}, Options(device="cuda", stream=chunks))
     assert not usual["stream"]["direct"]
-    monkeypatch.setattr(cuda_files, "why_not", lambda: None)
+    monkeypatch.setattr(gds, "why_not", lambda: None)
     target = tmp_path / f"direct{suffix}"
     record = run(rows, source, target, {}, Options(device="cuda", stream=chunks))
     assert record["stream"]["direct"]
@@ -48,7 +48,7 @@ def test_an_error_of_the_disk_is_told(tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(b"x" * 100)
     cupy = pytest.importorskip("cupy")
-    file = cuda_files.DirectFile(path)
+    file = gds.DirectFile(path)
     with pytest.raises(RunError, match="short"):
         file.read(cupy.zeros(200, cupy.uint8), 0)
     file.close()

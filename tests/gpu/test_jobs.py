@@ -14,7 +14,7 @@ from jobs.elementwise import elementwise
 from jobs.expression import FUNCTIONS
 from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
-from runner.backend import poison
+from runner.device.api import poison
 from runner.halo import normalize
 from runner.job.declaration import Job
 

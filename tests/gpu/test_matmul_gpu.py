@@ -13,7 +13,7 @@ from jobs import kernels
 from jobs.bench.lessons.matmul import lesson as matmul
 from jobs.bench.lessons.matmul.methods import PRECISIONS, Precision, Shape, launch
 from jobs.bench.lessons.protocol import Context
-from runner.backend.cuda_blas import gemm
+from runner.device.raw.blas import gemm
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

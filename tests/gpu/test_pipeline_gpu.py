@@ -164,7 +164,7 @@ def test_out_of_memory_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_follows_waits_for_what_ran_beside() -> None:
     import cupy
 
-    from runner.backend.cuda import CudaBackend
+    from runner.device.cuda import CudaBackend
 
     before = cupy.cuda.get_current_stream()
     try:

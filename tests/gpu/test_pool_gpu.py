@@ -11,9 +11,9 @@ import pytest
 from jobs.bench.lessons.pool import lesson
 from jobs.bench.lessons.pool.workload import account, workload
 from jobs.bench.lessons.protocol import Context
-from runner.backend.cuda_box import open_box
-from runner.backend.cuda_pools import open_pools
-from runner.backend.pools import Pool
+from runner.device.raw.allocators import Pool
+from runner.device.raw.cuda_allocators import open_pools
+from runner.device.raw.cuda_memory import open_box
 from runner.errors import UserError
 from runner.world import lone_world
 
@@ -89,7 +89,7 @@ def test_too_much_is_refused_and_the_pool_goes_on(pool: Pool) -> None:
 
 
 def test_the_lesson() -> None:
-    from runner.backend.cuda import CudaBackend
+    from runner.device.cuda import CudaBackend
 
     world, box = lone_world(CudaBackend(0)), open_box()
     before = box.free_memory(0)

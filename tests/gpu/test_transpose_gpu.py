@@ -14,7 +14,7 @@ from jobs.bench.lessons import pseudorandom
 from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.methods import BEST, SINGLE, THREADS, launch, variants
-from runner.backend.cuda_blas import geam
+from runner.device.raw.blas import geam
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

@@ -252,7 +252,7 @@ def survey(world: World) -> Json:
 
 def lose_last_bytes() -> None:
     """Of this rank's copies, from now on."""
-    from runner.backend.cuda_box import CudaBox
+    from runner.device.raw.cuda_memory import CudaBox
 
     whole = CudaBox.copy
 

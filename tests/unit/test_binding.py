@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.device.cpu import CpuBackend
 from runner.inspection import cores_near_gpu, preflight
 from runner.survey import Gpu, Survey
 from runner.system.launcher import BY_HAND

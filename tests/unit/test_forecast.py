@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshrun
-from runner.backend.cpu import CpuBackend
 from runner.chunking import FILLS, ON_DEVICE
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.execute import Options, run
 from runner.forecast import Forecast, by_ranks, enough, forecast

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from runner import heartbeat
-from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError
 from runner.heartbeat import PROCESS, Heartbeat, first_rank_per_host, lost_hosts_error, write_lost_note
 from runner.heartbeat_process import SilenceTracker

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from runner import inspection, preflight
-from runner.backend.cpu import CpuBackend
 from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.inspection import PreflightFailed, find_problems, gather_surveys
 from runner.preflight import Expected

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from runner import calibrate as module
-from runner.backend.cpu import CpuBackend
 from runner.calibrate import calibrate
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.rates import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
 

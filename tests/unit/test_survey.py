@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml import UUID, NotSupported, NVMLError, load, loaded
 
-from runner.backend import Device
+from runner.device.api import Device
 from runner.errors import UserError
 from runner.survey import Interface, Port, may_lock_all, numa_nodes, on_one_core, settings, survey
 from runner.system import network, sysfs

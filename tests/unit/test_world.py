@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from runner import binding, world
-from runner.backend import Backend, Device
-from runner.backend.cpu import CpuBackend
 from runner.binding import choose_gpu
 from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
 from runner.comm.staged import StagedComm
+from runner.device.api import Backend, Device
+from runner.device.cpu import CpuBackend
 from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
 from runner.system import launcher
 from runner.world import Rank, World, clash_error, clashes, find_ranks, locality_warnings, open_world
@@ -398,8 +398,8 @@ def test_no_rank_sees_a_gpu() -> None:
 def fake_modules(
     monkeypatch: pytest.MonkeyPatch, count: int = 2, nccl: Callable[[], Any] = lambda: None
 ) -> None:
-    """`runner.backend.cuda` and `runner.comm.nccl` without CuPy."""
-    cuda = types.ModuleType("runner.backend.cuda")
+    """`runner.device.cuda` and `runner.comm.nccl` without CuPy."""
+    cuda = types.ModuleType("runner.device.cuda")
     vars(cuda).update(
         count=lambda: count, CudaBackend=lambda index: FakeGpuBackend(gpu(index, f"GPU{index}"))
     )
@@ -454,9 +454,9 @@ def test_without_cupy(
                 raise ImportError(words)
 
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    for name in ("cupy", "runner.backend.cuda"):
+    for name in ("cupy", "runner.device.cuda"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.delattr("runner.backend.cuda", raising=False)
+    monkeypatch.delattr("runner.device.cuda", raising=False)
     with pytest.raises(UserError, match=r"CuPy cannot be imported.*pip install 'meshrun\[cuda12\]'"):
         binding.visible_gpus("cuda")
     monkeypatch.setattr(os.path, "exists", lambda path: False)

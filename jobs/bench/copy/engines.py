@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jobs import kernels
-from runner.backend.box import Box, Gpu, Memory
+from runner.device.raw.memory import Box, Gpu, Memory
 
 UNIT = 16  # bytes that a thread moves at a time
 THREADS = 512  # of a block of copy_streaming, one block a multiprocessor

@@ -12,7 +12,7 @@ from jobs.bench.copy.buffers import BoundTransfer
 from jobs.bench.copy.transfers import TransferRunner
 from jobs.measure.patterns import Words
 from jobs.measure.timers import event_pair
-from runner.backend.box import Memory
+from runner.device.raw.memory import Memory
 
 CHAIN = 2 << 20  # bytes
 NODE = 8  # bytes of an address

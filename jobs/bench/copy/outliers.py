@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.bench.copy.measure import CaseResult, Cell
-from runner.backend.box import Gpu
+from runner.device.raw.memory import Gpu
 from runner.system.links import gpu_links
 
 SLOW, LATE = 0.9, 1.1  # times the median of all cells of a matrix: below for rates, above for latencies

@@ -20,9 +20,9 @@ from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from jobs.measure.record_file import create_outputs, recorded_environment
 from jobs.measure.status_line import StatusLine
 from meshrun import World
-from runner.backend.box import Box
-from runner.backend.cuda_box import open_box
 from runner.comm import Control
+from runner.device.raw.cuda_memory import open_box
+from runner.device.raw.memory import Box
 from runner.failure import FailureHandler
 from runner.files import write_file
 from runner.system.host_memory import free_host_memory

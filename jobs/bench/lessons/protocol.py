@@ -17,7 +17,7 @@ from typing import Any, Literal
 from jobs.measure.exit_codes import NeedsGpu
 from jobs.measure.sizes import size_name
 from meshrun import World
-from runner.backend.box import Box
+from runner.device.raw.memory import Box
 from runner.errors import UserError
 
 Cell = str | float | int | None  # None: not measured, printed as "-"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jobs.validate.plan import CPU_BYTES, Plan, at_most, for_cpus
 from meshrun import World
-from runner.backend.box import Box, Memory
 from runner.comm.collectives import Buffer, Collectives
+from runner.device.raw.memory import Box, Memory
 from runner.errors import UserError
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from meshrun import World
-from runner.backend.box import Box, Memory
+from runner.device.raw.memory import Box, Memory
 
 
 class PeerBuffers:

@@ -15,7 +15,7 @@ from jobs.validate.probe import api
 from jobs.validate.probe.api import SingleRankOp, Wrong
 from jobs.validate.probe.buffers import Buffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
-from runner.backend.cuda_blas import gemm
+from runner.device.raw.blas import gemm
 
 ITEM = FLOAT.itemsize
 BLOCK = 8 << 20  # elements of a product that are compared at a time

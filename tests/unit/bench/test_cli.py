@@ -22,8 +22,8 @@ from jobs.bench.collectives.results import Footer, Header, Measurement, Row
 from jobs.bench.collectives.specs import OPERATIONS
 from launch.cli.main import main
 from launch.mpi.rank_command import PROGRAM
-from runner.backend.cpu import CpuBackend
 from runner.comm.collectives import DATATYPES
+from runner.device.cpu import CpuBackend
 
 DEADLOCK = 60  # seconds; nothing here takes a tenth of it
 SMALL = ("-b", "8", "-e", "2K", "-f", "4", "-n", "2", "--device", "cpu")

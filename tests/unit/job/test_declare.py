@@ -211,7 +211,7 @@ def test_an_unknown_boundary() -> None:
 def test_public_names_lead_to_what_they_say() -> None:
     assert meshrun.map_blocks is map_blocks
     assert meshrun.UserError is UserError
-    on_gpus = {name for name, home in runner._HOME.items() if home.startswith("runner.backend.cuda")}
+    on_gpus = {name for name, home in runner._HOME.items() if home.startswith("runner.device.cuda")}
     assert "kernel" in on_gpus
     for name in set(runner.__all__) - on_gpus - {"DATATYPES", "OPERATIONS", "REDUCTIONS"}:  # CuPy; tables
         assert inspect.isclass(getattr(runner, name)) or callable(getattr(runner, name))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.backend import poison
+from runner.device.api import poison
 from runner.halo import normalize
 from runner.job.declaration import Job
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
-from runner.backend.box import Memory
 from runner.comm import Control
 from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.device.raw.memory import Memory
 
 
 class Box:

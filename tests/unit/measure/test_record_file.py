@@ -9,7 +9,7 @@ import pytest
 
 from jobs.measure.record_file import RecordFile, create_record, open_record
 from meshrun import World
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.world import lone_world
 

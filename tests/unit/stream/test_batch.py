@@ -24,7 +24,7 @@ import meshrun
 from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.report.spans import Spans
 from runner.report.summary import render

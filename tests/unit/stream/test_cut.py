@@ -16,10 +16,10 @@ from queued_device import QueuedBackend
 
 import meshrun
 from runner import chunking
-from runner.backend.cpu import CpuBackend
 from runner.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
 from runner.chunks import Chunks
 from runner.comm.simulated import run_ranks
+from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.inputs import Inputs, State, state_of
 from runner.job.discover import find

@@ -17,8 +17,8 @@ from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, cases, run_on
 
 import meshrun
-from runner.backend import cuda_files
-from runner.backend.cpu import CpuBackend
+from runner.device import gds
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError
 from runner.stream.direct import Direct
 
@@ -143,14 +143,14 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     module.CuFile = Handle  # type: ignore[attr-defined]
     module.cufile_driver = types.SimpleNamespace(get=lambda name: name == "is_gds_available")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvikio", module)
-    cuda_files.why_not.cache_clear()
+    gds.why_not.cache_clear()
     yield module
-    cuda_files.why_not.cache_clear()
+    gds.why_not.cache_clear()
 
 
 def test_a_short_or_failed_transfer_is_an_error_that_names_the_file(kvikio: types.ModuleType) -> None:
     array = np.zeros(100, np.uint8)
-    file = cuda_files.DirectFile(Path("a.npy"), write=True)
+    file = gds.DirectFile(Path("a.npy"), write=True)
     file.read(array, 0)
     file.write(array, 0)
     with pytest.raises(RunError, match=r"a\.npy became shorter .*got 106 bytes, expected 107"):
@@ -165,10 +165,10 @@ def test_a_short_or_failed_transfer_is_an_error_that_names_the_file(kvikio: type
 def test_where_there_is_no_gpudirect_storage_it_says_why(
     kvikio: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cuda_files.why_not() is None
-    cuda_files.why_not.cache_clear()
+    assert gds.why_not() is None
+    gds.why_not.cache_clear()
     kvikio.cufile_driver.get = lambda name: False
-    assert "is not available here" in str(cuda_files.why_not())
-    cuda_files.why_not.cache_clear()
+    assert "is not available here" in str(gds.why_not())
+    gds.why_not.cache_clear()
     monkeypatch.setitem(sys.modules, "kvikio", None)
-    assert "no kvikio" in str(cuda_files.why_not())
+    assert "no kvikio" in str(gds.why_not())

@@ -16,8 +16,8 @@ import pytest
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.backend.cpu import CpuBackend
 from runner.chunks import Chunks
+from runner.device.cpu import CpuBackend
 from runner.report.spans import STAGES, Spans
 from runner.storage.formats import open_sink, open_source
 from runner.stream.device import DeviceEngine

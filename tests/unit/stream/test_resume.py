@@ -15,7 +15,7 @@ from queued_device import QueuedBackend
 from stream_cases import PoisoningHost, run_on
 
 import meshrun
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.execute import Options, execute
 from runner.lock import hold

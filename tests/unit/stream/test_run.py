@@ -16,7 +16,7 @@ from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, PoisoningHost, cases, run_on
 
 import meshrun
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.system.host_memory import free_host_memory, host_memory
 
 FREE = 1000 << 10

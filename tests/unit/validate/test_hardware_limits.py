@@ -205,7 +205,7 @@ def test_gathered_on_this_machine() -> None:
 
 def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes per second, of the readings that the runner has."""
-    from runner.backend import Device
+    from runner.device.api import Device
     from runner.system.links import GpuLinks, Reading
 
     world = meshrun.open_world("cpu")

@@ -14,7 +14,7 @@ import numpy as np
 from jobs import kernels
 from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
 from jobs.measure.timers import event_seconds
-from runner.backend.cuda_blas import gemm
+from runner.device.raw.blas import gemm
 
 BLOCK = 64  # rows, columns and depth that the CPU multiplies at a time
 SAMPLE_SECONDS = 20e-3  # shortest sample: products may take long

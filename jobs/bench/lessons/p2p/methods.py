@@ -16,7 +16,7 @@ from jobs.bench.lessons.protocol import Context
 from jobs.measure.gate import Gate
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from meshrun import World
-from runner.backend.box import Box, Gpu, Memory
+from runner.device.raw.memory import Box, Gpu, Memory
 
 HOST = "through host"  # label of that method
 GUARD = 64  # bytes behind what arrives, which must stay as they are

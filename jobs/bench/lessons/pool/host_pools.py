@@ -1,4 +1,4 @@
-"""Host memory from the C library and from a pool of freed buffers, as `runner.backend.pools.Pool`."""
+"""Host memory from the C library and from a pool of freed buffers, as `runner.device.raw.allocators.Pool`."""
 
 from __future__ import annotations
 

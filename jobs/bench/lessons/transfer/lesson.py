@@ -21,7 +21,7 @@ from jobs.bench.lessons.transfer.explain import sentences
 from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS, Direction, Methods
 from jobs.measure.sizes import size_name
 from jobs.measure.timers import sampled_host_seconds
-from runner.backend.box import Memory
+from runner.device.raw.memory import Memory
 from runner.errors import RunError, UserError
 
 RANKS: Ranks = "one"

@@ -16,8 +16,8 @@ from jobs.bench.lessons.protocol import Context
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import nothing
-from runner.backend.box import Memory
 from runner.comm.collectives import DATATYPES
+from runner.device.raw.memory import Memory
 
 Direction = Literal["to GPU", "to host"]
 DIRECTIONS: tuple[Direction, ...] = ("to GPU", "to host")

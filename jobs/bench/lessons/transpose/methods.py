@@ -14,8 +14,8 @@ from jobs import kernels
 from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
 from jobs.bench.lessons.protocol import rate
 from jobs.measure.timers import gated_event_seconds
-from runner.backend.box import Memory
-from runner.backend.cuda_blas import geam
+from runner.device.raw.blas import geam
+from runner.device.raw.memory import Memory
 from runner.errors import UserError
 
 THREADS = 256

@@ -12,8 +12,8 @@ from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import Bench, supported, within_memory
 from meshrun import World
-from runner.backend import Device
 from runner.comm.collectives import DATATYPES
+from runner.device.api import Device
 from runner.errors import UserError
 from runner.watchdog import MeasurementProgress
 

@@ -18,7 +18,7 @@ from jobs.bench.lessons.run import run as run_lesson
 from jobs.measure import check
 from jobs.measure.exit_codes import WrongResults
 from meshrun import World
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.failure import FailureHandler
 from runner.world import lone_world

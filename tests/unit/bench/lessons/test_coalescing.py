@@ -22,7 +22,7 @@ from jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES
 from jobs.bench.lessons.coalescing.methods import count_mismatches
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure import timers
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.world import lone_world
 

@@ -19,7 +19,7 @@ from jobs.bench.lessons.p2p import lesson as p2p
 from jobs.bench.lessons.p2p.results import Nominal, PeerResults
 from jobs.bench.lessons.protocol import Context, Lesson
 from meshrun import World
-from runner.backend.box import Gpu, Memory
+from runner.device.raw.memory import Gpu, Memory
 from runner.errors import UserError
 
 POISON = 0x5C  # not the checks' own

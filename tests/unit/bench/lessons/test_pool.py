@@ -18,8 +18,8 @@ from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc, rounded
 from jobs.bench.lessons.pool.lesson import digits, thinned
 from jobs.bench.lessons.pool.workload import Moment, Step, account, play, workload
 from jobs.bench.lessons.protocol import Context
-from runner.backend.box import Gpu
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
+from runner.device.raw.memory import Gpu
 from runner.errors import UserError
 from runner.world import lone_world
 

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Table, Timeline, crossings, rate
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.world import lone_world
 
 TABLE = Table(("size", "pinned (GB/s)", "n"), (("1 KiB", 1.23456, 7), ("16 MiB", 12345.6, None)), "Rates:")

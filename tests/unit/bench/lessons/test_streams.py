@@ -30,7 +30,7 @@ from jobs.bench.lessons.streams.schedule import (
     without_waiting,
 )
 from jobs.measure.exit_codes import NeedsGpu
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.world import lone_world
 

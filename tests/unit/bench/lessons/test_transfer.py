@@ -19,7 +19,7 @@ from jobs.bench.lessons.transfer import lesson as transfer
 from jobs.bench.lessons.transfer.explain import break_even, slower
 from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
 from jobs.measure import timers
-from runner.backend.cpu import CpuBackend
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.world import lone_world
 

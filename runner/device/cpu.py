@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backend import Device, Lanes
+from runner.device.api import Device, Lanes
 from runner.region import Array, Shape
 from runner.system.host_memory import free_host_memory
 

@@ -14,8 +14,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.backend import Device, Lanes
-from runner.backend.cuda_lanes import CudaLanes
+from runner.device.api import Device, Lanes
+from runner.device.copy_streams import CudaLanes
 from runner.errors import RunError
 from runner.region import Array, Shape
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import cupy
 
-from runner.backend import HostBytes, Mark
+from runner.device.api import HostBytes, Mark
 from runner.region import Array
 
 UP, DOWN = cupy.cuda.runtime.memcpyHostToDevice, cupy.cuda.runtime.memcpyDeviceToHost

@@ -12,8 +12,9 @@ from unittest.mock import MagicMock, call
 import numpy as np
 import pytest
 
-from runner.backend import POISON, cpu, poison
-from runner.backend.cpu import CpuBackend
+from runner.device import cpu
+from runner.device.api import POISON, poison
+from runner.device.cpu import CpuBackend
 
 DTYPES = ("bool", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64")
 
@@ -68,9 +69,9 @@ def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.Mo
     cupy.cuda.nvtx = MagicMock(spec=["available", *(["RangePush", "RangePop"] if available else [])])
     cupy.cuda.nvtx.available = available
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.delitem(sys.modules, "runner.backend.cuda_lanes", raising=False)
-    lanes = importlib.import_module("runner.backend.cuda_lanes")
-    monkeypatch.delitem(sys.modules, "runner.backend.cuda_lanes")  # nobody else's: it has this CuPy
+    monkeypatch.delitem(sys.modules, "runner.device.copy_streams", raising=False)
+    lanes = importlib.import_module("runner.device.copy_streams")
+    monkeypatch.delitem(sys.modules, "runner.device.copy_streams")  # nobody else's: it has this CuPy
     with lanes.CudaLanes(0, MagicMock()).named("chunk 3"):
         inside = list(cupy.cuda.nvtx.method_calls)
     assert inside == ([call.RangePush("chunk 3")] if available else [])

@@ -13,8 +13,8 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from runner.backend.box import Gpu, Kind, Mark, Memory, Stream
-from runner.backend.cuda import count, describe
+from runner.device.cuda import count, describe
+from runner.device.raw.memory import Gpu, Kind, Mark, Memory, Stream
 from runner.errors import RunError, UserError
 from runner.region import Array
 from runner.system import sysfs

@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
-from runner.backend.pools import Pool
+from runner.device.raw.allocators import Pool
 from runner.errors import UserError, first_line
 
 # What CUDA's runtime and CuPy's pool raise.

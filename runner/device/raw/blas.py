@@ -10,7 +10,7 @@ import numpy as np
 from cupy.cuda import device, runtime
 from cupy_backends.cuda.libs import cublas
 
-from runner.backend.box import Stream
+from runner.device.raw.memory import Stream
 
 # The elements' cudaDataType, and what is computed in.
 PRECISIONS: dict[str, tuple[int, int]] = {
