@@ -29,10 +29,12 @@ import numpy as np
 
 import meshrun
 from runner.calibrate import Nothing
-from runner.chunks import Chunks
 from runner.device.api import Backend
 from runner.execute import Options, run
-from runner.partition import bounds
+from runner.plan.chunks import Chunks
+from runner.plan.grid import bounds
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task, plan_task
 from runner.record_builder import places, versions
 from runner.region import Region
 from runner.report.record import write_json
@@ -41,9 +43,7 @@ from runner.storage.formats import Source, open_sink, open_source
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import PIECE, Endpoints
 from runner.stream.flow import stream
-from runner.stream.options import StreamOptions
 from runner.stream.run import threads_of
-from runner.work import Task, plan_task
 from runner.world import World, open_world
 
 ROW = 1 << 20  # bytes

@@ -129,7 +129,7 @@ def loop_in_two(source: Path, target: Path, rows: int, memory: int) -> None:
 
 def one_rank(source: Path, target: Path, rows: int, memory: int) -> None:
     from runner.execute import Options, run
-    from runner.stream.options import StreamOptions
+    from runner.plan.stream_options import StreamOptions
 
     columns = np.load(source, mmap_mode="r").shape[1]
     stream = StreamOptions(chunk_bytes=chunk_bytes(rows, columns), host_memory=memory)

@@ -17,10 +17,10 @@ import numpy as np
 
 from runner.job.discover import find
 from runner.pipeline import Pipeline, halo_plan
+from runner.plan.task import plan_task
 from runner.record_builder import places, versions
 from runner.report.phases import Phases
 from runner.report.record import write_json
-from runner.work import plan_task
 from runner.world import World, open_world
 
 

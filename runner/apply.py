@@ -11,10 +11,10 @@ from runner.execute import call
 from runner.job.declaration import Job
 from runner.options import Options, RunContext
 from runner.pipeline import Pipeline, no_progress
+from runner.plan.task import plan_task
 from runner.report.phases import Phases
 from runner.storage.formats import MemorySource
 from runner.storage.transaction import OutputTransaction
-from runner.work import plan_task
 from runner.world import World, lone_world
 
 

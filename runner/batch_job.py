@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from runner.boxes import everything, sample
 from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.errors import RunError, UserError, tell
 from runner.inputs import Inputs
 from runner.job.declaration import Job
 from runner.options import Options
-from runner.partition import bounds
 from runner.pipeline import OnProgress
+from runner.plan.grid import bounds
+from runner.plan.sampling import everything, sample
+from runner.plan.task import Task, plan_task
 from runner.region import Region, Shape
 from runner.report.phases import Phases
 from runner.report.record import Record
@@ -27,7 +28,6 @@ from runner.storage.image_folder import LOSSY, Folder
 from runner.storage.transaction import OutputTransaction
 from runner.stream.batch import StreamedFolder
 from runner.stream.dealt import OnStreamProgress
-from runner.work import Task, plan_task
 from runner.world import World
 
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from runner.chunks import Chunks
 from runner.declare import map_blocks
 from runner.device.api import Backend
 from runner.errors import UserError
-from runner.rates import START_CPU, START_GPU, Machine, Rate
+from runner.plan.chunks import Chunks
+from runner.plan.machine import START_CPU, START_GPU, Machine, Rate
+from runner.plan.stream_options import DEPTH
+from runner.plan.task import plan_task
 from runner.region import HostArray, Region, Shape
 from runner.report.bottleneck import wall_time
 from runner.report.spans import Spans
@@ -30,9 +32,7 @@ from runner.stream.dealt import threads_of
 from runner.stream.device import DeviceEngine
 from runner.stream.ends import Endpoints
 from runner.stream.flow import stream
-from runner.stream.options import DEPTH
 from runner.system.host_memory import host_memory
-from runner.work import plan_task
 from runner.world import lone_world
 
 FILE = 1 << 30  # bytes, or less where the disk or the memory is small

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from runner.boxes import everything, sample
 from runner.compare import differs, unlike
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
-from runner.partition import owner
 from runner.pipeline import OnProgress, no_progress, result_buffer
+from runner.plan.grid import owner
+from runner.plan.sampling import everything, sample
+from runner.plan.task import Task
 from runner.reduce import Tiles, reduce_array, to_host
 from runner.region import HostArray, Region, Shape
 from runner.storage.formats import Sink, Source, read_back, reopen
-from runner.work import Task
 from runner.world import World, lone_world
 
 REFERENCE = "the job's float64 reference"

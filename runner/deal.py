@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from runner.comm import Counters
-from runner.partition import bounds
+from runner.plan.grid import bounds
 
 
 class ChunkQueue:

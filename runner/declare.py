@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from runner.errors import MeshrunError, UserError
-from runner.halo import BOUNDARIES, Boundary
 from runner.job.declaration import Halo, Job, Trials
 from runner.job.signature import FORM, Kind, fitted, read_signature
+from runner.plan.halo import BOUNDARIES, Boundary
 
 if TYPE_CHECKING:
     from runner.report.record import Record
@@ -84,7 +84,7 @@ class DeclaredJob(Job):
         """
         from runner.execute import run
         from runner.options import as_keywords, read_options
-        from runner.rates import rates_file
+        from runner.plan.machine import rates_file
 
         own = {parameter.name for parameter in self.parameters}
         short = {name: parameters.pop(name) for name in FORM if name in parameters and name not in own}

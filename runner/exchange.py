@@ -14,8 +14,8 @@ import numpy as np
 
 from runner.comm import Arrays, Message, Pending
 from runner.device.api import poison
-from runner.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
-from runner.partition import Partition
+from runner.plan.grid import Partition
+from runner.plan.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
 from runner.region import Array, Shape
 
 

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runner.chunking import PLAIN, Files
 from runner.device.api import Device
 from runner.errors import UserError
-from runner.forecast import Forecast, enough, forecast
-from runner.rates import Machine, choose, load
+from runner.plan.chunking import PLAIN, Files
+from runner.plan.forecast import Forecast, enough, forecast
+from runner.plan.machine import Machine, choose, load
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task
 from runner.report.record import Record, envelope, plain
 from runner.report.spans import STAGES
-from runner.stream.options import StreamOptions
-from runner.work import Task
 
 SCHEMA = 1
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from runner.device.api import Backend
 from runner.exchange import HaloPlan
-from runner.partition import Partition
+from runner.plan.grid import Partition
 from runner.region import Array, HostArray, Region
 from runner.report.phases import Phases
 from runner.storage.formats import Source

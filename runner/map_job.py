@@ -6,12 +6,13 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from runner.chunking import Files, has_own_grid, streamed_grid
 from runner.errors import RunError, UserError
 from runner.load import load_block
 from runner.options import RunContext
-from runner.partition import check_blocks
 from runner.pipeline import Pipeline
+from runner.plan.chunking import Files, has_own_grid, streamed_grid
+from runner.plan.grid import check_blocks
+from runner.plan.task import Task, plan_task
 from runner.report.record import Record
 from runner.report.spans import STAGES
 from runner.storage.formats import Sink, open_sink, partial_path, split
@@ -21,7 +22,6 @@ from runner.store import Store
 from runner.stream.cut import in_chunks
 from runner.stream.run import StreamedRun
 from runner.system.host_memory import host_memory
-from runner.work import Task, plan_task
 
 
 def run_map(run: RunContext) -> Record:
@@ -97,7 +97,7 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     if 0 in task.shape:
         return None
     from runner.forecast_record import beside_run
-    from runner.rates import nominal_cpu
+    from runner.plan.machine import nominal_cpu
 
     world, options = run.world, run.options
     measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from runner import halo, pipeline
+from runner import pipeline
 from runner.exchange import Exchange, HaloPlan
 from runner.pipeline import Pipeline
+from runner.plan import halo
+from runner.plan.task import Task
 from runner.reduce import Tiles
 from runner.region import Region
 from runner.storage.npy import NpySink, NpySource
 from runner.store import Store
-from runner.work import Task
 
 
 @dataclass(frozen=True)

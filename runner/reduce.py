@@ -22,7 +22,7 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.job.declaration import Job
-from runner.partition import bounds
+from runner.plan.grid import bounds
 from runner.region import HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.storage.formats import Source, open_source

@@ -18,8 +18,8 @@ import numpy as np
 
 from runner.device.api import Backend
 from runner.job.block_context import BlockContext
+from runner.plan.task import Task
 from runner.region import Array, Region, Shape
-from runner.work import Task
 
 ResultType = tuple[Shape, np.dtype[Any]]  # lengths of the axes after the `leading` ones, and the dtype
 Row = tuple[Region, Array]  # some own cells of the array, and their padded block

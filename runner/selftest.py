@@ -27,10 +27,10 @@ from runner.declare import map_blocks, reduce_blocks
 from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
 from runner.failure import FailureHandler, Guard
-from runner.halo import BOUNDARIES
 from runner.job.declaration import Job
 from runner.job.discover import find, names
 from runner.mutations import MUTATIONS, Mutation
+from runner.plan.halo import BOUNDARIES
 from runner.rank_process import join_world
 from runner.report.table import table
 from runner.run_status import run_at

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from runner.load import stages
+from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.storage.formats import Sink
-from runner.work import Task
 from runner.world import World
 
 

@@ -49,8 +49,8 @@ def job_command(name: str) -> click.Command:
     def run(input: str, output: str | None, **values: Any) -> int:
         from runner.main import main
         from runner.options import Options, form_of
-        from runner.rates import rates_file
-        from runner.stream.options import StreamOptions
+        from runner.plan.machine import rates_file
+        from runner.plan.stream_options import StreamOptions
 
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
         values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
@@ -136,7 +136,7 @@ def _click_type(declared: Any) -> Any:
 
 def runner_options(taken: Container[str] = ()) -> list[click.Option]:
     """The options that every job has: the fields of `runner.execute.Options`. taken: the job's own names."""
-    from runner.halo import BOUNDARIES
+    from runner.plan.halo import BOUNDARIES
 
     return [
         device_option(),
@@ -182,7 +182,7 @@ def input_option(name: str, taken: Container[str], **details: Any) -> click.Opti
 
 
 def stream_options() -> list[click.Option]:
-    """The fields of `runner.stream.options.StreamOptions`."""
+    """The fields of `runner.plan.stream_options.StreamOptions`."""
     return [
         click.Option(["--chunk-bytes"], type=SIZE, help="Process the array in chunks of this size."),
         click.Option(["--host-memory"], type=SIZE, help="Host memory for the chunks of each rank."),
@@ -196,7 +196,7 @@ def stream_options() -> list[click.Option]:
 
 def depth_option(help: str) -> click.Option:
     """--depth; None where it is not given."""
-    from runner.stream.options import DEPTH, DEPTH_MOST
+    from runner.plan.stream_options import DEPTH, DEPTH_MOST
 
     return click.Option(
         ["--depth"], type=click.IntRange(1, DEPTH_MOST), help=f"{help}  [default: {DEPTH}]", metavar="N"

@@ -54,7 +54,7 @@ class Size(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         from runner.errors import UserError
-        from runner.stream.options import parse_size
+        from runner.plan.stream_options import parse_size
 
         if isinstance(value, int):
             return value

@@ -16,11 +16,11 @@ from launch.cli.params import SIZE, debug_option
 if TYPE_CHECKING:
     import numpy as np
 
-    from runner.chunking import Files
     from runner.job.declaration import Job
-    from runner.rates import Machine
-    from runner.stream.options import StreamOptions
-    from runner.work import Task
+    from runner.plan.chunking import Files
+    from runner.plan.machine import Machine
+    from runner.plan.stream_options import StreamOptions
+    from runner.plan.task import Task
 
 
 RANKS_MOST = 1 << 17  # the block of each is looked at, which takes seconds
@@ -103,7 +103,7 @@ def plan_command(name: str) -> click.Command:
 
 def plan_options(taken: Container[str]) -> list[click.Option]:
     """taken: the job's own names. Its own --dtype leaves --input-dtype, as with `meshrun run`."""
-    from runner.halo import BOUNDARIES
+    from runner.plan.halo import BOUNDARIES
 
     return [
         input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or in place of INPUT."),
@@ -161,17 +161,17 @@ def forecast(
     debug: bool,
 ) -> None:
     """Print the plan of one job, and write it to `json` where that is asked for."""
-    from runner.chunking import not_streamed
     from runner.errors import UserError
-    from runner.forecast import by_ranks
-    from runner.forecast import forecast as predicted
     from runner.forecast_record import SCHEMA, record
+    from runner.plan.chunking import not_streamed
+    from runner.plan.forecast import by_ranks
+    from runner.plan.forecast import forecast as predicted
+    from runner.plan.stream_options import StreamOptions
+    from runner.plan.task import plan_task
     from runner.report.plan_table import render
     from runner.report.record import write_json
     from runner.storage.formats import check_place
     from runner.storage.paths import named
-    from runner.stream.options import StreamOptions
-    from runner.work import plan_task
 
     if job.kind != "map":
         raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
@@ -208,7 +208,7 @@ def forecast(
 
 def check_memory(machine: Machine, options: StreamOptions) -> None:
     """UserError for memory that the machine does not have; of one that was not measured, a GPU's is known."""
-    from runner.chunking import check_limit
+    from runner.plan.chunking import check_limit
 
     gigabyte = 1 if machine.measured else 2**30 / 10**9  # of a data sheet, which may mean either
     host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
@@ -222,9 +222,9 @@ def describe_input(
     """Shape and dtype of the array, what chunks depend on of its file, and notes about it."""
     import numpy as np
 
-    from runner.chunking import PLAIN, Files
     from runner.errors import UserError
     from runner.options import form_of
+    from runner.plan.chunking import PLAIN, Files
     from runner.storage.formats import open_source
     from runner.storage.paths import named
 
@@ -245,7 +245,7 @@ def describe_input(
 
 
 def choose_machine(gpu: str | None) -> Machine:
-    from runner.rates import choose, load, nominal_cpu, rates_file
+    from runner.plan.machine import choose, load, nominal_cpu, rates_file
     from runner.system.host_memory import host_memory
 
     here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
@@ -272,7 +272,7 @@ def calibrate_machine(folder: Path) -> int:
     from runner.binding import visible_gpus
     from runner.calibrate import calibrate
     from runner.device.api import Backend
-    from runner.rates import rates_file, save
+    from runner.plan.machine import rates_file, save
     from runner.report.plan_table import render_rates
 
     def opened(index: int) -> Backend:

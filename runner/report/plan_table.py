@@ -10,7 +10,7 @@ from runner.report.units import bytes_text, counted, percent_text, rate_text, se
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The forecast's record, as `runner.forecast.record` makes it."""
+    """The forecast's record, as `runner.plan.forecast.record` makes it."""
     stages = [
         (
             row["name"],
@@ -36,7 +36,7 @@ def render(record: Mapping[str, Any]) -> str:
 
 
 def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of `runner.forecast.compare`."""
+    """Rows of `runner.plan.forecast.compare`."""
     found = [
         (
             row["stage"],

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.chunking import memory_use
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
 from runner.inputs import Inputs
+from runner.plan.chunking import memory_use
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.storage.file_errors import write_error
@@ -36,9 +38,7 @@ from runner.stream.dealt import (
     threads_of,
 )
 from runner.stream.identity import task_fingerprint
-from runner.stream.options import StreamOptions
 from runner.stream.unfinished import Fingerprint, check_inputs, find_unfinished, start_or_resume
-from runner.work import Task
 from runner.world import World
 
 

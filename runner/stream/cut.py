@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.chunking import (
+from runner.errors import UserError
+from runner.plan.chunking import (
     Facts,
     Files,
     MemoryUse,
@@ -20,16 +21,15 @@ from runner.chunking import (
     not_streamed,
     plan_chunks,
 )
-from runner.chunks import Chunks
-from runner.errors import UserError
+from runner.plan.chunks import Chunks
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task
+from runner.plan.window import Window
 from runner.region import Array, Region
 from runner.result_type import ResultType, result_type
 from runner.storage.formats import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
-from runner.stream.options import StreamOptions
 from runner.system.host_memory import host_memory
-from runner.window import Window
-from runner.work import Task
 from runner.world import World
 
 

@@ -15,6 +15,7 @@ from runner.clock import clock_offsets
 from runner.comm import Control, Counters
 from runner.deal import ChunkQueue
 from runner.errors import MeshrunError, RunError
+from runner.plan.stream_options import StreamOptions
 from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
 from runner.report.phases import Phases
 from runner.report.spans import STAGES, Span, Spans
@@ -22,7 +23,6 @@ from runner.report.stream_progress import BETWEEN, Rates, recent_rates
 from runner.report.timeline import Lane, write_timeline
 from runner.stream.ends import Engine
 from runner.stream.flow import stream
-from runner.stream.options import StreamOptions
 from runner.world import World
 
 MOST_THREADS = 16

@@ -16,12 +16,12 @@ import numpy as np
 
 from runner.device.api import HostBytes, Mark
 from runner.pipeline import call_rows, result_buffer
+from runner.plan.window import Window
 from runner.region import Array
 from runner.report.spans import Stage
 from runner.result_type import hide_output
 from runner.stream.direct import Direct
 from runner.stream.ends import Endpoints, Step, shaped
-from runner.window import Window
 
 BYTES = np.dtype(np.uint8)
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from runner.chunks import Chunks
+from runner.plan.chunks import Chunks
+from runner.plan.task import Task
+from runner.plan.window import Window
 from runner.region import HostArray, Region
 from runner.report.spans import Spans, Stage
 from runner.storage.formats import Sink, Source
-from runner.window import Window
-from runner.work import Task
 from runner.world import World
 
 PIECE = 8 << 20  # bytes that one thread reads or writes at a time: several threads share a chunk

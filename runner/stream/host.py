@@ -9,9 +9,9 @@ import numpy as np
 
 from runner.device.api import poison
 from runner.pipeline import call_rows, slabs, windows
+from runner.plan.window import Window
 from runner.region import HostArray
 from runner.stream.ends import Endpoints, Step, shaped
-from runner.window import Window
 
 
 @dataclass

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from runner.chunks import Chunks
 from runner.inputs import Inputs
 from runner.job.declaration import Job
+from runner.plan.chunks import Chunks
+from runner.plan.task import Task
 from runner.report.record import plain
 from runner.storage.formats import Source
-from runner.work import Task
 from runner.world import World
 
 

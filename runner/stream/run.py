@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.chunks import Chunks
 from runner.errors import UserError
 from runner.files import check_own
 from runner.inputs import Inputs
+from runner.plan.chunks import Chunks
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.storage.formats import FOLDERS, Sink, Source, open_sink, read_back
@@ -32,9 +34,7 @@ from runner.stream.direct import Direct
 from runner.stream.ends import Endpoints, Engine
 from runner.stream.host import HostEngine
 from runner.stream.identity import fingerprint
-from runner.stream.options import StreamOptions
 from runner.stream.unfinished import check_inputs, find_unfinished, start_or_resume
-from runner.work import Task
 from runner.world import World
 
 

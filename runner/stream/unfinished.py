@@ -10,12 +10,12 @@ from typing import Any
 from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.inputs import Inputs
+from runner.plan.stream_options import StreamOptions
 from runner.report.timeline import check_timeline
 from runner.storage.file_errors import write_error
 from runner.storage.formats import check_place
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
-from runner.stream.options import StreamOptions
 from runner.world import World
 
 Fingerprint = dict[str, Any]

@@ -14,11 +14,11 @@ from queued_device import QueuedBackend, poisoned
 import meshrun
 from runner.comm.simulated import run_ranks
 from runner.execute import Options, run
-from runner.halo import BOUNDARIES
-from runner.partition import Partition, grid_size, parse_grid
+from runner.plan.grid import Partition, grid_size, parse_grid
+from runner.plan.halo import BOUNDARIES
+from runner.plan.stream_options import StreamOptions
 from runner.stream.device import DeviceEngine
 from runner.stream.host import HostEngine
-from runner.stream.options import StreamOptions
 from runner.world import open_world
 
 STREAM = {field.name for field in fields(StreamOptions)}

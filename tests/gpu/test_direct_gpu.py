@@ -12,7 +12,7 @@ import meshrun
 from runner.device import gds
 from runner.errors import RunError
 from runner.execute import Options, run
-from runner.stream.options import StreamOptions
+from runner.plan.stream_options import StreamOptions
 
 kvikio = pytest.importorskip("kvikio")
 

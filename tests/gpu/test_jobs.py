@@ -15,8 +15,8 @@ from jobs.expression import FUNCTIONS
 from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from runner.device.api import poison
-from runner.halo import normalize
 from runner.job.declaration import Job
+from runner.plan.halo import normalize
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 Array = np.ndarray[Any, Any]

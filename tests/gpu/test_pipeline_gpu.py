@@ -11,9 +11,9 @@ from scipy import ndimage
 
 import meshrun
 from runner.execute import Options, run
-from runner.halo import BOUNDARIES
 from runner.job.discover import find
-from runner.stream.options import StreamOptions
+from runner.plan.halo import BOUNDARIES
+from runner.plan.stream_options import StreamOptions
 
 KERNEL = np.arange(1.0, 21.0).reshape(4, 5)
 

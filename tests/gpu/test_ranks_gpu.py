@@ -14,7 +14,7 @@ from scipy import ndimage
 
 import meshrun
 from runner.execute import Options, run
-from runner.halo import BOUNDARIES
+from runner.plan.halo import BOUNDARIES
 from runner.world import World, open_world
 
 pytestmark = pytest.mark.mpi

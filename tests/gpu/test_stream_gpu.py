@@ -13,8 +13,8 @@ import pytest
 
 import meshrun
 from runner.execute import Options, run
-from runner.halo import BOUNDARIES
-from runner.stream.options import StreamOptions
+from runner.plan.halo import BOUNDARIES
+from runner.plan.stream_options import StreamOptions
 
 ROWS, COLUMNS = 2000, 1024
 

@@ -12,7 +12,7 @@ from runner.comm import Counters
 from runner.comm.mpi import MpiComm
 from runner.deal import ChunkQueue
 from runner.errors import RunError
-from runner.partition import bounds
+from runner.plan.grid import bounds
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 SLOW = 0  # the slow rank

@@ -18,7 +18,7 @@ from launch.cli.main import main
 from launch.mpi import library as mpi_library
 from launch.mpi.library import Library
 from runner.errors import RunError
-from runner.rates import nominal_cpu, rates_file, save
+from runner.plan.machine import nominal_cpu, rates_file, save
 from runner.report.summary import render
 from runner.system import launcher
 

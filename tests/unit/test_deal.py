@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runner.comm import Counters
 from runner.comm.simulated import SimulatedComm, SimulatedCounters, run_ranks
 from runner.deal import ChunkQueue
-from runner.partition import bounds
+from runner.plan.grid import bounds
 
 TODO = st.lists(st.integers(0, 10_000), unique=True, max_size=60).map(sorted)
 

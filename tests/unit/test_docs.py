@@ -22,7 +22,7 @@ import meshrun
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
 from runner.execute import Options, run
-from runner.stream.options import StreamOptions
+from runner.plan.stream_options import StreamOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

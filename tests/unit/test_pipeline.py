@@ -16,7 +16,7 @@ import meshrun
 from runner.comm.simulated import run_ranks
 from runner.errors import MeshrunError, RunError, UserError
 from runner.execute import Options, run
-from runner.halo import BOUNDARIES
+from runner.plan.halo import BOUNDARIES
 from runner.world import open_world
 
 

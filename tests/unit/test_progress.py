@@ -9,11 +9,11 @@ import pytest
 
 import meshrun
 from runner.execute import Options, execute
+from runner.plan.stream_options import StreamOptions
 from runner.report import progress
 from runner.report.progress import ProgressBar
 from runner.storage.formats import Source
 from runner.storage.transaction import OutputTransaction
-from runner.stream.options import StreamOptions
 from runner.world import open_world
 
 

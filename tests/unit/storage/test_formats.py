@@ -23,6 +23,7 @@ import meshrun
 from runner.check import padded
 from runner.errors import RunError, UserError
 from runner.files import remove_path
+from runner.plan.task import plan_task
 from runner.region import Region, Shape
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.formats import (
@@ -41,7 +42,6 @@ from runner.storage.formats import (
 )
 from runner.storage.paths import KEPT, is_kept
 from runner.storage.sliced_array import Unmapped
-from runner.work import plan_task
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 NEEDS = {".zarr": "zarr", ".h5": "h5py", ".tif": "tifffile"}

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
-from runner.partition import Partition
+from runner.plan.grid import Partition
 from runner.region import Region, Shape
 from runner.storage.formats import check_output, commit, open_sink, open_source, partial_path
 from runner.storage.npy import NpySink

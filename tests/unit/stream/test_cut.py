@@ -15,24 +15,24 @@ from PIL import Image
 from queued_device import QueuedBackend
 
 import meshrun
-from runner import chunking
-from runner.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
-from runner.chunks import Chunks
 from runner.comm.simulated import run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.inputs import Inputs, State, state_of
 from runner.job.discover import find
-from runner.partition import Partition
+from runner.plan import chunking
+from runner.plan.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
+from runner.plan.chunks import Chunks
+from runner.plan.grid import Partition
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task, plan_task
 from runner.region import Region
 from runner.storage.formats import open_source
 from runner.storage.journal import differences
 from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import fingerprint
-from runner.stream.options import StreamOptions
 from runner.system.host_memory import host_memory
-from runner.work import Task, plan_task
 from runner.world import World, lone_world, open_world
 
 GIB = 1 << 30

@@ -19,10 +19,10 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.execute import Options, execute
 from runner.lock import hold
+from runner.plan.stream_options import StreamOptions
 from runner.storage.flat import FlatSink
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
-from runner.stream.options import StreamOptions
 from runner.world import identify_host, lone_world
 
 ROWS, COLUMNS, CHUNK = 23, 5, 2

@@ -12,7 +12,7 @@ import pytest
 
 from launch.cli.main import main
 from runner import binding, calibrate
-from runner.rates import load, nominal, nominal_cpu, rates_file, save
+from runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
 from runner.system import launcher
 
 JOBS = """

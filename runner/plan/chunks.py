@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from runner.partition import Partition
+from runner.plan.grid import Partition
 from runner.region import Region
 
 

@@ -16,7 +16,7 @@ from runner import calibrate as module
 from runner.calibrate import calibrate
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.rates import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
+from runner.plan.machine import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
 
 HERE = nominal_cpu(4, 1 << 34)
 

@@ -1,7 +1,7 @@
 """The planner of streamed runs: whether to stream, and into which chunks, for runs and forecasts alike.
 
 Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
-ranks and files (`runner.stream.cut`), a forecast takes them from a machine's rates (`runner.forecast`).
+ranks and files (`runner.stream.cut`), a forecast takes them from a machine's rates (`runner.plan.forecast`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.chunks import Chunks
 from runner.errors import UserError
-from runner.halo import Widths
-from runner.partition import grid_size
+from runner.plan.chunks import Chunks
+from runner.plan.grid import grid_size
+from runner.plan.halo import Widths
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task
 from runner.region import Region, Shape
-from runner.stream.options import StreamOptions
-from runner.work import Task
 
 HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its memory
 DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.halo import BOUNDARIES
+from runner.plan.halo import BOUNDARIES
+from runner.plan.window import Window
 from runner.region import Region
-from runner.window import Window
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 CVAL = 7

@@ -17,8 +17,8 @@ from launch.cli.main import main
 from runner.execute import Options
 from runner.job.declaration import Job
 from runner.job.signature import RESERVED
+from runner.plan.stream_options import StreamOptions
 from runner.storage.formats import Form
-from runner.stream.options import StreamOptions
 from runner.system import launcher
 
 JOB = '''

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
-from runner.partition import Partition
+from runner.plan.grid import Partition
 from runner.region import Region, Shape
 
 CELLS = 4096  # approximate cells in a box of a sample

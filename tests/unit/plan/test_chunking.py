@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.chunking import Budget, MemoryUse, chunk_memory
 from runner.errors import UserError
+from runner.plan.chunking import Budget, MemoryUse, chunk_memory
 
 FLOAT32 = np.dtype(np.float32)
 

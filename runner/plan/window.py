@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from runner.halo import AxisCopy, Slices, Widths, copies_beyond
+from runner.plan.halo import AxisCopy, Slices, Widths, copies_beyond
 from runner.region import Array, Region, Shape
 
 Range = tuple[int, int]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from runner.errors import UserError
-from runner.halo import BOUNDARIES, Widths, check_widths, normalize, sends, source_index, transfers
-from runner.partition import Partition, bounds
+from runner.plan.grid import Partition, bounds
+from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize, sends, source_index, transfers
 
 PAD_MODE: dict[str, Any] = {
     "reflect": "symmetric",

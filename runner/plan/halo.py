@@ -24,7 +24,7 @@ from itertools import product
 from typing import Literal, get_args
 
 from runner.errors import UserError
-from runner.partition import Partition, bounds, owner
+from runner.plan.grid import Partition, bounds, owner
 from runner.region import Shape
 
 Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]

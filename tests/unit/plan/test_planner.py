@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
 import meshrun
-from runner import chunking
-from runner.chunking import Files, has_own_grid, streamed_grid
-from runner.chunks import Chunks
 from runner.comm.simulated import run_ranks
 from runner.errors import UserError
-from runner.forecast import forecast
-from runner.rates import Machine, nominal, nominal_cpu
+from runner.plan import chunking
+from runner.plan.chunking import Files, has_own_grid, streamed_grid
+from runner.plan.chunks import Chunks
+from runner.plan.forecast import forecast
+from runner.plan.machine import Machine, nominal, nominal_cpu
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task, plan_task
 from runner.report.spans import Spans
 from runner.stream import cut
 from runner.stream.cut import chunks_of, in_chunks
 from runner.stream.ends import Endpoints
-from runner.stream.options import StreamOptions
-from runner.work import Task, plan_task
 from runner.world import World, open_world
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.chunks import Chunks
-from runner.partition import Partition
+from runner.plan.chunks import Chunks
+from runner.plan.grid import Partition
 from runner.region import Region
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from runner.errors import RunError, UserError
-from runner.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
-from runner.partition import Partition, parse_grid
+from runner.plan.grid import Partition, parse_grid
+from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.region import Array, Region, Shape
 
 NUMBERS = "biufc"  # kinds of dtypes

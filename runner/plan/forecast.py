@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from runner.chunking import (
+from runner.plan.chunking import (
     PLAIN,
     Facts,
     Files,
@@ -25,13 +25,13 @@ from runner.chunking import (
     plan_chunks,
     streamed_grid,
 )
-from runner.chunks import Chunks
-from runner.partition import Partition, parse_grid
-from runner.rates import Machine
+from runner.plan.chunks import Chunks
+from runner.plan.grid import Partition, parse_grid
+from runner.plan.machine import Machine
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task
 from runner.region import Region, Shape
 from runner.report.spans import STAGES
-from runner.stream.options import StreamOptions
-from runner.work import Task
 
 NO_OPTIONS = StreamOptions()
 GAIN = 0.95  # more ranks help where they take less than this part of the time

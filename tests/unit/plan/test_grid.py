@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UserError
-from runner.partition import Partition, bounds, owner, parse_grid
+from runner.plan.grid import Partition, bounds, owner, parse_grid
 from runner.region import Region, Shape
 
 LENGTHS = st.one_of(st.integers(0, 20), st.integers(0, 10**13))
