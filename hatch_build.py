@@ -1,4 +1,4 @@
-"""Compiles `runner/comm/_batch.c` into the wheel; without a C compiler the wheel is pure Python.
+"""Compiles `runner/comm/collectives/_batch.c` into the wheel; without a C compiler the wheel is pure Python.
 
 Only the time between two measured calls depends on it, and `meshrun bench` says which it uses.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("runner", "comm", "_batch.c")
+SOURCE = Path("runner", "comm", "collectives", "_batch.c")
 FLAGS = ("-shared", "-fPIC", "-O2")
 
 

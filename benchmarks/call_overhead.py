@@ -31,7 +31,7 @@ from typing import Any
 
 from side_by_side import Failed, spread
 
-from runner.comm.collectives import DATATYPES, OPERATIONS, Call, Function, Place
+from runner.comm.collectives.api import DATATYPES, OPERATIONS, Call, Function, Place
 from runner.device.cpu import CpuBackend
 from runner.report.record import write_json
 
@@ -113,7 +113,7 @@ class Apart:
 
 
 def measured(options: argparse.Namespace, operation: str) -> dict[str, Any]:
-    from runner.comm.nccl_collectives import NcclCollectives
+    from runner.comm.collectives.nccl import NcclCollectives
 
     group = NcclCollectives(Apart(options.ranks), SimpleNamespace(ptr=77))
     calls = [group.bind(call(operation, options.ranks, turn)) for turn in range(options.calls)]

@@ -35,9 +35,10 @@ from jobs.bench.collectives.session import Bench, Point, opened
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import bound_call, clock
 from meshrun import World
-from runner.comm import nccl, nccl_calls
-from runner.comm.batch import BUILT
-from runner.comm.collectives import DATATYPES
+from runner.comm import nccl
+from runner.comm.collectives import nccl_calls
+from runner.comm.collectives.api import DATATYPES
+from runner.comm.collectives.call_batch import BUILT
 from runner.report.record import write_json
 from runner.watchdog import MeasurementProgress
 

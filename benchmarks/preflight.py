@@ -22,7 +22,7 @@ from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
 from runner import preload
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.device.api import Backend
 from runner.inspection import preflight
 from runner.report.record import write_json

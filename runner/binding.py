@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from runner.comm import Arrays, Control
-from runner.comm.collectives import Collectives
-from runner.comm.simulated import SimulatedComm
+from runner.comm.api import Arrays, Control
+from runner.comm.collectives.api import Collectives
+from runner.comm.threads import SimulatedComm
 from runner.device.api import Backend
 from runner.errors import UserError, first_line
 
@@ -103,14 +103,14 @@ def open_collectives(
 ) -> Collectives:
     """Collectives on raw memory among a group's ranks, each on its device."""
     if backend.device.kind == "cuda":
-        from runner.comm.nccl_collectives import NcclCollectives
+        from runner.comm.collectives.nccl import NcclCollectives
 
         stream = backend.null_stream if null_stream else backend.stream
         return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers)
     if isinstance(group, SimulatedComm):
-        from runner.comm.simulated_collectives import SimulatedCollectives
+        from runner.comm.collectives.threads import SimulatedCollectives
 
         return SimulatedCollectives(group)
-    from runner.comm.mpi_collectives import MpiCollectives
+    from runner.comm.collectives.mpi import MpiCollectives
 
     return MpiCollectives(group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.comm import Counters
+from runner.comm.api import Counters
 from runner.plan.grid import bounds
 
 

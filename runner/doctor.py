@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.device.api import Backend
 from runner.failure import FailureHandler
 from runner.inspection import find_problems, gather_surveys, raise_failures

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.comm import Arrays, Message, Pending
+from runner.comm.api import Arrays, Message, Pending
 from runner.device.api import poison
 from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers

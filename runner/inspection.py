@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.comm.collective_call import gather_calls, on_root
 from runner.device.api import Backend
 from runner.errors import UserError

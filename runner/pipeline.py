@@ -16,7 +16,7 @@ from itertools import islice
 
 import numpy as np
 
-from runner.comm import Message
+from runner.comm.api import Message
 from runner.device.api import Backend, poison
 from runner.errors import RunError
 from runner.exchange import HaloPlan

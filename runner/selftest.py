@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from runner.binding import visible_gpus
-from runner.comm import Control
-from runner.comm.simulated import run_ranks
+from runner.comm.api import Control
+from runner.comm.threads import run_ranks
 from runner.declare import map_blocks, reduce_blocks
 from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.errors import RunError, first_line
 from runner.watch_channel import LOOPBACK, Connection, Hub, Message, connect, host_addresses
 from runner.watch_progress import MeasurementProgress, StallTimer

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from runner.binding import bind_device, open_arrays, open_collectives, visible_gpus
-from runner.comm import Arrays, Control, Operation
+from runner.comm.api import Arrays, Control, Operation
 from runner.comm.collective_call import collective_call, gather_calls, on_root
-from runner.comm.collectives import Collectives
-from runner.comm.simulated import SimulatedComm
+from runner.comm.collectives.api import Collectives
+from runner.comm.threads import SimulatedComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line
 from runner.region import Array

@@ -22,7 +22,7 @@ from jobs.bench.command_base import LAST, PLOT, Size, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
 from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
-from runner.comm.collectives import OPERATIONS
+from runner.comm.collectives.api import OPERATIONS
 
 
 @click.group(cls=BenchGroup, no_args_is_help=False)

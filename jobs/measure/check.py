@@ -17,7 +17,7 @@ from jobs import kernels
 from jobs.measure import patterns
 from jobs.measure.exact_reductions import largest, tolerance
 from jobs.measure.patterns import Reduced, Segment, Words
-from runner.comm.collectives import Datatype
+from runner.comm.collectives.api import Datatype
 
 THREADS, BLOCKS = 256, 1 << 14
 

@@ -30,7 +30,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from runner.comm.collectives import Datatype, premultiplier
+from runner.comm.collectives.api import Datatype, premultiplier
 
 MOST = 64  # contributors to an element
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobs.measure.exact_reductions import Kind, Recipe, recipe
-from runner.comm.collectives import Datatype
+from runner.comm.collectives.api import Datatype
 
 # A prime, so that data does not repeat after a whole number of chunks, blocks or ranks.
 PERIOD = 1048573

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.device.raw.memory import Box, Memory
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time

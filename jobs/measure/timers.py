@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs.measure.gate import MOST, Gate
 from meshrun import World
-from runner.comm.collectives import Collectives
+from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import Box
 
 SHORTEST_SAMPLE = 200e-6  # seconds, many times the resolution of every clock

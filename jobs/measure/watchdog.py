@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from jobs.measure.exit_codes import Stuck
 from meshrun import World
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.errors import MeshrunError, tell
 from runner.failure import FailureHandler
 from runner.watchdog import MeasurementProgress, Watchdog

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.errors import MeshrunError, RunError, describe, met_by_all, traceback_of
 
 Value = TypeVar("Value")

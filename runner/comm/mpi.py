@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm import Message, Operation, as_bytes
-from runner.comm.mpi_counters import MpiCounters
+from runner.comm.api import Message, Operation, as_bytes
+from runner.comm.shared_counters import MpiCounters
 from runner.region import Array
 
 PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages travel in pieces

@@ -18,7 +18,7 @@ from typing import Any
 
 import cupy
 
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.comm.collective_call import gather_calls
 from runner.errors import RunError, UserError, first_line
 

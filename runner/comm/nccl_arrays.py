@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import cupy
 import numpy as np
 
-from runner.comm import Control, Message, Operation, check_contiguous, nccl
-from runner.comm.collectives import DATATYPES, REDUCTIONS
+from runner.comm import nccl
+from runner.comm.api import Control, Message, Operation, check_contiguous
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from runner.errors import UserError
 from runner.region import Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.comm import Control, Message, Operation, Pending
+from runner.comm.api import Control, Message, Operation, Pending
 from runner.device.api import Backend
 from runner.region import Array
 

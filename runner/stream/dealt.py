@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.clock import clock_offsets
-from runner.comm import Control, Counters
+from runner.comm.api import Control, Counters
+from runner.comm.clock import clock_offsets
 from runner.deal import ChunkQueue
 from runner.errors import MeshrunError, RunError
 from runner.plan.stream_options import StreamOptions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend, poisoned
 
 import meshrun
-from runner.comm.simulated import run_ranks
+from runner.comm.threads import run_ranks
 from runner.execute import Options, run
 from runner.plan.grid import Partition, grid_size, parse_grid
 from runner.plan.halo import BOUNDARIES

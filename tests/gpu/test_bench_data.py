@@ -9,7 +9,7 @@ import pytest
 
 from jobs.measure import check, patterns
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
-from runner.comm.collectives import DATATYPES, REDUCTIONS, Datatype
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

@@ -34,7 +34,7 @@ from jobs.bench.collectives.sweep import sweep
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
 from meshrun import World
-from runner.comm.collectives import DATATYPES, REDUCTIONS, Call
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
 from runner.errors import MeshrunError
 from runner.failure import FailureHandler
 from runner.rank_process import run_as_rank

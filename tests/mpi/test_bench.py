@@ -20,7 +20,7 @@ from jobs.bench.collectives.run import run
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
-from runner.comm.collectives import DATATYPES, REDUCTIONS, Datatype
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 from runner.errors import UserError
 from runner.failure import FailureHandler
 from runner.world import World, open_world

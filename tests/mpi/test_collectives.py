@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from numbered import misnumbered, number
 
-from runner.clock import Clock, clock_offsets
-from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
+from runner.comm.clock import Clock, clock_offsets
+from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
+from runner.comm.collectives.mpi import MpiCollectives
 from runner.comm.mpi import MpiComm
-from runner.comm.mpi_collectives import MpiCollectives
-from runner.comm.simulated import SimulatedComm
+from runner.comm.threads import SimulatedComm
 from runner.errors import RunError, UserError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numbered import misnumbered, number
 
-from runner.comm import Operation
+from runner.comm.api import Operation
 from runner.comm.mpi import MpiComm
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.comm import Counters
+from runner.comm.api import Counters
 from runner.comm.mpi import MpiComm
 from runner.deal import ChunkQueue
 from runner.errors import RunError

@@ -17,7 +17,7 @@ import pytest
 
 import jobs
 import launch
-from runner.comm.batch import BUILT, Batch
+from runner.comm.collectives.call_batch import BUILT, Batch
 from runner.comm.mpi import MpiComm
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
@@ -42,7 +42,7 @@ def test_ranks_import_the_installed_package(comm: MpiComm) -> None:
 @INSTALLED
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 def test_the_installed_package_is_compiled(comm: MpiComm) -> None:
-    from runner.comm import _batch
+    from runner.comm.collectives import _batch
 
     assert comm.allgather(Path(_batch.__file__).suffix) == [".so"] * comm.size
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.inspection import cores_near_gpu, preflight
 from runner.survey import Gpu, Survey

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.comm import Counters
-from runner.comm.simulated import SimulatedComm, SimulatedCounters, run_ranks
+from runner.comm.api import Counters
+from runner.comm.threads import SimulatedComm, SimulatedCounters, run_ranks
 from runner.deal import ChunkQueue
 from runner.plan.grid import bounds
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from runner import heartbeat
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError
 from runner.heartbeat import PROCESS, Heartbeat, first_rank_per_host, lost_hosts_error, write_lost_note

@@ -11,7 +11,7 @@ from queued_device import QueuedBackend
 from stream_cases import run_on
 
 import meshrun
-from runner.comm.simulated import SimulatedComm
+from runner.comm.threads import SimulatedComm
 from runner.mutations import MUTATIONS, Mutation
 from runner.selftest import caught
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runner import inspection, preflight
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.inspection import PreflightFailed, find_problems, gather_surveys

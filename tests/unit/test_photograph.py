@@ -23,7 +23,7 @@ from jobs.elementwise import elementwise
 from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
-from runner.comm.simulated import run_ranks
+from runner.comm.threads import run_ranks
 from runner.execute import Options, run
 from runner.job.declaration import Job
 from runner.world import open_world

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 import meshrun
-from runner.comm.simulated import run_ranks
+from runner.comm.threads import run_ranks
 from runner.errors import MeshrunError, RunError, UserError
 from runner.execute import Options, run
 from runner.plan.halo import BOUNDARIES

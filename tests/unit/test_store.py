@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import meshrun
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.execute import run
 from runner.world import open_world
 

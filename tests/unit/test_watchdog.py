@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from runner import watch_channel, watchdog
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.errors import RunError
 from runner.watch_channel import LOOPBACK, Connection, Hub, connect
 from runner.watch_progress import MeasurementProgress, StallTimer

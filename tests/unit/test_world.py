@@ -17,9 +17,9 @@ import pytest
 
 from runner import binding, world
 from runner.binding import choose_gpu
-from runner.comm import Control
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.api import Control
 from runner.comm.staged import StagedComm
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.api import Backend, Device
 from runner.device.cpu import CpuBackend
 from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of

@@ -11,7 +11,7 @@ from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import Layout, bandwidths, layout
 from jobs.bench.collectives.timing import CallTimes, bound_call, clock
 from jobs.measure.check import fill, poison, text, verify
-from runner.comm.collectives import Place
+from runner.comm.collectives.api import Place
 
 UNCHECKED_DATA = 99  # number of the data that is timed, as in nccl-tests; never checked
 AVERAGES = (lambda times: times[0], statistics.fmean, min, max)  # by -a

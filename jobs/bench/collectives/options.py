@@ -91,8 +91,8 @@ def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None)
 
 
 REDUCTIONS, DATATYPES = (
-    Choices(runner.comm.collectives.REDUCTIONS),
-    Choices([*runner.comm.collectives.DATATYPES]),
+    Choices(runner.comm.collectives.api.REDUCTIONS),
+    Choices([*runner.comm.collectives.api.DATATYPES]),
 )
 NATURAL = click.IntRange(min=0)
 ZERO_OR_ONE = click.IntRange(0, 1)

@@ -26,7 +26,7 @@ from jobs.measure.record_file import open_record
 from jobs.measure.timers import host_seconds
 from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm.collectives import DATATYPES, Call, Datatype, Place
+from runner.comm.collectives.api import DATATYPES, Call, Datatype, Place
 from runner.errors import UserError
 from runner.failure import FailureHandler
 

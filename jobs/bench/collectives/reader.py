@@ -13,7 +13,7 @@ from typing import Any
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.results import Header, Measurement, Row
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 from runner.errors import UserError
 
 PLACEMENTS = {"out_of_place": "out of place", "in_place": "in place"}

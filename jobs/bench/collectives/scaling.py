@@ -29,7 +29,7 @@ from jobs.measure.sizes import size_name
 from jobs.measure.timers import Work, host_seconds
 from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.errors import MeshrunError
 from runner.failure import FailureHandler
 

@@ -14,9 +14,9 @@ from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
 from jobs.bench.collectives.traffic import Traffic, read_matrix
 from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
 from meshrun import World
-from runner.clock import clock_offsets
-from runner.comm import Control
-from runner.comm.collectives import Buffer, Collectives, Datatype
+from runner.comm.api import Control
+from runner.comm.clock import clock_offsets
+from runner.comm.collectives.api import Buffer, Collectives, Datatype
 from runner.errors import UserError
 from runner.system.launcher import environment
 from runner.system.links import gpu_links, network_rate

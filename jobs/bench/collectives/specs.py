@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from jobs.bench.collectives.traffic import Traffic
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
-from runner.comm.collectives import Datatype
+from runner.comm.collectives.api import Datatype
 
 ALIGNMENT = 16  # bytes
 SEEDS_PER_CHECK = 1 << 20  # more than ranks, so that no rank's data recurs in a later check

@@ -14,7 +14,7 @@ from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.results import Row
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.timing import bound_call
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 
 
 def sweep(bench: Bench) -> Iterator[Row]:

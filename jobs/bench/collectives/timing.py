@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from jobs.bench.collectives.session import Bench, Point
-from runner.comm.collectives import Call, Place
+from runner.comm.collectives.api import Call, Place
 
 
 @dataclass(frozen=True)

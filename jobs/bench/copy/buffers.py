@@ -12,7 +12,7 @@ from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import UNIT
 from jobs.bench.copy.patterns import Place, Transfer
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.device.raw.memory import Box, Gpu, Memory
 from runner.errors import UserError
 

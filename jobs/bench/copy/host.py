@@ -13,8 +13,8 @@ from jobs.bench.copy.transfers import ELEMENT, WIDTH
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import host_seconds
-from runner.comm import Control
-from runner.comm.collectives import DATATYPES
+from runner.comm.api import Control
+from runner.comm.collectives.api import DATATYPES
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 

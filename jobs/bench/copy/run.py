@@ -20,7 +20,7 @@ from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from jobs.measure.record_file import create_outputs, recorded_environment
 from jobs.measure.status_line import StatusLine
 from meshrun import World
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.device.raw.cuda_memory import open_box
 from runner.device.raw.memory import Box
 from runner.failure import FailureHandler

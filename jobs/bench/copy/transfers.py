@@ -13,7 +13,7 @@ from jobs.measure import check, patterns
 from jobs.measure.gate import Gate
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.timers import ConcurrentEvents, queue_concurrently
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 from runner.device.raw.memory import Gpu, Memory
 
 WARM_UP = 4  # copies behind the gate that are not timed

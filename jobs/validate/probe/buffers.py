@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.validate.plan import CPU_BYTES, Plan, at_most, for_cpus
 from meshrun import World
-from runner.comm.collectives import Buffer, Collectives
+from runner.comm.collectives.api import Buffer, Collectives
 from runner.device.raw.memory import Box, Memory
 from runner.errors import UserError
 

@@ -14,8 +14,8 @@ from jobs.validate.probe.buffers import Buffers
 from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 from meshrun import World
-from runner.comm import Control
-from runner.comm.collectives import Call, Collectives, Place
+from runner.comm.api import Control
+from runner.comm.collectives.api import Call, Collectives, Place
 
 Flows = Sequence[tuple[int, int]]
 Groups = tuple[tuple[int, ...], ...]

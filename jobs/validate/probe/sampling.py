@@ -16,7 +16,7 @@ import meshrun
 from jobs.measure import check, patterns
 from jobs.measure.patterns import Segment
 from jobs.validate.probe.api import Seconds, Wrong
-from runner.comm.collectives import DATATYPES, Datatype
+from runner.comm.collectives.api import DATATYPES, Datatype
 from runner.system.processor_counters import stolen_seconds
 from runner.watchdog import MeasurementProgress
 

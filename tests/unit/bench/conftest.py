@@ -23,9 +23,9 @@ from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import Bench
 from meshrun import World
-from runner.comm import Control
-from runner.comm.collectives import Call, Place
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.api import Control
+from runner.comm.collectives.api import Call, Place
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.watchdog import MeasurementProgress
 
 Wrap = Callable[[Any], Any]

@@ -22,7 +22,7 @@ from jobs.bench.collectives.results import Footer, Header, Measurement, Row
 from jobs.bench.collectives.specs import OPERATIONS
 from launch.cli.main import main
 from launch.mpi.rank_command import PROGRAM
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 from runner.device.cpu import CpuBackend
 
 DEADLOCK = 60  # seconds; nothing here takes a tenth of it

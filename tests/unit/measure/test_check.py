@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs.measure import check, patterns
 from jobs.measure.check import Mismatch
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
-from runner.comm.collectives import DATATYPES, REDUCTIONS, Datatype
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 
 Array = np.ndarray[Any, Any]
 

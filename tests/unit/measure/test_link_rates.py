@@ -16,7 +16,7 @@ from jobs.measure.link_rates import (
     percent,
     wire_rate,
 )
-from runner.comm.collectives import OPERATIONS
+from runner.comm.collectives.api import OPERATIONS
 
 
 def rate(operation: str, layout: Layout, algorithm: Algorithm, algbw: float, busbw: float) -> float:

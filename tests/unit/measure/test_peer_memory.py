@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
-from runner.comm import Control
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.api import Control
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.raw.memory import Memory
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.comm.simulated import run_ranks
+from runner.comm.threads import run_ranks
 from runner.errors import UserError
 from runner.plan import chunking
 from runner.plan.chunking import Files, has_own_grid, streamed_grid

@@ -15,7 +15,7 @@ from PIL import Image
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.comm.simulated import run_ranks
+from runner.comm.threads import run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.inputs import Inputs, State, state_of

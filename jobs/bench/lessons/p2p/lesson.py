@@ -23,7 +23,7 @@ from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Tab
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 from runner.system.links import gpu_links
 
 RANKS: Ranks = "several"

@@ -16,7 +16,7 @@ from jobs.bench.lessons.streams.schedule import STAGES, Chunk, Span, composed
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import gated_event_seconds
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 
 WORD = DATATYPES["uint32"]
 MULTIPLIER, INCREMENT = 1664525, 1013904223  # of Numerical Recipes' generator, which mixes all bits

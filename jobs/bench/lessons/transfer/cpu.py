@@ -12,7 +12,7 @@ from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.sizes import size_name
 from jobs.measure.timers import sampled_host_seconds
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 
 COLUMNS = ("copy", "first touch", "second touch")
 BYTE = DATATYPES["uint8"]

@@ -16,7 +16,7 @@ from jobs.bench.lessons.protocol import Context
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import nothing
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 from runner.device.raw.memory import Memory
 
 Direction = Literal["to GPU", "to host"]

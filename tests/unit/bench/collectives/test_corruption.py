@@ -23,8 +23,8 @@ from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import at_size
 from jobs.measure.patterns import POISON
-from runner.comm.collectives import DATATYPES, REDUCTIONS, Call
-from runner.comm.collectives import OPERATIONS as NAMES
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
+from runner.comm.collectives.api import OPERATIONS as NAMES
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 GATHERING = ("all_gather", "hypercube", "gather")

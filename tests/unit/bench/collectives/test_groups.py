@@ -20,7 +20,7 @@ from jobs.bench.collectives.session import Bench, Point, check_ranks
 from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import at_size, sweep
 from jobs.bench.collectives.timing import CallTimes
-from runner.comm.collectives import DATATYPES, Call
+from runner.comm.collectives.api import DATATYPES, Call
 from runner.errors import UserError
 
 NAP = 0.01  # seconds

@@ -13,7 +13,7 @@ from jobs.bench.collectives.results import Header, Iterations, Measurement, Rank
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import CallTimes
-from runner.comm.collectives import DATATYPES, Call
+from runner.comm.collectives.api import DATATYPES, Call
 
 NAP = 0.01  # seconds
 LATE = 2  # the rank that is

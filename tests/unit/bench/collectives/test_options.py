@@ -14,7 +14,7 @@ from jobs.bench.cli import bench
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.options import LETTERS, bench_options
 from jobs.measure.sizes import MIB, parse_size
-from runner.comm.collectives import DATATYPES, REDUCTIONS
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from runner.errors import UserError
 
 

@@ -19,7 +19,7 @@ from jobs.bench.collectives import pingpong
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.pingpong import parse_pairs
 from meshrun import World
-from runner.comm.collectives import DATATYPES, Call
+from runner.comm.collectives.api import DATATYPES, Call
 from runner.errors import UserError
 from runner.failure import FailureHandler
 

@@ -16,7 +16,7 @@ from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.results import Measurement, Row
 from jobs.bench.collectives.scaling import Rung, efficiency, measure_single_rank, near_first, rank_counts
 from meshrun import World
-from runner.comm.collectives import Call
+from runner.comm.collectives.api import Call
 from runner.errors import UserError
 from runner.failure import FailureHandler
 

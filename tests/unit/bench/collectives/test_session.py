@@ -12,7 +12,7 @@ from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import Bench, supported, within_memory
 from meshrun import World
-from runner.comm.collectives import DATATYPES
+from runner.comm.collectives.api import DATATYPES
 from runner.device.api import Device
 from runner.errors import UserError
 from runner.watchdog import MeasurementProgress

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from jobs.bench.collectives.specs import OPERATIONS, Shape, bandwidths, layout
 from jobs.bench.collectives.traffic import Traffic
-from runner.comm.collectives import DATATYPES, Datatype
-from runner.comm.collectives import OPERATIONS as NAMES
+from runner.comm.collectives.api import DATATYPES, Datatype
+from runner.comm.collectives.api import OPERATIONS as NAMES
 
 RANKS = range(1, 10)
 WIDTHS = {1: "int8", 2: "half", 4: "float", 8: "double"}

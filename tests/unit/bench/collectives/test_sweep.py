@@ -13,7 +13,7 @@ import pytest
 from jobs.bench.collectives.results import Row
 from jobs.bench.collectives.session import Bench
 from jobs.bench.collectives.sweep import sweep
-from runner.comm.collectives import DATATYPES, REDUCTIONS
+from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 
 
 @pytest.fixture

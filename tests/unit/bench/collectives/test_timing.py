@@ -16,7 +16,7 @@ from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import CallTimes, clock
-from runner.comm.collectives import DATATYPES, Call
+from runner.comm.collectives.api import DATATYPES, Call
 from runner.watchdog import MeasurementProgress
 
 NAP = 0.01  # seconds

@@ -15,7 +15,7 @@ import jobs.kernels
 import meshrun
 from jobs.bench.copy import engines
 from jobs.bench.copy.run import CopyOptions, run
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.errors import MeshrunError
 
 SIZE = 1 << 16

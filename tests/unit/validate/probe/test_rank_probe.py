@@ -27,9 +27,9 @@ from jobs.validate.probe.buffers import fit_to_devices
 from jobs.validate.probe.multi_rank import RingCommunicators
 from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
 from meshrun import World
-from runner.comm.collectives import Call
-from runner.comm.host import HostMark
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.collectives.api import Call
+from runner.comm.collectives.host import HostMark
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import Memory
 from runner.errors import MeshrunError, RunError, UserError

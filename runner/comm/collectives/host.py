@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from runner.comm.collectives import Buffer, Call, Datatype, Function, Place, premultiplier
+from runner.comm.collectives.api import Buffer, Call, Datatype, Function, Place, premultiplier
 from runner.device.api import POISON
 from runner.errors import UserError
 from runner.region import Array

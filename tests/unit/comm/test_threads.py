@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from runner.comm import Operation
-from runner.comm.simulated import Hub, SimulatedComm, run_ranks
+from runner.comm.api import Operation
+from runner.comm.threads import Hub, SimulatedComm, run_ranks
 from runner.errors import RunError, UserError
 
 DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]

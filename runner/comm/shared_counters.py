@@ -20,7 +20,7 @@ SERVING, BETWEEN = 1e-3, 50e-3  # seconds of serving other hosts' ranks, and unt
 
 
 class MpiCounters:
-    """`runner.comm.Counters` over the ranks of the mpi4py communicator `comm`; mpi: mpi4py's MPI.
+    """`runner.comm.api.Counters` over the ranks of the mpi4py communicator `comm`; mpi: mpi4py's MPI.
 
     one_host: all ranks share memory. Raises RunError where the MPI library has no one-sided communication
     between these ranks.

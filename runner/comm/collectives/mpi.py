@@ -1,4 +1,4 @@
-"""Collectives in host memory through MPI: `runner.comm.collectives` for CPUs.
+"""Collectives in host memory through MPI: `runner.comm.collectives.api` for CPUs.
 
 A bound call is a method of mpi4py with its arguments, so that a timed loop measures MPI. What MPI has no
 form for takes more steps, from and to scratch memory that all calls share:
@@ -22,9 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm import Control
-from runner.comm.collectives import Call, Datatype, Function, Place, hypercube
-from runner.comm.host import COMBINE, HostMemory, averaged, combine, copied, in_turn, premultiplied
+from runner.comm.api import Control
+from runner.comm.collectives.api import Call, Datatype, Function, Place, hypercube
+from runner.comm.collectives.host import (
+    COMBINE,
+    HostMemory,
+    averaged,
+    combine,
+    copied,
+    in_turn,
+    premultiplied,
+)
 from runner.comm.mpi import MpiComm
 from runner.errors import RunError, UserError, first_line
 

@@ -1,4 +1,4 @@
-"""Collectives in device memory through NCCL: `runner.comm.collectives` for GPUs.
+"""Collectives in device memory through NCCL: `runner.comm.collectives.api` for GPUs.
 
 All work goes to one stream, in order.
 """
@@ -13,10 +13,11 @@ from typing import Any
 
 import cupy
 
-from runner.comm import Control, nccl
-from runner.comm.batch import BUILT
-from runner.comm.collectives import Buffer, Function
-from runner.comm.nccl_calls import Calls
+from runner.comm import nccl
+from runner.comm.api import Control
+from runner.comm.collectives.api import Buffer, Function
+from runner.comm.collectives.call_batch import BUILT
+from runner.comm.collectives.nccl_calls import Calls
 from runner.errors import RunError, UserError, first_line
 from runner.region import Array
 

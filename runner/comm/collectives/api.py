@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.comm import Control
+from runner.comm.api import Control
 from runner.errors import UserError
 from runner.region import Array
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from runner.comm import Message, Operation, as_bytes, check_contiguous
+from runner.comm.api import Message, Operation, as_bytes, check_contiguous
 from runner.errors import RunError
 from runner.region import Array
 
@@ -84,7 +84,7 @@ class _Mail:
 
 
 class SimulatedCounters:
-    """`runner.comm.Counters` that `size` threads share."""
+    """`runner.comm.api.Counters` that `size` threads share."""
 
     def __init__(self, size: int) -> None:
         self._values, self._lock = [0] * size, threading.Lock()

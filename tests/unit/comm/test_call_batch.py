@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.comm import batch
-from runner.comm.batch import BUILT, CALL, Batch
+from runner.comm.collectives import call_batch
+from runner.comm.collectives.call_batch import BUILT, CALL, Batch
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -46,7 +46,7 @@ class Noting:
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-TREE = (Path(batch.__file__).parents[2] / "pyproject.toml").exists()
+TREE = (Path(call_batch.__file__).parents[3] / "pyproject.toml").exists()
 
 
 @pytest.mark.skipif(TREE and not BUILT, reason="imported from a tree that nothing was installed from")
@@ -115,7 +115,7 @@ def test_other_threads_go_on_meanwhile() -> None:
 )
 def test_a_table_that_is_none(table: bytes) -> None:
     with pytest.raises(ValueError, match=r"a table of|none that can be made"):
-        batch._batch.run(table)
+        call_batch._batch.run(table)
 
 
 @needs_c

@@ -1,4 +1,4 @@
-"""Collectives among ranks that are threads, and of a lone process: `runner.comm.collectives` without MPI.
+"""Collectives among ranks that are threads, and of a lone process: `runner.comm.collectives.api` without MPI.
 
 Every message is a copy, made when it is sent. Reductions combine in rank order, rounding to the element's
 own type after each step.
@@ -10,10 +10,18 @@ import itertools
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from runner.comm import Message
-from runner.comm.collectives import Call, Function, Place, hypercube
-from runner.comm.host import COMBINE, HostMemory, averaged, combine, copied, in_turn, premultiplied
-from runner.comm.simulated import SimulatedComm
+from runner.comm.api import Message
+from runner.comm.collectives.api import Call, Function, Place, hypercube
+from runner.comm.collectives.host import (
+    COMBINE,
+    HostMemory,
+    averaged,
+    combine,
+    copied,
+    in_turn,
+    premultiplied,
+)
+from runner.comm.threads import SimulatedComm
 from runner.region import Array
 
 Part = tuple[int, int, int]  # (peer, first element, elements)

@@ -14,8 +14,8 @@ import cupy
 import numpy as np
 
 from runner.comm import nccl
-from runner.comm.batch import BUILT, Batch
-from runner.comm.collectives import REDUCTIONS, Call, Datatype, Function, hypercube, premultiplier
+from runner.comm.collectives.api import REDUCTIONS, Call, Datatype, Function, hypercube, premultiplier
+from runner.comm.collectives.call_batch import BUILT, Batch
 from runner.errors import UserError
 
 NATIVE_ALLTOALL = 22800  # alltoall, gather, scatter came with NCCL 2.28

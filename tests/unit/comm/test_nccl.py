@@ -20,8 +20,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runner.comm.batch import BUILT
-from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS
+from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS
+from runner.comm.collectives.call_batch import BUILT
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 

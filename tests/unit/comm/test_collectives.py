@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runner.comm.collectives import (
+from runner.comm.collectives.api import (
     DATATYPES,
     OPERATIONS,
     REDUCTIONS,
@@ -26,9 +26,9 @@ from runner.comm.collectives import (
     Place,
     hypercube,
 )
-from runner.comm.host import HostBuffer, Scratch, average, combine
-from runner.comm.simulated import SimulatedComm, run_ranks
-from runner.comm.simulated_collectives import SimulatedCollectives
+from runner.comm.collectives.host import HostBuffer, Scratch, average, combine
+from runner.comm.collectives.threads import SimulatedCollectives
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.errors import RunError, UserError
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")

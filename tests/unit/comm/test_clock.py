@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from runner.clock import Clock, clock_offsets
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.clock import Clock, clock_offsets
+from runner.comm.threads import SimulatedComm, run_ranks
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
