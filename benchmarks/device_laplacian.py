@@ -19,7 +19,7 @@ from runner.device.cuda import CudaBackend
 from runner.job.discover import find
 from runner.record_builder import versions
 from runner.report.record import write_json
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 ROUNDS = 30
 

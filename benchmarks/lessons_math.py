@@ -29,7 +29,7 @@ from runner.device.cuda import CudaBackend
 from runner.device.raw.cuda_memory import open_box
 from runner.record_builder import versions
 from runner.report.record import write_json
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 ROUNDS = 15
 ENOUGH = 2e-3  # seconds of each way in a round

@@ -40,7 +40,7 @@ from runner.comm.collectives import nccl_calls
 from runner.comm.collectives.api import DATATYPES
 from runner.comm.collectives.call_batch import BUILT
 from runner.report.record import write_json
-from runner.watchdog import MeasurementProgress
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 THEIRS, PYTHON = "C loop", "from Python"
 LOOPS = (OURS, PYTHON, THEIRS)

@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
-from runner import preload
 from runner.comm.api import Control
 from runner.device.api import Backend
-from runner.inspection import preflight
 from runner.report.record import write_json
 from runner.system.launcher import BY_HAND
-from runner.world import Rank, open_world
+from runner.world import preload
+from runner.world.preflight.inspection import preflight
+from runner.world.world import Rank, open_world
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ from runner.stream.device import DeviceEngine
 from runner.stream.ends import PIECE, Endpoints
 from runner.stream.flow import stream
 from runner.stream.run import threads_of
-from runner.world import World, open_world
+from runner.world.world import World, open_world
 
 ROW = 1 << 20  # bytes
 

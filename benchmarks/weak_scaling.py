@@ -21,7 +21,7 @@ from runner.plan.task import plan_task
 from runner.record_builder import places, versions
 from runner.report.phases import Phases
 from runner.report.record import write_json
-from runner.world import World, open_world
+from runner.world.world import World, open_world
 
 
 def main() -> None:

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from runner.errors import UserError as UserError
     from runner.job.block_context import BlockContext as BlockContext
     from runner.reduce import Tiles as Tiles
-    from runner.world import World as World
-    from runner.world import open_world as open_world
+    from runner.world.world import World as World
+    from runner.world.world import open_world as open_world
 
 _MODULE_OF = {
     "map_blocks": "runner.declare",
     "reduce_blocks": "runner.declare",
     "job": "runner.declare",
-    "open_world": "runner.world",
-    "World": "runner.world",
+    "open_world": "runner.world.world",
+    "World": "runner.world.world",
     "BlockContext": "runner.job.block_context",
     "Tiles": "runner.reduce",
     "kernel": "runner.device.cuda",

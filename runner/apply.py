@@ -15,7 +15,7 @@ from runner.plan.task import plan_task
 from runner.report.phases import Phases
 from runner.storage.formats import MemorySource
 from runner.storage.transaction import OutputTransaction
-from runner.world import World, lone_world
+from runner.world.world import World, lone_world
 
 
 def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:

@@ -28,7 +28,7 @@ from runner.storage.image_folder import LOSSY, Folder
 from runner.storage.transaction import OutputTransaction
 from runner.stream.batch import StreamedFolder
 from runner.stream.dealt import OnStreamProgress
-from runner.world import World
+from runner.world.world import World
 
 
 @dataclass

@@ -33,7 +33,7 @@ from runner.stream.device import DeviceEngine
 from runner.stream.ends import Endpoints
 from runner.stream.flow import stream
 from runner.system.host_memory import host_memory
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 FILE = 1 << 30  # bytes, or less where the disk or the memory is small
 PIECE = 64 << 20  # bytes of a chunk, as a streamed run wants them

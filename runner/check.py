@@ -31,7 +31,7 @@ from runner.plan.task import Task
 from runner.reduce import Tiles, reduce_array, to_host
 from runner.region import HostArray, Region, Shape
 from runner.storage.formats import Sink, Source, read_back, reopen
-from runner.world import World, lone_world
+from runner.world.world import World, lone_world
 
 REFERENCE = "the job's float64 reference"
 RERUN = "the job's own function in NumPy, cut elsewhere"

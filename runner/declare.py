@@ -19,7 +19,7 @@ from runner.plan.halo import BOUNDARIES, Boundary
 
 if TYPE_CHECKING:
     from runner.report.record import Record
-    from runner.world import DeviceChoice
+    from runner.world.world import DeviceChoice
 
 
 class DeclaredJob(Job):

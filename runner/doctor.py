@@ -10,16 +10,16 @@ from typing import Any
 
 from runner.comm.api import Control
 from runner.device.api import Backend
-from runner.failure import FailureHandler
-from runner.inspection import find_problems, gather_surveys, raise_failures
-from runner.problem import Problem
-from runner.rank_process import run_as_rank
-from runner.rank_table import render, rows
 from runner.report.record import envelope, write_json
 from runner.storage.formats import check_place
-from runner.survey import Survey
 from runner.system.launcher import Started
-from runner.world import DeviceChoice, Rank, World
+from runner.world.failure import FailureHandler
+from runner.world.preflight.inspection import find_problems, gather_surveys, raise_failures
+from runner.world.preflight.problem import Problem
+from runner.world.preflight.rank_table import render, rows
+from runner.world.preflight.survey import Survey
+from runner.world.rank_process import run_as_rank
+from runner.world.world import DeviceChoice, Rank, World
 
 SCHEMA = 1
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.failure import FailureHandler, Guard
 from runner.inputs import note
 from runner.job.declaration import Job
 from runner.map_job import run_map
@@ -24,7 +23,8 @@ from runner.storage.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
 from runner.storage.transaction import OutputTransaction
 from runner.stream.dealt import OnStreamProgress, no_stream_progress
-from runner.world import World, open_world
+from runner.world.failure import FailureHandler, Guard
+from runner.world.world import World, open_world
 
 __all__ = ["Options", "execute", "run"]
 

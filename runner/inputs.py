@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
 from runner.storage.formats import split
-from runner.world import World
+from runner.world.world import World
 
 
 class State(NamedTuple):

@@ -10,7 +10,7 @@ from runner.plan.grid import Partition
 from runner.region import Array, HostArray, Region
 from runner.report.phases import Phases
 from runner.storage.formats import Source
-from runner.world import World
+from runner.world.world import World
 
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
 

@@ -6,15 +6,15 @@ import sys
 from typing import Any
 
 from runner.execute import Options, execute
-from runner.failure import FailureHandler
 from runner.job.declaration import Job
-from runner.rank_process import run_as_rank
 from runner.report.progress import ProgressBar
 from runner.report.record import plain
 from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
 from runner.system.launcher import BY_HAND, Started
-from runner.world import World
+from runner.world.failure import FailureHandler
+from runner.world.rank_process import run_as_rank
+from runner.world.world import World
 
 
 def main(

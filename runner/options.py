@@ -23,7 +23,7 @@ from runner.report.phases import Phases
 from runner.storage.formats import Form, Source
 from runner.storage.transaction import OutputTransaction
 from runner.stream.dealt import OnStreamProgress, no_stream_progress
-from runner.world import DeviceChoice, World
+from runner.world.world import DeviceChoice, World
 
 VERIFY = ("off", "sample", "full")
 CHOICES = {

@@ -25,7 +25,7 @@ from runner.plan.task import Task
 from runner.region import Array, Region, Shape
 from runner.report.phases import Phases
 from runner.result_type import ResultType, type_of, type_without_cells
-from runner.world import World
+from runner.world.world import World
 
 SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache
 Rows = tuple[int, int]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runner.report.phases import Phases
-from runner.world import World
+from runner.world.world import World
 
 
 def places(world: World) -> list[dict[str, Any]]:

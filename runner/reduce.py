@@ -26,7 +26,7 @@ from runner.plan.grid import bounds
 from runner.region import HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.storage.formats import Source, open_source
-from runner.world import World
+from runner.world.world import World
 
 TILE = 1 << 20  # elements of a tile
 AHEAD = 3  # tiles read in advance

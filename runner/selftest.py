@@ -20,24 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from runner.binding import visible_gpus
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.declare import map_blocks, reduce_blocks
 from runner.errors import MeshrunError, RunError
 from runner.execute import Options, execute
-from runner.failure import FailureHandler, Guard
 from runner.job.declaration import Job
 from runner.job.discover import find, names
 from runner.mutations import MUTATIONS, Mutation
 from runner.plan.halo import BOUNDARIES
-from runner.rank_process import join_world
 from runner.report.table import table
-from runner.run_status import run_at
 from runner.storage.transaction import OutputTransaction
 from runner.system.launcher import BY_HAND, Started
-from runner.termination import on_termination
-from runner.world import DeviceChoice, World, open_world
+from runner.world.binding import visible_gpus
+from runner.world.failure import FailureHandler, Guard
+from runner.world.rank_process import join_world
+from runner.world.run_status import run_at
+from runner.world.termination import on_termination
+from runner.world.world import DeviceChoice, World, open_world
 
 SIMULATED = 4  # ranks as threads, where one process checks alone
 WIDTH = 2

@@ -11,7 +11,7 @@ from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.storage.formats import Sink
-from runner.world import World
+from runner.world.world import World
 
 
 class Store:

@@ -10,7 +10,7 @@ import click
 from jobs.measure.exit_codes import StrictCommand
 from jobs.measure.sizes import parse_size
 from runner.errors import UserError
-from runner.rank_process import run_as_rank
+from runner.world.rank_process import run_as_rank
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -9,8 +9,8 @@ from jobs.measure.exit_codes import Stuck
 from meshrun import World
 from runner.comm.api import Control
 from runner.errors import MeshrunError, tell
-from runner.failure import FailureHandler
-from runner.watchdog import MeasurementProgress, Watchdog
+from runner.world.failure import FailureHandler
+from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
 
 
 @contextmanager

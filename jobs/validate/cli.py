@@ -17,7 +17,7 @@ from jobs.validate.outputs import Outputs, check
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
-from runner.rank_process import run_as_rank
+from runner.world.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
 UNKNOWN = EXIT["unknown"]  # of a check that could not be made, a usage error included

@@ -34,10 +34,10 @@ from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
 from runner.errors import BadResult, RunError, UserError, tell
-from runner.failure import FailureHandler
 from runner.record_builder import versions
 from runner.system.counters import read_counters
-from runner.watchdog import MeasurementProgress, Watchdog
+from runner.world.failure import FailureHandler
+from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
 
 
 def run(world: World, handler: FailureHandler, options: Options, cli_context: Any) -> dict[str, Any]:

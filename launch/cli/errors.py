@@ -62,8 +62,8 @@ def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: b
     process reads the ranks' output, a rank that outlives rank 0 prints an error of its own.
     """
     from runner.errors import tell
-    from runner.run_status import RunLines, run_at
     from runner.system.launcher import announced
+    from runner.world.run_status import RunLines, run_at
 
     launched = announced()
     rank = launched.rank if launched else 0

@@ -269,11 +269,11 @@ def settle_work(task: Task) -> Task:
 
 def calibrate_machine(folder: Path) -> int:
     """Measure this machine, print and keep what was found."""
-    from runner.binding import visible_gpus
     from runner.calibrate import calibrate
     from runner.device.api import Backend
     from runner.plan.machine import rates_file, save
     from runner.report.plan_table import render_rates
+    from runner.world.binding import visible_gpus
 
     def opened(index: int) -> Backend:
         if not gpus:

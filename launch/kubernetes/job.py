@@ -44,7 +44,7 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
     UserError where nothing is submitted, and RunError where the cluster stops answering.
     """
     from runner.errors import tell
-    from runner.run_status import RunDirectory
+    from runner.world.run_status import RunDirectory
 
     token = secrets.token_hex(8)
     document = _document(spec, pods, token)

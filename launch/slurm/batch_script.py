@@ -155,7 +155,7 @@ def _exports(spec: LaunchSpec, job: JobRequest) -> list[tuple[str, str]]:
 
 def _attempt(token: str | None) -> str:
     # Each attempt of a restarted job begins with this line, which voids the reports of the one before.
-    from runner.run_status import LINE, lost_note
+    from runner.world.run_status import LINE, lost_note
 
     # For one task of an array SLURM_JOB_ID would mean the whole array to scontrol.
     job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"

@@ -16,7 +16,7 @@ from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 
 if TYPE_CHECKING:
-    from runner.run_status import RunDirectory
+    from runner.world.run_status import RunDirectory
 
 LATE = 10.0  # seconds for a file system to show here what was written on another host
 AT_ONCE = 0.5  # the same where a failure left no message to wait for
@@ -95,7 +95,7 @@ class FollowedJob:
 
     def _look_for_the_lost(self) -> None:
         """Read the note by which ranks report that the host that writes the output is lost."""
-        from runner.run_status import lost_note
+        from runner.world.run_status import lost_note
 
         if self.state.state not in ("", "PENDING") and not self.requeue:
             with contextlib.suppress(OSError):  # none, or one that is just being replaced

@@ -123,7 +123,7 @@ class SubmittedJob:
             tell(f"job {state.id}: {state.state}{on}{because}")
 
     def _followed(self, state: State) -> FollowedJob:
-        from runner.run_status import RunDirectory
+        from runner.world.run_status import RunDirectory
 
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
@@ -171,7 +171,7 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
     second does not wait; when the terminal closes (SIGHUP), the job goes on.
     """
     from runner.errors import tell
-    from runner.run_status import RunDirectory
+    from runner.world.run_status import RunDirectory
 
     program("scontrol")
     token = secrets.token_hex(8)
@@ -217,7 +217,7 @@ def start_inside(
 
 def _remove_notes(*jobs: str) -> None:
     from runner.files import temporaries
-    from runner.run_status import lost_note
+    from runner.world.run_status import lost_note
 
     for job in jobs:
         for pattern in (str(lost_note(job)), temporaries(lost_note(job))):  # unfinished ones too

@@ -21,7 +21,7 @@ RUN_MARK = "MESHRUN_RUN"  # the variable by which processes of a run are found
 
 def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
     from launch.supervise.shared_memory import remove_orphans, segments
-    from runner.run_status import RunLines
+    from runner.world.run_status import RunLines
 
     end_strays(mark)
     begun = time.time() - seconds

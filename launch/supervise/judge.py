@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from launch.supervise.launcher_output import process_ends
 
 if TYPE_CHECKING:
-    from runner.run_status import RunDirectory
+    from runner.world.run_status import RunDirectory
 
 # From the last output of a launcher: which rank ended first, and what to try. None where it does not say.
 Explain = Callable[[str], tuple[str, str] | None]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.run_status import RunDirectory
+    from runner.world.run_status import RunDirectory
 
 
 class StatusLines:
     """Filter of one stream, in chunks of any size: status lines go to `run`, the rest is passed on."""
 
     def __init__(self, run: RunDirectory, token: str) -> None:
-        from runner.run_status import LINE
+        from runner.world.run_status import LINE
 
         self._run = run
         self._mark = f"{LINE} {token} ".encode()

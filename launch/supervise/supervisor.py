@@ -23,7 +23,7 @@ from launch.supervise.launcher_output import OutputFilter
 from launch.supervise.status_lines import StatusLines
 
 if TYPE_CHECKING:
-    from runner.run_status import RunDirectory
+    from runner.world.run_status import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5.0  # seconds for the launcher to end its ranks in order
@@ -54,8 +54,8 @@ def supervise(
     two and the seconds since the start, and returns those that do not answer. explain, conclude: as `judge`
     takes them.
     """
-    from runner.run_status import RunDirectory, RunLines
     from runner.system.launcher import working_directory
+    from runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not say so where it is gone
     run = RunDirectory.create()
@@ -92,7 +92,7 @@ def watch_launcher(
     The ranks run in a session of their own, so that Ctrl-C reaches them once, and through the launcher, which
     knows them all. The first signal ends the run in order; the second, or `GRACE` seconds, at once.
     """
-    from runner.run_status import RunDirectory
+    from runner.world.run_status import RunDirectory
 
     watched = _WatchedLauncher(RunDirectory(Path(environment[RUN_MARK])), token)
     with signal_handlers(watched.signalled):

@@ -39,7 +39,7 @@ from runner.stream.dealt import (
 )
 from runner.stream.identity import task_fingerprint
 from runner.stream.unfinished import Fingerprint, check_inputs, find_unfinished, start_or_resume
-from runner.world import World
+from runner.world.world import World
 
 
 @dataclass

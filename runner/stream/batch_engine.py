@@ -28,7 +28,7 @@ from runner.result_type import type_of, type_without_cells
 from runner.storage.formats import Sink, commit, open_sink, open_source
 from runner.storage.image_folder import Folder
 from runner.stream.ends import Step
-from runner.world import World
+from runner.world.world import World
 
 PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # for an image, in one block; UserError
 

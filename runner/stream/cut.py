@@ -30,7 +30,7 @@ from runner.result_type import ResultType, result_type
 from runner.storage.formats import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.system.host_memory import host_memory
-from runner.world import World
+from runner.world.world import World
 
 
 def in_chunks(

@@ -23,7 +23,7 @@ from runner.report.stream_progress import BETWEEN, Rates, recent_rates
 from runner.report.timeline import Lane, write_timeline
 from runner.stream.ends import Engine
 from runner.stream.flow import stream
-from runner.world import World
+from runner.world.world import World
 
 MOST_THREADS = 16
 OnStreamProgress = Callable[

@@ -17,7 +17,7 @@ from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.report.record import plain
 from runner.storage.formats import Source
-from runner.world import World
+from runner.world.world import World
 
 
 def fingerprint(world: World, task: Task, source: Source, chunks: Chunks, inputs: Inputs) -> dict[str, Any]:

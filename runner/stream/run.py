@@ -35,7 +35,7 @@ from runner.stream.ends import Endpoints, Engine
 from runner.stream.host import HostEngine
 from runner.stream.identity import fingerprint
 from runner.stream.unfinished import check_inputs, find_unfinished, start_or_resume
-from runner.world import World
+from runner.world.world import World
 
 
 @dataclass

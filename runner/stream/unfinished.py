@@ -16,7 +16,7 @@ from runner.storage.file_errors import write_error
 from runner.storage.formats import check_place
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
-from runner.world import World
+from runner.world.world import World
 
 Fingerprint = dict[str, Any]
 

@@ -40,7 +40,7 @@ class Announced:
 class Started:
     """What whoever started the ranks said of them; nothing where a person did, with a launcher of theirs.
 
-    ranks: how many there are to be. run: where the verdict is left, as `runner.run_status.run_at` takes
+    ranks: how many there are to be. run: where the verdict is left, as `runner.world.run_status.run_at` takes
     it. host_timeout: seconds that a host may be silent. hosts, per_host, network: as planned.
     """
 

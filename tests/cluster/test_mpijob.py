@@ -20,7 +20,7 @@ from launch.mpi.launcher import find
 from launch.spec import LaunchSpec, make_spec
 from launch.supervise.judge import Outcome, judge
 from launch.supervise.status_lines import StatusLines
-from runner.run_status import RunDirectory
+from runner.world.run_status import RunDirectory
 
 TOKEN = "f00d"
 BENCH = ("bench", "all_reduce", "--device", "cpu", "-b", "8", "-e", "1K", "-f", "8", "-n", "2", "-w", "1")

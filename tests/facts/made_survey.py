@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.survey import Gpu, Interface, Port, Survey
+from runner.world.preflight.survey import Gpu, Interface, Port, Survey
 
 GIB = 1 << 30
 

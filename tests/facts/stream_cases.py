@@ -19,7 +19,7 @@ from runner.plan.halo import BOUNDARIES
 from runner.plan.stream_options import StreamOptions
 from runner.stream.device import DeviceEngine
 from runner.stream.host import HostEngine
-from runner.world import open_world
+from runner.world.world import open_world
 
 STREAM = {field.name for field in fields(StreamOptions)}
 Record = dict[str, Any]

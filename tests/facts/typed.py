@@ -17,6 +17,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
 import runner.rank_process
+
 from launch.cli.main import main
 from runner.system.launcher import RANK_ONLY, VARIABLES
 
@@ -30,7 +31,9 @@ def typed(*words: str, environment: Mapping[str, str] | None = None) -> subproce
         patch.dict(os.environ, environment or {}),
         patch.object(sys, "path", sys.path.copy()),  # a job's file adds its folder
         patch.object(sys, "dont_write_bytecode", True),  # of that file, beside it
-        patch.object(runner.rank_process, "on_termination", lambda action: None),  # its signals are pytest's
+        patch.object(
+            runner.world.rank_process, "on_termination", lambda action: None
+        ),  # its signals are pytest's
         redirect_stdout(out),
         redirect_stderr(errors),
     ):

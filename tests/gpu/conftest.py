@@ -12,7 +12,7 @@ import meshrun
 from jobs.bench.lessons.protocol import Context
 from jobs.kernels import FOLDER
 from runner.device.raw.cuda_memory import open_box
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

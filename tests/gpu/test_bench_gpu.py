@@ -36,9 +36,9 @@ from launch.mpi.rank_command import PROGRAM
 from meshrun import World
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
 from runner.errors import MeshrunError
-from runner.failure import FailureHandler
-from runner.rank_process import run_as_rank
-from runner.watchdog import MeasurementProgress
+from runner.world.failure import FailureHandler
+from runner.world.rank_process import run_as_rank
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 ROOT = Path(__file__).parents[2]
 same = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "unit" / "bench" / "test_corruption.py")))

@@ -15,7 +15,7 @@ from runner.device.raw.allocators import Pool
 from runner.device.raw.cuda_allocators import open_pools
 from runner.device.raw.cuda_memory import open_box
 from runner.errors import UserError
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

@@ -15,7 +15,7 @@ from scipy import ndimage
 import meshrun
 from runner.execute import Options, run
 from runner.plan.halo import BOUNDARIES
-from runner.world import World, open_world
+from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 KERNEL = np.arange(1.0, 16.0).reshape(5, 3)

@@ -22,8 +22,8 @@ from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 from runner.errors import UserError
-from runner.failure import FailureHandler
-from runner.world import World, open_world
+from runner.world.failure import FailureHandler
+from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 SIZES = [64, 1024, 16384, 262144]

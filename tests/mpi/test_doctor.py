@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from runner import rank
 from runner.comm.mpi import MpiComm
 from runner.doctor import SCHEMA, main
 from runner.errors import UserError
-from runner.inspection import PreflightFailed, gather_surveys, preflight
-from runner.rank_table import render
-from runner.survey import Survey
 from runner.system.launcher import BY_HAND, Started
-from runner.world import World, open_world
+from runner.world import rank_process
+from runner.world.preflight.inspection import PreflightFailed, gather_surveys, preflight
+from runner.world.preflight.rank_table import render
+from runner.world.preflight.survey import Survey
+from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 
@@ -50,8 +50,8 @@ def folder(comm: MpiComm) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def still_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process goes on afterwards: its signals stay as they are."""
-    monkeypatch.setattr(rank, "on_termination", lambda _: None)
-    monkeypatch.setattr(rank, "end_with_parent", lambda: None)
+    monkeypatch.setattr(rank_process, "on_termination", lambda _: None)
+    monkeypatch.setattr(rank_process, "end_with_parent", lambda: None)
 
 
 @pytest.mark.mpi_library

@@ -26,7 +26,7 @@ from runner.errors import RunError, UserError
 from runner.execute import Options, run
 from runner.job.declaration import Job
 from runner.report.record import plain
-from runner.world import World, open_world
+from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "rocket.jpg"

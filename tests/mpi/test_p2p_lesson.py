@@ -17,8 +17,8 @@ from jobs.bench.lessons.run import LessonOptions, run
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.errors import UserError
-from runner.failure import FailureHandler
-from runner.world import World, open_world
+from runner.world.failure import FailureHandler
+from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 DOOR = CliContext(words=("bench", "memory", "p2p"))

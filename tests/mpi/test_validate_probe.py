@@ -21,7 +21,7 @@ from jobs.validate.probe import sampling
 from jobs.validate.probe.api import Wrong
 from jobs.validate.probe.buffers import fit_to_devices
 from runner.errors import UserError
-from runner.world import World, open_world
+from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 same = SimpleNamespace(

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from runner import world
 from runner.comm.mpi import MpiComm
 from runner.errors import RunError, UserError
-from runner.world import find_ranks, open_world
+from runner.world import world
+from runner.world.world import find_ranks, open_world
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 

@@ -60,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        "runner.rank_process.on_termination", lambda _: None
+        "runner.world.rank_process.on_termination", lambda _: None
     )  # this process goes on afterwards
     monkeypatch.setattr("launch.cli.errors.LINGER", 0.0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

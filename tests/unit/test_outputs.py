@@ -97,7 +97,7 @@ def test_a_job_that_fails_leaves_the_old_output_and_nothing_else(
         save(output)
         raise ZeroDivisionError("half-way")
 
-    monkeypatch.setattr("runner.failure.GRACE", 0.0)
+    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
     source.with_name("out.npy").write_text("old")
     with pytest.raises((ZeroDivisionError, MeshrunError)):
         run_on(2, writing(half), source, source.with_name("out.npy"))

@@ -26,7 +26,7 @@ from jobs.statistics import statistics
 from runner.comm.threads import run_ranks
 from runner.execute import Options, run
 from runner.job.declaration import Job
-from runner.world import open_world
+from runner.world.world import open_world
 
 PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "rocket.jpg"
 RANKS = (1, 2, 3, 5)

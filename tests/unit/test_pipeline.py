@@ -17,7 +17,7 @@ from runner.comm.threads import run_ranks
 from runner.errors import MeshrunError, RunError, UserError
 from runner.execute import Options, run
 from runner.plan.halo import BOUNDARIES
-from runner.world import open_world
+from runner.world.world import open_world
 
 
 def run_simulated(job: Any, ranks: int, source: Path, target: Path | None, **options: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from runner.report import progress
 from runner.report.progress import ProgressBar
 from runner.storage.formats import Source
 from runner.storage.transaction import OutputTransaction
-from runner.world import open_world
+from runner.world.world import open_world
 
 
 def test_elsewhere_than_on_a_terminal_a_line_now_and_then(

@@ -11,7 +11,7 @@ from PIL import Image
 import meshrun
 from runner.comm.threads import SimulatedComm, run_ranks
 from runner.execute import run
-from runner.world import open_world
+from runner.world.world import open_world
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

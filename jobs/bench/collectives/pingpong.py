@@ -28,7 +28,7 @@ from jobs.measure.watchdog import watching
 from meshrun import World
 from runner.comm.collectives.api import DATATYPES, Call, Datatype, Place
 from runner.errors import UserError
-from runner.failure import FailureHandler
+from runner.world.failure import FailureHandler
 
 TITLES = (
     ("size", "count", "type", "from", "to", "latency", "one-way", "two-way", "#wrong"),

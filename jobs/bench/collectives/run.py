@@ -21,8 +21,8 @@ from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import RecordFile, open_record, refuse_unwritable
 from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.failure import FailureHandler
 from runner.system.launcher import environment
+from runner.world.failure import FailureHandler
 
 Json = dict[str, Any]
 

@@ -31,7 +31,7 @@ from jobs.measure.watchdog import watching
 from meshrun import World
 from runner.comm.api import Control
 from runner.errors import MeshrunError
-from runner.failure import FailureHandler
+from runner.world.failure import FailureHandler
 
 REPEATS = 7
 COLUMNS = (  # title, unit, width

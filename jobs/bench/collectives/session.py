@@ -20,7 +20,7 @@ from runner.comm.collectives.api import Buffer, Collectives, Datatype
 from runner.errors import UserError
 from runner.system.launcher import environment
 from runner.system.links import gpu_links, network_rate
-from runner.watchdog import MeasurementProgress
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper
@@ -110,7 +110,7 @@ def opened(
     everyone: Control,
     options: BenchOptions,
     name: str,
-    progress: runner.watchdog.MeasurementProgress,
+    progress: runner.world.watchdog.watchdog.MeasurementProgress,
     colors: Sequence[int],
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.

@@ -23,10 +23,10 @@ from meshrun import World
 from runner.comm.api import Control
 from runner.device.raw.cuda_memory import open_box
 from runner.device.raw.memory import Box
-from runner.failure import FailureHandler
 from runner.files import write_file
 from runner.system.host_memory import free_host_memory
 from runner.system.launcher import environment
+from runner.world.failure import FailureHandler
 
 MOST_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 

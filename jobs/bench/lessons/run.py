@@ -16,9 +16,9 @@ from jobs.measure.status_line import CLEAR
 from meshrun import World
 from runner.device.raw.cuda_memory import open_box
 from runner.errors import UserError
-from runner.failure import FailureHandler
 from runner.files import write_file
 from runner.system.launcher import environment
+from runner.world.failure import FailureHandler
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from jobs.validate.verdict import Unit
 from runner.comm.collectives.api import Collectives
 from runner.device.raw.cuda_memory import open_box
 from runner.errors import MeshrunError
-from runner.watchdog import MeasurementProgress
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 __all__ = ["RankProbe", "host_names", "open_probe"]
 

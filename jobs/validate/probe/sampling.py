@@ -18,7 +18,7 @@ from jobs.measure.patterns import Segment
 from jobs.validate.probe.api import Seconds, Wrong
 from runner.comm.collectives.api import DATATYPES, Datatype
 from runner.system.processor_counters import stolen_seconds
-from runner.watchdog import MeasurementProgress
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]
 GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # a sample on a GPU moves so many bytes, in so many repeats at most

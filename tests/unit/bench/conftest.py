@@ -26,7 +26,7 @@ from meshrun import World
 from runner.comm.api import Control
 from runner.comm.collectives.api import Call, Place
 from runner.comm.threads import SimulatedComm, run_ranks
-from runner.watchdog import MeasurementProgress
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 Wrap = Callable[[Any], Any]
 

@@ -11,7 +11,7 @@ from jobs.measure.record_file import RecordFile, create_record, open_record
 from meshrun import World
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 
 def test_what_was_written_stays_whole_while_the_next_is_made(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from runner.report.spans import Spans
 from runner.stream import cut
 from runner.stream.cut import chunks_of, in_chunks
 from runner.stream.ends import Endpoints
-from runner.world import World, open_world
+from runner.world.world import World, open_world
 
 
 def declared(block: Any, *, out: Any) -> None: ...

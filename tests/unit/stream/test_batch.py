@@ -40,7 +40,7 @@ CALLED: list[tuple[int, ...]] = []
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)  # which takes longer than all the rest
-        patch.setattr("runner.failure.GRACE", 0.0)
+        patch.setattr("runner.world.failure.GRACE", 0.0)
         yield
 
 
@@ -217,7 +217,7 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runner.execute import Options, execute
     from runner.storage.transaction import OutputTransaction
-    from runner.world import lone_world
+    from runner.world.world import lone_world
 
     monkeypatch.setattr("runner.stream.dealt.BETWEEN", 0.0)
     seen: list[tuple[int, int]] = []
@@ -346,7 +346,7 @@ def fail(source: Path, error: str, ranks: int = 1, **options: Any) -> set[str]:
     with pytest.raises(RunError, match=error):
         run_on(ranks, counted, source, target, **options)
     assert not target.exists()
-    keys = Journal(target).finished({runner.world.identify_host()[1]})
+    keys = Journal(target).finished({runner.world.world.identify_host()[1]})
     folder = open_folder(source)
     assert folder is not None
     return {image.name for image in folder.images if image.key in keys}

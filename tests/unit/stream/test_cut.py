@@ -33,7 +33,7 @@ from runner.stream.cut import chunks_of, in_chunks, known_result, limits
 from runner.stream.ends import PIECE, _pieces
 from runner.stream.identity import fingerprint
 from runner.system.host_memory import host_memory
-from runner.world import World, lone_world, open_world
+from runner.world.world import World, lone_world, open_world
 
 GIB = 1 << 30
 LITTLE = 100 * 6 * 8  # bytes of the array of `task`

@@ -25,7 +25,7 @@ from runner.stream.device import DeviceEngine
 from runner.stream.ends import Endpoints, Step
 from runner.stream.flow import stream
 from runner.stream.host import HostEngine
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 PATIENCE = 10  # seconds after which a thread that waits for others fails its test
 Act = Callable[[int], None]

@@ -23,7 +23,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.storage.flat import FlatSink
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
-from runner.world import identify_host, lone_world
+from runner.world.world import identify_host, lone_world
 
 ROWS, COLUMNS, CHUNK = 23, 5, 2
 CHUNKS = 12
@@ -43,7 +43,7 @@ def fragile(block: Any, *, out: Any, here: meshrun.BlockContext, gain: int = 3) 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("runner.failure.GRACE", 0.0)
+    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
     monkeypatch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
     monkeypatch.setattr("runner.stream.run.HostEngine", PoisoningHost)
     FAILING.clear()

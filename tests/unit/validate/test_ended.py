@@ -20,7 +20,7 @@ from launch.slurm.job import SubmittedJob
 from launch.slurm.queries import State
 from launch.supervise.judge import Outcome, judge
 from runner.errors import UserError
-from runner.run_status import RunDirectory
+from runner.world.run_status import RunDirectory
 
 VALIDATE = partial(conclude, ("validate",))
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."

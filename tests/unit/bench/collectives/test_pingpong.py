@@ -21,7 +21,7 @@ from jobs.bench.collectives.pingpong import parse_pairs
 from meshrun import World
 from runner.comm.collectives.api import DATATYPES, Call
 from runner.errors import UserError
-from runner.failure import FailureHandler
+from runner.world.failure import FailureHandler
 
 DOOR = SimpleNamespace(colour=False, columns=None, words=("meshrun", "bench", "pingpong"))
 NAP = 0.005  # seconds

@@ -18,7 +18,7 @@ from jobs.bench.collectives.scaling import Rung, efficiency, measure_single_rank
 from meshrun import World
 from runner.comm.collectives.api import Call
 from runner.errors import UserError
-from runner.failure import FailureHandler
+from runner.world.failure import FailureHandler
 
 DOOR = SimpleNamespace(colour=False, columns=None, words=("meshrun", "bench", "scale"))
 

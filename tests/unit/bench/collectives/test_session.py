@@ -15,7 +15,7 @@ from meshrun import World
 from runner.comm.collectives.api import DATATYPES
 from runner.device.api import Device
 from runner.errors import UserError
-from runner.watchdog import MeasurementProgress
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 GIB = 1 << 30
 

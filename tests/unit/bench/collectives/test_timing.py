@@ -17,7 +17,7 @@ from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import CallTimes, clock
 from runner.comm.collectives.api import DATATYPES, Call
-from runner.watchdog import MeasurementProgress
+from runner.world.watchdog.watchdog import MeasurementProgress
 
 NAP = 0.01  # seconds
 

@@ -20,8 +20,8 @@ from jobs.measure.exit_codes import WrongResults
 from meshrun import World
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.failure import FailureHandler
-from runner.world import lone_world
+from runner.world.failure import FailureHandler
+from runner.world.world import lone_world
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

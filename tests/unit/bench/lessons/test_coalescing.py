@@ -24,7 +24,7 @@ from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure import timers
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 LARGE = 1 << 18
 ACCESSES = st.builds(Access, st.integers(1, 70), st.integers(0, 70), st.integers(1, 500))

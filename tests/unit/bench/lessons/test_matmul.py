@@ -17,7 +17,7 @@ from jobs.bench.lessons.matmul.explain import sentences
 from jobs.bench.lessons.matmul.methods import PRECISIONS, Matrices, Precision, Shape, TimedProduct, launch
 from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 NAMES = list(PRECISIONS)
 

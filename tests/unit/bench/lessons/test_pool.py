@@ -21,7 +21,7 @@ from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import Gpu
 from runner.errors import UserError
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 
 class Arena:

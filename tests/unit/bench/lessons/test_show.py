@@ -12,7 +12,7 @@ import pytest
 from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Table, Timeline, crossings, rate
 from runner.device.cpu import CpuBackend
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 TABLE = Table(("size", "pinned (GB/s)", "n"), (("1 KiB", 1.23456, 7), ("16 MiB", 12345.6, None)), "Rates:")
 CHART = Chart("size", "GB/s", (Line("a", ((1024, 1.0), (4096, None), (16384, 3.0))),), bytes=True)

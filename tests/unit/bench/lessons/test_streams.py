@@ -32,7 +32,7 @@ from jobs.bench.lessons.streams.schedule import (
 from jobs.measure.exit_codes import NeedsGpu
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 LARGE = 1 << 16
 

@@ -21,7 +21,7 @@ from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
 from jobs.measure import timers
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 LARGEST = 1 << 18
 SIZES = [1 << 10, 1 << 12, 1 << 14, 1 << 16, LARGEST]

@@ -16,7 +16,7 @@ from jobs.bench.lessons.transpose.explain import sentences
 from jobs.bench.lessons.transpose.methods import BEST, SINGLE, TimedTranspose, launch, variants
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world import lone_world
+from runner.world.world import lone_world
 
 SHAPES = ("1x1", "31x33", "16x48", "129x40")
 

@@ -12,8 +12,8 @@ import pytest
 
 from launch.cli import errors as module
 from launch.cli.errors import report_error
-from runner.run_status import LINE, RunDirectory, RunLines
 from runner.system import launcher
+from runner.world.run_status import LINE, RunDirectory, RunLines
 
 SENTENCE = "no such job"
 

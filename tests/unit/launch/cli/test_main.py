@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import runner.rank_process
+
 from launch.cli import errors
 from launch.cli.cli_context import terminal_columns
 from launch.cli.main import command, main
@@ -21,9 +21,9 @@ from launch.cli.plugins import SUMMARIES
 from launch.mpi import local
 from runner.errors import RunError, UserError
 from runner.execute import Options
-from runner.run_status import RunDirectory
 from runner.system import launcher
 from runner.system.launcher import BY_HAND, Started
+from runner.world.run_status import RunDirectory
 
 JOB = '''
 from pathlib import Path
@@ -591,7 +591,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(
     gone.mkdir()
     monkeypatch.chdir(gone)
     monkeypatch.setenv("PWD", str(gone))
-    monkeypatch.setattr(runner.rank_process, "on_termination", lambda _: None)
+    monkeypatch.setattr(runner.world.rank_process, "on_termination", lambda _: None)
     gone.rmdir()
     assert main(words.split()) == status
     told = capsys.readouterr().err

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from launch.cli.main import main
-from runner import binding, calibrate
+from runner import calibrate
 from runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
 from runner.system import launcher
+from runner.world import binding
 
 JOBS = """
 import meshrun

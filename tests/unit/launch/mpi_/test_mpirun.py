@@ -22,7 +22,7 @@ from launch.mpi.rank_command import PROGRAM
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from runner.errors import UserError
-from runner.run_status import LINE
+from runner.world.run_status import LINE
 
 OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"

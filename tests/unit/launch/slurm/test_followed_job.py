@@ -12,7 +12,7 @@ from launch.slurm import queries
 from launch.slurm.followed_job import FollowedJob, RestartableStatusLines
 from launch.slurm.queries import State
 from launch.supervise.status_lines import StatusLines
-from runner.run_status import LINE, RunDirectory
+from runner.world.run_status import LINE, RunDirectory
 
 
 def followed(folder: Path, *states: State, restarts: bool = False) -> FollowedJob:

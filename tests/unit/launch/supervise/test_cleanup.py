@@ -18,7 +18,7 @@ import pytest
 from launch.mpi.mpirun import CLEANUP
 from launch.supervise import shared_memory
 from launch.supervise.cleanup import RUN_MARK, strays
-from runner.run_status import RunLines
+from runner.world.run_status import RunLines
 
 DEADLINE = 60.0  # seconds
 IGNORES_SIGNALS = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"

@@ -9,7 +9,7 @@ import pytest
 
 from launch.slurm.followed_job import task_end
 from launch.supervise.judge import MEMORY, Outcome, judge
-from runner.run_status import RunDirectory
+from runner.world.run_status import RunDirectory
 
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
 LEFT = "Process name: [prterun-vm-6461@1,1] Exit code: 3"

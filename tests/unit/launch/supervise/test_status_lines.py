@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.supervise.status_lines import StatusLines
-from runner.run_status import LINE, RunDirectory
+from runner.world.run_status import LINE, RunDirectory
 
 OURS = f'{LINE} tok record {{"complete": true}}\n'
 OTHERS = f'{LINE} kot record {{"complete": true}}\n'

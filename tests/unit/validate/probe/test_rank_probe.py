@@ -33,8 +33,8 @@ from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import Memory
 from runner.errors import MeshrunError, RunError, UserError
-from runner.watchdog import MeasurementProgress
-from runner.world import open_world
+from runner.world.watchdog.watchdog import MeasurementProgress
+from runner.world.world import open_world
 
 KIB, MIB = 1 << 10, 1 << 20
 Script = Callable[[RankProbe], Any]

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner import binding, world
-from runner.binding import choose_gpu
 from runner.comm.api import Control
 from runner.comm.staged import StagedComm
 from runner.comm.threads import SimulatedComm, run_ranks
@@ -24,7 +22,9 @@ from runner.device.api import Backend, Device
 from runner.device.cpu import CpuBackend
 from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
 from runner.system import launcher
-from runner.world import Rank, World, clash_error, clashes, find_ranks, locality_warnings, open_world
+from runner.world import binding, world
+from runner.world.binding import choose_gpu
+from runner.world.world import Rank, World, clash_error, clashes, find_ranks, locality_warnings, open_world
 
 
 @pytest.fixture(autouse=True)

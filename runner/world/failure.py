@@ -26,10 +26,10 @@ from runner.errors import (
     tell,
     traceback_of,
 )
-from runner.run_status import RunLines, RunStatus
 from runner.storage.transaction import OutputTransaction
 from runner.system.launcher import announced
-from runner.world import World
+from runner.world.run_status import RunLines, RunStatus
+from runner.world.world import World
 
 GRACE = 1.0  # seconds that a later failure waits until the first one has been reported
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.run_status import LINE, RunDirectory, RunLines, claim, run_at
+from runner.world.run_status import LINE, RunDirectory, RunLines, claim, run_at
 
 
 @pytest.fixture

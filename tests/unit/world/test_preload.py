@@ -9,8 +9,8 @@ from typing import Any
 import nvml
 import pytest
 
-from runner import preload
 from runner.errors import UserError
+from runner.world import preload
 
 
 class NVMLError(Exception):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from runner.binding import bind_device, open_arrays, open_collectives, visible_gpus
 from runner.comm.api import Arrays, Control, Operation
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives.api import Collectives
@@ -19,6 +18,7 @@ from runner.errors import UserError, first_line
 from runner.region import Array
 from runner.report.phases import Phases
 from runner.system import launcher
+from runner.world.binding import bind_device, open_arrays, open_collectives, visible_gpus
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]

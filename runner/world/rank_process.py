@@ -8,16 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from runner import preload
 from runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
-from runner.failure import GRACE, FailureHandler, Guard
-from runner.heartbeat import Heartbeat
-from runner.inspection import preflight
-from runner.run_status import run_at
 from runner.system import launcher
 from runner.system.launcher import BY_HAND, Started
-from runner.termination import end_with_parent, on_termination
-from runner.world import Check, DeviceChoice, World, open_world
+from runner.world import preload
+from runner.world.failure import GRACE, FailureHandler, Guard
+from runner.world.heartbeat import Heartbeat
+from runner.world.preflight.inspection import preflight
+from runner.world.run_status import run_at
+from runner.world.termination import end_with_parent, on_termination
+from runner.world.world import Check, DeviceChoice, World, open_world
 
 Record = dict[str, Any]
 

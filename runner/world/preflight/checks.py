@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from runner import preflight_consistency, preflight_host
-from runner.problem import (
+from runner.world.preflight import consistency, host_checks
+from runner.world.preflight.problem import (
     Problem,
     abbreviate,
     by_host,
@@ -17,7 +17,7 @@ from runner.problem import (
     group_by_value,
     rank_numbers,
 )
-from runner.survey import Survey
+from runner.world.preflight.survey import Survey
 
 __all__ = ["Expected", "Problem", "check_surveys"]
 
@@ -42,13 +42,13 @@ def check_surveys(surveys: Sequence[Survey], expected: Expected) -> list[Problem
         *_plan(surveys, expected),
         *_identity(surveys),
         *([] if expected.oversubscribe else _gpus(surveys)),
-        *preflight_consistency.versions(surveys),
-        *preflight_consistency.settings(surveys),
-        *preflight_host.network(surveys, expected.network),
-        *preflight_host.shared_memory(surveys),
-        *preflight_host.locked_memory(surveys),
-        *preflight_host.nvlinks(surveys),
-        *preflight_host.pcie(surveys),
+        *consistency.versions(surveys),
+        *consistency.settings(surveys),
+        *host_checks.network(surveys, expected.network),
+        *host_checks.shared_memory(surveys),
+        *host_checks.locked_memory(surveys),
+        *host_checks.nvlinks(surveys),
+        *host_checks.pcie(surveys),
         *_binding(surveys),
     ]
     return sorted(found, key=lambda problem: problem.warning)

@@ -8,10 +8,10 @@ import pytest
 
 from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
-from runner.inspection import cores_near_gpu, preflight
-from runner.survey import Gpu, Survey
 from runner.system.launcher import BY_HAND
-from runner.world import Rank
+from runner.world.preflight.inspection import cores_near_gpu, preflight
+from runner.world.preflight.survey import Gpu, Survey
+from runner.world.world import Rank
 
 
 def survey(cpus: range, near: range | None) -> Survey:
@@ -39,8 +39,10 @@ def test_cores_near_the_gpu(cpus: range, near: range | None, moved: range | tupl
 def test_a_rank_moves_before_its_communicators_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[int, ...]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: moved.append(cpus))
-    monkeypatch.setattr("runner.inspection.survey", lambda *_, **__: survey(range(8), range(4, 8)))
-    monkeypatch.setattr("runner.preflight.check_surveys", lambda *_: [])
+    monkeypatch.setattr(
+        "runner.world.preflight.inspection.survey", lambda *_, **__: survey(range(8), range(4, 8))
+    )
+    monkeypatch.setattr("runner.world.preflight.checks.check_surveys", lambda *_: [])
 
     def body(control: SimulatedComm) -> None:
         backend = CpuBackend()

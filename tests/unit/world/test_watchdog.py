@@ -14,13 +14,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from runner import watch_channel, watchdog
 from runner.comm.threads import SimulatedComm, run_ranks
 from runner.errors import RunError
-from runner.watch_channel import LOOPBACK, Connection, Hub, connect
-from runner.watch_progress import MeasurementProgress, StallTimer
-from runner.watch_report import BEFORE, DONE, INSIDE, Position, format_own_report, format_report, ranges
-from runner.watchdog import Watchdog
+from runner.world.watchdog import channel, watchdog
+from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
+from runner.world.watchdog.progress import MeasurementProgress, StallTimer
+from runner.world.watchdog.report import (
+    BEFORE,
+    DONE,
+    INSIDE,
+    Position,
+    format_own_report,
+    format_report,
+    ranges,
+)
+from runner.world.watchdog.watchdog import Watchdog
 
 SUM = "all_reduce float sum, 1048576 B, out-of-place"
 NEXT = "all_reduce float sum, 1048576 B, in-place"
@@ -368,7 +376,7 @@ def test_who_leaves_and_who_is_lost(hub: Hub) -> None:
 
 
 def test_connect_says_why_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_channel, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(channel, "CONNECT_TIMEOUT", 0.3)
     assert connect([], 1, "secret", 1) == "rank 0's host has no address but the loopback"
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
@@ -390,8 +398,8 @@ def test_the_next_address_is_tried(hub: Hub) -> None:
 
 
 def test_addresses_lead_here_and_not_to_the_loopback(hub: Hub) -> None:
-    found = watch_channel.host_addresses()
-    assert len(found) == len(set(found)) <= watch_channel.MAX_CANDIDATES
+    found = channel.host_addresses()
+    assert len(found) == len(set(found)) <= channel.MAX_CANDIDATES
     port = hub.listen(len(found))
     for address in found:
         assert not address.startswith("127.")

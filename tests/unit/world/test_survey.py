@@ -18,10 +18,18 @@ from nvml import UUID, NotSupported, NVMLError, load, loaded
 
 from runner.device.api import Device
 from runner.errors import UserError
-from runner.survey import Interface, Port, may_lock_all, numa_nodes, on_one_core, settings, survey
 from runner.system import network, sysfs
 from runner.system.gpu import _nvml_facts, dotted, read_gpu
 from runner.system.network import Configured, configured, interfaces, ports
+from runner.world.preflight.survey import (
+    Interface,
+    Port,
+    may_lock_all,
+    numa_nodes,
+    on_one_core,
+    settings,
+    survey,
+)
 
 GPU = Device("cuda", "NVIDIA H200", 1, UUID, "0000:1A:00.0")
 NOWHERE = Path("/nonexistent")
@@ -92,7 +100,7 @@ def test_where_nothing_can_be_read(tmp_path: Path) -> None:
 def test_a_process_bound_to_one_core() -> None:
     """In a process of its own, where the machine has more than one."""
     code = (
-        "import os; from runner.survey import survey\n"
+        "import os; from runner.world.preflight.survey import survey\n"
         "before = survey(0, 'h', 'h/1', 0).one_core\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "after = survey(0, 'h', 'h/1', 0)\n"
@@ -126,7 +134,7 @@ def test_lists_of_numbers(text: str, expected: tuple[int, ...]) -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_lists_of_numbers_are_read_back(wanted: set[int]) -> None:
-    from runner.watch_report import MAX_RANGES, ranges
+    from runner.world.watchdog.report import MAX_RANGES, ranges
 
     if ranges(sorted(wanted)).count(",") < MAX_RANGES:
         assert sysfs.numbers(ranges(sorted(wanted)).replace(" ", "")) == tuple(sorted(wanted))
@@ -393,7 +401,7 @@ def test_a_rank_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """With NVML, where NCCL is not installed."""
     write(tmp_path / "devices/system/cpu/online", "0-65")
     load(monkeypatch, Nvml([1] * 16 + [0, 0]))
-    monkeypatch.setattr("runner.survey._nccl", lambda: ("2.28.9", "/lib/libnccl.so.2"))
+    monkeypatch.setattr("runner.world.preflight.survey._nccl", lambda: ("2.28.9", "/lib/libnccl.so.2"))
     found = survey(0, "n1", "n1/b", 0, GPU, cuda_runtime=13000, root=tmp_path)
     assert found.nccl == ("2.28.9", "/lib/libnccl.so.2")
     assert found.gpu is not None

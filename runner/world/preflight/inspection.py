@@ -9,10 +9,10 @@ from runner.comm.api import Control
 from runner.comm.collective_call import gather_calls, on_root
 from runner.device.api import Backend
 from runner.errors import UserError
-from runner.problem import Problem
-from runner.survey import Survey, survey
 from runner.system.launcher import Started
-from runner.world import Check, Rank
+from runner.world.preflight.problem import Problem
+from runner.world.preflight.survey import Survey, survey
+from runner.world.world import Check, Rank
 
 
 class PreflightFailed(UserError):
@@ -44,7 +44,7 @@ def find_problems(
     """The problems that `surveys` show, the same on every rank."""
 
     def found() -> list[Problem]:
-        from runner.preflight import Expected, check_surveys
+        from runner.world.preflight.checks import Expected, check_surveys
 
         planned = Expected(started.ranks, started.hosts, started.per_host, started.network, oversubscribe)
         return check_surveys(surveys, planned)

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 
 from runner.comm.api import Control
 from runner.errors import RunError, first_line
-from runner.watch_channel import LOOPBACK, Connection, Hub, Message, connect, host_addresses
-from runner.watch_progress import MeasurementProgress, StallTimer
-from runner.watch_report import Position, format_own_report, format_report
+from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, Message, connect, host_addresses
+from runner.world.watchdog.progress import MeasurementProgress, StallTimer
+from runner.world.watchdog.report import Position, format_own_report, format_report
 
 __all__ = ["MeasurementProgress", "Watchdog"]
 

@@ -58,7 +58,7 @@ class SilenceTracker:
 
 def lead(setting: dict[str, Any]) -> list[int]:
     """On rank 0: receive from all hosts and answer each; the lost hosts, [] once the rank has ended."""
-    from runner.watch_channel import Hub
+    from runner.world.watchdog.channel import Hub
 
     hub = Hub(setting["token"])
     try:
@@ -84,7 +84,7 @@ def lead(setting: dict[str, Any]) -> list[int]:
 
 def follow(setting: dict[str, Any]) -> list[int]:
     """On another host: exchange beats with rank 0; [0] if that is lost, [] once the rank has ended."""
-    from runner.watch_channel import Connection, connect
+    from runner.world.watchdog.channel import Connection, connect
 
     connection = connect(setting["candidates"], setting["port"], setting["token"], setting["rank"])
     if not isinstance(connection, Connection):

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_survey import made
 
-from runner import preflight_host
-from runner.preflight import Expected, Problem, check_surveys
-from runner.problem import MAX_NAMES, describe_ranks
-from runner.survey import Interface, Port, Survey
+from runner.world.preflight import host_checks
+from runner.world.preflight.checks import Expected, Problem, check_surveys
+from runner.world.preflight.problem import MAX_NAMES, describe_ranks
+from runner.world.preflight.survey import Interface, Port, Survey
 
 GIB, MIB = 1 << 30, 1 << 20
 NOTHING = Expected()
@@ -539,5 +539,5 @@ def test_long_lists_are_cut() -> None:
 
 
 def test_what_is_wanted_of_memory_is_ordered() -> None:
-    assert preflight_host.NCCL_SHM < preflight_host.NCCL_SHM_ROOMY
-    assert preflight_host.MEMLOCK < preflight_host.MEMLOCK_ROOMY
+    assert host_checks.NCCL_SHM < host_checks.NCCL_SHM_ROOMY
+    assert host_checks.MEMLOCK < host_checks.MEMLOCK_ROOMY

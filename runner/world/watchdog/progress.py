@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner.watch_report import BEFORE, DONE, INSIDE
+from runner.world.watchdog.report import BEFORE, DONE, INSIDE
 
 MAX_GAP = 1.0  # seconds between two checks that count at most
 

@@ -7,10 +7,17 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from runner.problem import abbreviate, by_host, describe_groups, describe_hosts, group_by_value, rank_numbers
 from runner.report.table import table
-from runner.survey import Gpu, Interface, Survey
-from runner.watch_report import ranges
+from runner.world.preflight.problem import (
+    abbreviate,
+    by_host,
+    describe_groups,
+    describe_hosts,
+    group_by_value,
+    rank_numbers,
+)
+from runner.world.preflight.survey import Gpu, Interface, Survey
+from runner.world.watchdog.report import ranges
 
 WIDTH = 110
 LINES = 32  # with more ranks than this, of hosts that are alike one is shown

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from runner.problem import Problem, abbreviate, describe_groups, describe_ranks, group_by_value, minority
-from runner.survey import Survey
+from runner.world.preflight.problem import (
+    Problem,
+    abbreviate,
+    describe_groups,
+    describe_ranks,
+    group_by_value,
+    minority,
+)
+from runner.world.preflight.survey import Survey
 
 SAME_INSTALLATION = "the same environment (venv or image) on every host, python by its absolute path"
 SAME_DRIVER = "the same driver on every host"

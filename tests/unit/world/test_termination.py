@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.termination import on_termination
+from runner.world.termination import on_termination
 
 
 @pytest.fixture

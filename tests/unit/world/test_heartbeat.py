@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 
-from runner import heartbeat
 from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError
-from runner.heartbeat import PROCESS, Heartbeat, first_rank_per_host, lost_hosts_error, write_lost_note
-from runner.heartbeat_process import SilenceTracker
-from runner.watch_channel import LOOPBACK, Connection, Hub, connect
-from runner.world import Rank, World
+from runner.world import heartbeat
+from runner.world.heartbeat import PROCESS, Heartbeat, first_rank_per_host, lost_hosts_error, write_lost_note
+from runner.world.heartbeat_process import SilenceTracker
+from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
+from runner.world.world import Rank, World
 
 SECONDS = 1.0  # that a host may be silent
 LAST = 1.5  # seconds for a rank to end the run

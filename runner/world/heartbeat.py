@@ -14,11 +14,11 @@ from typing import Any
 
 from runner import files
 from runner.errors import RunError
-from runner.run_status import lost_note
 from runner.system.launcher import slurm_job
-from runner.watch_channel import host_addresses
-from runner.watch_report import ranges
-from runner.world import Rank, World
+from runner.world.run_status import lost_note
+from runner.world.watchdog.channel import host_addresses
+from runner.world.watchdog.report import ranges
+from runner.world.world import Rank, World
 
 NOTE_TIMEOUT = 1.0  # seconds to write a note of the loss: the file system may be lost with the host
 PROCESS = str(Path(__file__).with_name("heartbeat_process.py"))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from runner.errors import UserError
-from runner.survey import Survey
-from runner.watch_report import ranges
+from runner.world.preflight.survey import Survey
+from runner.world.watchdog.report import ranges
 
 MAX_NAMES = 4  # hosts, values or variables that one sentence lists by name
 Value = TypeVar("Value", bound=Hashable)

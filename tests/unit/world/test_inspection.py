@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from runner import inspection, preflight
 from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.inspection import PreflightFailed, find_problems, gather_surveys
-from runner.preflight import Expected
-from runner.problem import Problem
-from runner.survey import Interface, Survey
 from runner.system.launcher import BY_HAND, Started
-from runner.world import Rank, open_world
+from runner.world.preflight import checks, inspection
+from runner.world.preflight.checks import Expected
+from runner.world.preflight.inspection import PreflightFailed, find_problems, gather_surveys
+from runner.world.preflight.problem import Problem
+from runner.world.preflight.survey import Interface, Survey
+from runner.world.world import Rank, open_world
 
 GIB = 1 << 30
 CPU = CpuBackend()
@@ -179,7 +179,7 @@ def test_only_rank_0_judges(facts: Callable[[Change], None], monkeypatch: pytest
         asked.append((len(surveys), expected))
         return found
 
-    monkeypatch.setattr(preflight, "check_surveys", problems)
+    monkeypatch.setattr(checks, "check_surveys", problems)
     started = Started(4, "/run", 15.0, 2, 2, "eth0")
     surveys = [survey(rank) for rank in range(SIZE)]
     assert (
@@ -201,7 +201,7 @@ def test_every_rank_gets_the_facts_of_all_in_order() -> None:
 
 
 def test_it_is_asked_before_communicators_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.world.open_arrays", lambda *_, **__: pytest.fail("they were"))
+    monkeypatch.setattr("runner.world.world.open_arrays", lambda *_, **__: pytest.fail("they were"))
     check = inspection.preflight(Started(hosts=3))
     raised = each(2, lambda control: open_world("cpu", control=control, check=check))
     assert [type(one) for one in raised] == [PreflightFailed] * 2

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.problem import Problem, by_host, describe_groups, describe_hosts, group_by_value, rank_numbers
-from runner.survey import Survey
+from runner.world.preflight.problem import (
+    Problem,
+    by_host,
+    describe_groups,
+    describe_hosts,
+    group_by_value,
+    rank_numbers,
+)
+from runner.world.preflight.survey import Survey
 
 MIB = 1 << 20
 # MPICH 5: 8 ranks die of SIGBUS with 48 MiB of /dev/shm and run with 64. Intel MPI shares its code.
