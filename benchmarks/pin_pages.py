@@ -30,8 +30,8 @@ from typing import Any
 import cupy
 import numpy as np
 
+from runner.pipeline.dispatch import MOST_THREADS
 from runner.report.record import write_json
-from runner.stream.dealt import MOST_THREADS
 
 PIECE = 64 << 20
 READ_ONLY = 8  # cudaHostRegisterReadOnly

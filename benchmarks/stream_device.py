@@ -31,6 +31,10 @@ import meshrun
 from runner.calibrate import Nothing
 from runner.device.api import Backend
 from runner.execute import Options, run
+from runner.pipeline.endpoints import PIECE, Endpoints
+from runner.pipeline.gpu_engine import DeviceEngine
+from runner.pipeline.loop import stream
+from runner.pipeline.streaming import threads_of
 from runner.plan.chunks import Chunks
 from runner.plan.grid import bounds
 from runner.plan.stream_options import StreamOptions
@@ -40,10 +44,6 @@ from runner.region import Region
 from runner.report.record import write_json
 from runner.report.spans import Spans
 from runner.storage.formats import Source, open_sink, open_source
-from runner.stream.device import DeviceEngine
-from runner.stream.ends import PIECE, Endpoints
-from runner.stream.flow import stream
-from runner.stream.run import threads_of
 from runner.world.world import World, open_world
 
 ROW = 1 << 20  # bytes

@@ -139,6 +139,7 @@ def one_rank(source: Path, target: Path, rows: int, memory: int) -> None:
 def one_rank_unjournaled(source: Path, target: Path, rows: int, memory: int) -> None:
     """With the journal replaced by one that keeps nothing."""
     import runner.stream.run as streamed
+
     from runner.storage.flat import FlatSink
 
     class Journal(streamed.Journal):
@@ -171,8 +172,8 @@ PEERS: dict[str, Callable[[Path, Path, int, int], None]] = {
 }
 IMPORTS = {  # that `inside` leaves out
     "dask": ["dask.array"],
-    "one rank": ["runner.execute", "runner.stream.run"],
-    "one rank, no journal": ["runner.execute", "runner.stream.run"],
+    "one rank": ["runner.execute", "runner.pipeline.streaming"],
+    "one rank, no journal": ["runner.execute", "runner.pipeline.streaming"],
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from runner.job.discover import find
-from runner.pipeline import Pipeline, halo_plan
+from runner.pipeline.in_memory import Pipeline, halo_plan
 from runner.plan.task import plan_task
 from runner.record_builder import places, versions
 from runner.report.phases import Phases

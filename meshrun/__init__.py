@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runner.errors import RunError as RunError
     from runner.errors import UserError as UserError
     from runner.job.block_context import BlockContext as BlockContext
-    from runner.reduce import Tiles as Tiles
+    from runner.pipeline.reduce import Tiles as Tiles
     from runner.world.world import World as World
     from runner.world.world import open_world as open_world
 
@@ -37,7 +37,7 @@ _MODULE_OF = {
     "open_world": "runner.world.world",
     "World": "runner.world.world",
     "BlockContext": "runner.job.block_context",
-    "Tiles": "runner.reduce",
+    "Tiles": "runner.pipeline.reduce",
     "kernel": "runner.device.cuda",
     "MeshrunError": "runner.errors",
     "UserError": "runner.errors",

@@ -10,7 +10,7 @@ from runner.device.cpu import CpuBackend
 from runner.execute import call
 from runner.job.declaration import Job
 from runner.options import Options, RunContext
-from runner.pipeline import Pipeline, no_progress
+from runner.pipeline.in_memory import Pipeline, no_progress
 from runner.plan.task import plan_task
 from runner.report.phases import Phases
 from runner.storage.formats import MemorySource

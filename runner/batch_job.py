@@ -12,10 +12,12 @@ import numpy as np
 
 from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.errors import RunError, UserError, tell
-from runner.inputs import Inputs
 from runner.job.declaration import Job
 from runner.options import Options
-from runner.pipeline import OnProgress
+from runner.pipeline.dispatch import OnStreamProgress
+from runner.pipeline.images import StreamedFolder
+from runner.pipeline.in_memory import OnProgress
+from runner.pipeline.inputs import Inputs
 from runner.plan.grid import bounds
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task, plan_task
@@ -26,8 +28,6 @@ from runner.storage.file_errors import listing
 from runner.storage.formats import Source, open_source
 from runner.storage.image_folder import LOSSY, Folder
 from runner.storage.transaction import OutputTransaction
-from runner.stream.batch import StreamedFolder
-from runner.stream.dealt import OnStreamProgress
 from runner.world.world import World
 
 

@@ -19,6 +19,10 @@ import numpy as np
 from runner.declare import map_blocks
 from runner.device.api import Backend
 from runner.errors import UserError
+from runner.pipeline.dispatch import threads_of
+from runner.pipeline.endpoints import Endpoints
+from runner.pipeline.gpu_engine import DeviceEngine
+from runner.pipeline.loop import stream
 from runner.plan.chunks import Chunks
 from runner.plan.machine import START_CPU, START_GPU, Machine, Rate
 from runner.plan.stream_options import DEPTH
@@ -28,10 +32,6 @@ from runner.report.bottleneck import wall_time
 from runner.report.spans import Spans
 from runner.storage.file_errors import write_error
 from runner.storage.formats import Sink, Source, check_place, commit, open_sink, open_source
-from runner.stream.dealt import threads_of
-from runner.stream.device import DeviceEngine
-from runner.stream.ends import Endpoints
-from runner.stream.flow import stream
 from runner.system.host_memory import host_memory
 from runner.world.world import lone_world
 

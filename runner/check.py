@@ -24,11 +24,11 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
-from runner.pipeline import OnProgress, no_progress, result_buffer
+from runner.pipeline.in_memory import OnProgress, no_progress, result_buffer
+from runner.pipeline.reduce import Tiles, reduce_array, to_host
 from runner.plan.grid import owner
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
-from runner.reduce import Tiles, reduce_array, to_host
 from runner.region import HostArray, Region, Shape
 from runner.storage.formats import Sink, Source, read_back, reopen
 from runner.world.world import World, lone_world

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.inputs import note
 from runner.job.declaration import Job
 from runner.map_job import run_map
 from runner.options import VERIFY, Options, RunContext
-from runner.pipeline import OnProgress, no_progress
+from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
+from runner.pipeline.in_memory import OnProgress, no_progress
+from runner.pipeline.inputs import note
+from runner.pipeline.reduce import Tiles, reduce_array
 from runner.record_builder import phase_table, places, versions
-from runner.reduce import Tiles, reduce_array
 from runner.report.phases import Phases
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.storage.formats import Source, check_output, check_place, open_source, split
 from runner.storage.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
 from runner.storage.transaction import OutputTransaction
-from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.world.failure import FailureHandler, Guard
 from runner.world.world import World, open_world
 

@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.load import load_block
 from runner.options import RunContext
-from runner.pipeline import Pipeline
+from runner.pipeline.chunk_agreement import in_chunks
+from runner.pipeline.in_memory import Pipeline
+from runner.pipeline.load import load_block
+from runner.pipeline.store import Store
+from runner.pipeline.streaming import StreamedRun
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
 from runner.plan.grid import check_blocks
 from runner.plan.task import Task, plan_task
@@ -18,9 +21,6 @@ from runner.report.spans import STAGES
 from runner.storage.formats import Sink, open_sink, partial_path, split
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT
-from runner.store import Store
-from runner.stream.cut import in_chunks
-from runner.stream.run import StreamedRun
 from runner.system.host_memory import host_memory
 
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from runner import pipeline
-from runner.exchange import Exchange, HaloPlan
-from runner.pipeline import Pipeline
+from runner.pipeline import in_memory as pipeline
+from runner.pipeline.halo_exchange import Exchange, HaloPlan
+from runner.pipeline.in_memory import Pipeline
+from runner.pipeline.reduce import Tiles
+from runner.pipeline.store import Store
 from runner.plan import halo
 from runner.plan.task import Task
-from runner.reduce import Tiles
 from runner.region import Region
 from runner.storage.npy import NpySink, NpySource
-from runner.store import Store
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _wrong_boundary() -> AbstractContextManager[None]:
 
 
 def _unflipped() -> AbstractContextManager[None]:
-    from runner import exchange
+    from runner.pipeline import halo_exchange as exchange
 
     return _replaced(exchange, "_flip", lambda array, axes: array)
 

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from runner.errors import MeshrunError, UserError
-from runner.inputs import Inputs
 from runner.job.declaration import Job
 from runner.job.signature import FORM
-from runner.pipeline import OnProgress, no_progress
+from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
+from runner.pipeline.in_memory import OnProgress, no_progress
+from runner.pipeline.inputs import Inputs
 from runner.plan.halo import BOUNDARIES
 from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.report.phases import Phases
 from runner.storage.formats import Form, Source
 from runner.storage.transaction import OutputTransaction
-from runner.stream.dealt import OnStreamProgress, no_stream_progress
 from runner.world.world import DeviceChoice, World
 
 VERIFY = ("off", "sample", "full")

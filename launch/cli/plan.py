@@ -255,7 +255,7 @@ def choose_machine(gpu: str | None) -> Machine:
 def settle_work(task: Task) -> Task:
     from runner.device.cpu import CpuBackend
     from runner.errors import UserError, describe
-    from runner.result_type import with_known_result
+    from runner.pipeline.result_type import with_known_result
 
     try:
         return with_known_result(task, CpuBackend())

@@ -45,8 +45,8 @@ def write_half(sink, region, array):
 write = FlatSink.write
 PLACES = {
     "half a file": (FlatSink, "write", write_half),
-    "before its name": (runner.stream.batch_engine, "commit", nothing),
-    "after its name": (runner.stream.batch_engine, "commit", runner.stream.batch_engine.commit),
+    "before its name": (runner.pipeline.image_engine, "commit", nothing),
+    "after its name": (runner.pipeline.image_engine, "commit", runner.pipeline.image_engine.commit),
     "before its line": (Log, "done", nothing),
     "after its line": (Log, "done", Log.done),
     "rename": (Batch, "commit", nothing),

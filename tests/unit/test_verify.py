@@ -10,7 +10,7 @@ import pytest
 
 import meshrun
 from runner.errors import RunError
-from runner.store import Store
+from runner.pipeline.store import Store
 
 BIG = 2**53
 

@@ -16,6 +16,7 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.execute import Options, run
 from runner.forecast_record import compare, record
+from runner.pipeline.result_type import with_known_result
 from runner.plan.chunking import FILLS, ON_DEVICE
 from runner.plan.forecast import Forecast, by_ranks, enough, forecast
 from runner.plan.machine import Machine, Rate, nominal, nominal_cpu
@@ -23,7 +24,6 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, plan_task
 from runner.report.plan_table import render, render_comparison
 from runner.report.spans import STAGES
-from runner.result_type import with_known_result
 
 RATES = {
     "read": 10, "write": 5, "read and write": 12, "host memory": 100, "kernel": 100,

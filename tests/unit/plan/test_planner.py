@@ -16,6 +16,9 @@ from queued_device import QueuedBackend
 import meshrun
 from runner.comm.threads import run_ranks
 from runner.errors import UserError
+from runner.pipeline import chunk_agreement
+from runner.pipeline.chunk_agreement import chunks_of, in_chunks
+from runner.pipeline.endpoints import Endpoints
 from runner.plan import chunking
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
 from runner.plan.chunks import Chunks
@@ -24,9 +27,6 @@ from runner.plan.machine import Machine, nominal, nominal_cpu
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, plan_task
 from runner.report.spans import Spans
-from runner.stream import cut
-from runner.stream.cut import chunks_of, in_chunks
-from runner.stream.ends import Endpoints
 from runner.world.world import World, open_world
 
 
@@ -187,8 +187,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Chunks of a few rows, of files that need not be there."""
     monkeypatch.setattr(chunking, "ON_DEVICE", 100)
     monkeypatch.setattr(chunking, "ON_HOST", 80)
-    monkeypatch.setattr(cut, "open_sink", lambda *_: SimpleNamespace(parallel=True))
-    monkeypatch.setattr(cut, "known_result", lambda world, task, source: known(task))
+    monkeypatch.setattr(chunk_agreement, "open_sink", lambda *_: SimpleNamespace(parallel=True))
+    monkeypatch.setattr(chunk_agreement, "known_result", lambda world, task, source: known(task))
     return monkeypatch
 
 
@@ -202,7 +202,7 @@ def test_a_forecast_decides_as_a_run_does(small: pytest.MonkeyPatch, given: Fact
         assert given.whole.shape == given.cut(blocks, text).shape
     except UserError:
         reject()  # the grid suits neither
-    small.setattr(cut, "host_memory", lambda: given.memory)
+    small.setattr(chunk_agreement, "host_memory", lambda: given.memory)
     run, foreseen = decided_by_run(given), decided_by_forecast(given)
     event(type(run).__name__)
     if not given.files.parallel and given.options.named:

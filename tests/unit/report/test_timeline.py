@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
+from runner.pipeline.resume import look
 from runner.plan.stream_options import StreamOptions
 from runner.report.bottleneck import measure
 from runner.report.spans import STAGES, Span, Stage
 from runner.report.timeline import Lane, check_timeline, page, rows, trace, write_timeline
 from runner.storage.journal import Journal
-from runner.stream.unfinished import look
 
 NS = 1_000_000_000
 HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028{{data}}"

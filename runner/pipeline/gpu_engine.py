@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import HostBytes, Mark
-from runner.pipeline import call_rows, result_buffer
+from runner.pipeline.direct_io import Direct
+from runner.pipeline.endpoints import Endpoints, Step, shaped
+from runner.pipeline.in_memory import call_rows, result_buffer
+from runner.pipeline.result_type import hide_output
 from runner.plan.window import Window
 from runner.region import Array
 from runner.report.spans import Stage
-from runner.result_type import hide_output
-from runner.stream.direct import Direct
-from runner.stream.ends import Endpoints, Step, shaped
 
 BYTES = np.dtype(np.uint8)
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
+from runner.pipeline.endpoints import Engine, Step
 from runner.report.spans import Spans
-from runner.stream.ends import Engine, Step
 
 LOOK = 0.01  # seconds between two calls of `idle` while nothing happens
 

@@ -15,7 +15,19 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
-from runner.inputs import Inputs
+from runner.pipeline.chunk_agreement import known_result, limits
+from runner.pipeline.dispatch import (
+    OnStreamProgress,
+    draw,
+    no_stream_progress,
+    process_chunks,
+    report,
+    threads_of,
+)
+from runner.pipeline.fingerprint import task_fingerprint
+from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
+from runner.pipeline.inputs import Inputs
+from runner.pipeline.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
 from runner.plan.chunking import memory_use
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
@@ -27,18 +39,6 @@ from runner.storage.image_folder import Folder
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT
 from runner.storage.transaction import OutputTransaction
-from runner.stream.batch_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
-from runner.stream.cut import known_result, limits
-from runner.stream.dealt import (
-    OnStreamProgress,
-    draw,
-    no_stream_progress,
-    process_chunks,
-    report,
-    threads_of,
-)
-from runner.stream.identity import task_fingerprint
-from runner.stream.unfinished import Fingerprint, check_inputs, find_unfinished, start_or_resume
 from runner.world.world import World
 
 

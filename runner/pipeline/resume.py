@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.errors import RunError, UserError
 from runner.files import remove_path
-from runner.inputs import Inputs
+from runner.pipeline.inputs import Inputs
 from runner.plan.stream_options import StreamOptions
 from runner.report.timeline import check_timeline
 from runner.storage.file_errors import write_error

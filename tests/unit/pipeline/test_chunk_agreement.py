@@ -18,8 +18,11 @@ import meshrun
 from runner.comm.threads import run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.inputs import Inputs, State, state_of
 from runner.job.discover import find
+from runner.pipeline.chunk_agreement import chunks_of, in_chunks, known_result, limits
+from runner.pipeline.endpoints import PIECE, _pieces
+from runner.pipeline.fingerprint import fingerprint
+from runner.pipeline.inputs import Inputs, State, state_of
 from runner.plan import chunking
 from runner.plan.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
 from runner.plan.chunks import Chunks
@@ -29,9 +32,6 @@ from runner.plan.task import Task, plan_task
 from runner.region import Region
 from runner.storage.formats import open_source
 from runner.storage.journal import differences
-from runner.stream.cut import chunks_of, in_chunks, known_result, limits
-from runner.stream.ends import PIECE, _pieces
-from runner.stream.identity import fingerprint
 from runner.system.host_memory import host_memory
 from runner.world.world import World, lone_world, open_world
 
@@ -62,7 +62,7 @@ def source(tmp_path: Path) -> Any:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make the host have so many bytes."""
-    return lambda size: monkeypatch.setattr("runner.stream.cut.host_memory", lambda: size)
+    return lambda size: monkeypatch.setattr("runner.pipeline.chunk_agreement.host_memory", lambda: size)
 
 
 # ---- whether

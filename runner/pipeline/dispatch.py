@@ -13,16 +13,16 @@ import numpy as np
 
 from runner.comm.api import Control, Counters
 from runner.comm.clock import clock_offsets
-from runner.deal import ChunkQueue
 from runner.errors import MeshrunError, RunError
+from runner.pipeline.endpoints import Engine
+from runner.pipeline.loop import stream
+from runner.pipeline.work_stealing import ChunkQueue
 from runner.plan.stream_options import StreamOptions
 from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
 from runner.report.phases import Phases
 from runner.report.spans import STAGES, Span, Spans
 from runner.report.stream_progress import BETWEEN, Rates, recent_rates
 from runner.report.timeline import Lane, write_timeline
-from runner.stream.ends import Engine
-from runner.stream.flow import stream
 from runner.world.world import World
 
 MOST_THREADS = 16

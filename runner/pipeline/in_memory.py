@@ -19,12 +19,12 @@ import numpy as np
 from runner.comm.api import Message
 from runner.device.api import Backend, poison
 from runner.errors import RunError
-from runner.exchange import HaloPlan
 from runner.job.block_context import BlockContext
+from runner.pipeline.halo_exchange import HaloPlan
+from runner.pipeline.result_type import ResultType, type_of, type_without_cells
 from runner.plan.task import Task
 from runner.region import Array, Region, Shape
 from runner.report.phases import Phases
-from runner.result_type import ResultType, type_of, type_without_cells
 from runner.world.world import World
 
 SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.load import stages
+from runner.pipeline.load import stages
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.phases import Phases

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runner.errors import UserError
+from runner.pipeline.result_type import ResultType, result_type
 from runner.plan.chunking import (
     Facts,
     Files,
@@ -26,7 +27,6 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array, Region
-from runner.result_type import ResultType, result_type
 from runner.storage.formats import FOLDERS, Sink, Source, open_sink, split
 from runner.storage.paths import KEPT
 from runner.system.host_memory import host_memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runner.device.api import Backend
-from runner.exchange import HaloPlan
+from runner.pipeline.halo_exchange import HaloPlan
 from runner.plan.grid import Partition
 from runner.region import Array, HostArray, Region
 from runner.report.phases import Phases

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.device.api import poison
-from runner.pipeline import call_rows, slabs, windows
+from runner.pipeline.endpoints import Endpoints, Step, shaped
+from runner.pipeline.in_memory import call_rows, slabs, windows
 from runner.plan.window import Window
 from runner.region import HostArray
-from runner.stream.ends import Endpoints, Step, shaped
 
 
 @dataclass

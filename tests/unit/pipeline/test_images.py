@@ -26,12 +26,12 @@ from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
+from runner.pipeline.dispatch import report
+from runner.pipeline.image_engine import ImageEngine
 from runner.report.spans import Spans
 from runner.report.summary import render
 from runner.storage.image_folder import SUFFIXES, open_folder
 from runner.storage.journal import Journal, Log, Syncer
-from runner.stream.batch_engine import ImageEngine
-from runner.stream.dealt import report
 
 CALLED: list[tuple[int, ...]] = []
 
@@ -205,7 +205,7 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
         kept.append(len(spans.found))
         return report(world, phases, spans, *more)
 
-    monkeypatch.setattr("runner.stream.batch.report", noted)
+    monkeypatch.setattr("runner.pipeline.images.report", noted)
     drawn = None if timeline is None else str(numbered.with_name(timeline))
     record = run_on(1, counted, numbered, numbered.with_name("out"), timeline=drawn)
     stages = record["stream"]["limits"]["stages"]
@@ -219,7 +219,7 @@ def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pyt
     from runner.storage.transaction import OutputTransaction
     from runner.world.world import lone_world
 
-    monkeypatch.setattr("runner.stream.dealt.BETWEEN", 0.0)
+    monkeypatch.setattr("runner.pipeline.dispatch.BETWEEN", 0.0)
     seen: list[tuple[int, int]] = []
     execute(
         lone_world(CpuBackend()),
@@ -529,7 +529,7 @@ def test_what_the_journal_calls_synced_is_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Log, "synced", note)
-    monkeypatch.setattr("runner.stream.batch.Syncer", partial(Syncer, seconds=0.01))
+    monkeypatch.setattr("runner.pipeline.images.Syncer", partial(Syncer, seconds=0.01))
     run_on(1, slow, numbered, numbered.with_name("out"))
     assert max(count for count, _ in counts) > 1
     assert all(count <= files for count, files in counts)

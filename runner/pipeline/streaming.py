@@ -10,7 +10,22 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own
-from runner.inputs import Inputs
+from runner.pipeline.chunk_agreement import chunks_of, known_result
+from runner.pipeline.cpu_engine import HostEngine
+from runner.pipeline.direct_io import Direct
+from runner.pipeline.dispatch import (
+    OnStreamProgress,
+    draw,
+    no_stream_progress,
+    process_chunks,
+    report,
+    threads_of,
+)
+from runner.pipeline.endpoints import Endpoints, Engine
+from runner.pipeline.fingerprint import fingerprint
+from runner.pipeline.gpu_engine import DeviceEngine
+from runner.pipeline.inputs import Inputs
+from runner.pipeline.resume import check_inputs, find_unfinished, start_or_resume
 from runner.plan.chunks import Chunks
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
@@ -20,21 +35,6 @@ from runner.storage.formats import FOLDERS, Sink, Source, open_sink, read_back
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, suffix
 from runner.storage.transaction import OutputTransaction
-from runner.stream.cut import chunks_of, known_result
-from runner.stream.dealt import (
-    OnStreamProgress,
-    draw,
-    no_stream_progress,
-    process_chunks,
-    report,
-    threads_of,
-)
-from runner.stream.device import DeviceEngine
-from runner.stream.direct import Direct
-from runner.stream.ends import Endpoints, Engine
-from runner.stream.host import HostEngine
-from runner.stream.identity import fingerprint
-from runner.stream.unfinished import check_inputs, find_unfinished, start_or_resume
 from runner.world.world import World
 
 

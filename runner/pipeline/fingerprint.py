@@ -11,8 +11,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from runner.inputs import Inputs
 from runner.job.declaration import Job
+from runner.pipeline.inputs import Inputs
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.report.record import plain

@@ -61,7 +61,7 @@ JOBS = {
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's slabs of 12 rows, so that an array of 61 rows has several."""
-    monkeypatch.setattr("runner.pipeline.SLAB", 12 * 13 * 8)
+    monkeypatch.setattr("runner.pipeline.in_memory.SLAB", 12 * 13 * 8)
 
 
 @pytest.fixture

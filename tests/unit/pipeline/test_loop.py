@@ -17,14 +17,14 @@ from queued_device import QueuedBackend
 
 import meshrun
 from runner.device.cpu import CpuBackend
+from runner.pipeline.cpu_engine import HostEngine
+from runner.pipeline.endpoints import Endpoints, Step
+from runner.pipeline.gpu_engine import DeviceEngine
+from runner.pipeline.loop import stream
 from runner.plan.chunks import Chunks
 from runner.plan.task import plan_task
 from runner.report.spans import STAGES, Spans
 from runner.storage.formats import open_sink, open_source
-from runner.stream.device import DeviceEngine
-from runner.stream.ends import Endpoints, Step
-from runner.stream.flow import stream
-from runner.stream.host import HostEngine
 from runner.world.world import lone_world
 
 PATIENCE = 10  # seconds after which a thread that waits for others fails its test

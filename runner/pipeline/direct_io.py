@@ -9,11 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
+from runner.pipeline.endpoints import Endpoints, Step
 from runner.plan.window import Window
 from runner.region import Array, Region, Shape
 from runner.storage.flat import FlatSink, FlatSource, stretch
 from runner.storage.formats import Sink, Source
-from runner.stream.ends import Endpoints, Step
 
 
 class File(Protocol):
