@@ -17,8 +17,8 @@ import numpy as np
 
 from runner.device.cuda import CudaBackend
 from runner.job.discover import find
-from runner.record_builder import versions
 from runner.report.record import write_json
+from runner.run.record_builder import versions
 from runner.world.world import lone_world
 
 ROUNDS = 30

@@ -27,8 +27,8 @@ from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.methods import OnGpu, launch, variants
 from runner.device.cuda import CudaBackend
 from runner.device.raw.cuda_memory import open_box
-from runner.record_builder import versions
 from runner.report.record import write_json
+from runner.run.record_builder import versions
 from runner.world.world import lone_world
 
 ROUNDS = 15

@@ -28,9 +28,7 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from runner.calibrate import Nothing
 from runner.device.api import Backend
-from runner.execute import Options, run
 from runner.pipeline.endpoints import PIECE, Endpoints
 from runner.pipeline.gpu_engine import DeviceEngine
 from runner.pipeline.loop import stream
@@ -39,10 +37,12 @@ from runner.plan.chunks import Chunks
 from runner.plan.grid import bounds
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, plan_task
-from runner.record_builder import places, versions
 from runner.region import Region
 from runner.report.record import write_json
 from runner.report.spans import Spans
+from runner.run.calibrate import Nothing
+from runner.run.execute import Options, run
+from runner.run.record_builder import places, versions
 from runner.storage.formats import Source, open_sink, open_source
 from runner.world.world import World, open_world
 

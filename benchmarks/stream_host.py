@@ -128,8 +128,8 @@ def loop_in_two(source: Path, target: Path, rows: int, memory: int) -> None:
 
 
 def one_rank(source: Path, target: Path, rows: int, memory: int) -> None:
-    from runner.execute import Options, run
     from runner.plan.stream_options import StreamOptions
+    from runner.run.execute import Options, run
 
     columns = np.load(source, mmap_mode="r").shape[1]
     stream = StreamOptions(chunk_bytes=chunk_bytes(rows, columns), host_memory=memory)
@@ -172,8 +172,8 @@ PEERS: dict[str, Callable[[Path, Path, int, int], None]] = {
 }
 IMPORTS = {  # that `inside` leaves out
     "dask": ["dask.array"],
-    "one rank": ["runner.execute", "runner.pipeline.streaming"],
-    "one rank, no journal": ["runner.execute", "runner.pipeline.streaming"],
+    "one rank": ["runner.run.execute", "runner.pipeline.streaming"],
+    "one rank, no journal": ["runner.run.execute", "runner.pipeline.streaming"],
 }
 
 

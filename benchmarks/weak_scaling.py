@@ -18,9 +18,9 @@ import numpy as np
 from runner.job.discover import find
 from runner.pipeline.in_memory import Pipeline, halo_plan
 from runner.plan.task import plan_task
-from runner.record_builder import places, versions
 from runner.report.phases import Phases
 from runner.report.record import write_json
+from runner.run.record_builder import places, versions
 from runner.world.world import World, open_world
 
 

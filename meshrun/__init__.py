@@ -17,9 +17,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner.declare import job as job
-    from runner.declare import map_blocks as map_blocks
-    from runner.declare import reduce_blocks as reduce_blocks
     from runner.device.cuda import kernel as kernel
     from runner.errors import BadResult as BadResult
     from runner.errors import MeshrunError as MeshrunError
@@ -27,13 +24,16 @@ if TYPE_CHECKING:
     from runner.errors import UserError as UserError
     from runner.job.block_context import BlockContext as BlockContext
     from runner.pipeline.reduce import Tiles as Tiles
+    from runner.run.declare import job as job
+    from runner.run.declare import map_blocks as map_blocks
+    from runner.run.declare import reduce_blocks as reduce_blocks
     from runner.world.world import World as World
     from runner.world.world import open_world as open_world
 
 _MODULE_OF = {
-    "map_blocks": "runner.declare",
-    "reduce_blocks": "runner.declare",
-    "job": "runner.declare",
+    "map_blocks": "runner.run.declare",
+    "reduce_blocks": "runner.run.declare",
+    "job": "runner.run.declare",
     "open_world": "runner.world.world",
     "World": "runner.world.world",
     "BlockContext": "runner.job.block_context",

@@ -34,7 +34,7 @@ from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
 from runner.errors import BadResult, RunError, UserError, tell
-from runner.record_builder import versions
+from runner.run.record_builder import versions
 from runner.system.counters import read_counters
 from runner.world.failure import FailureHandler
 from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog

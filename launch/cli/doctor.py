@@ -31,7 +31,7 @@ def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debu
     Exit status 0; 2 where a run would fail.
     """
     from launch.mpi import library as mpi_library
-    from runner.doctor import main
+    from runner.run.doctor import main
     from runner.storage.paths import named
     from runner.system.launcher import announced
 

@@ -47,10 +47,10 @@ def job_command(name: str) -> click.Command:
     own = [job_option(parameter) for parameter in job.parameters]
 
     def run(input: str, output: str | None, **values: Any) -> int:
-        from runner.main import main
-        from runner.options import Options, form_of
         from runner.plan.machine import rates_file
         from runner.plan.stream_options import StreamOptions
+        from runner.run.entry import main
+        from runner.run.options import Options, form_of
 
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
         values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
@@ -135,7 +135,7 @@ def _click_type(declared: Any) -> Any:
 
 
 def runner_options(taken: Container[str] = ()) -> list[click.Option]:
-    """The options that every job has: the fields of `runner.execute.Options`. taken: the job's own names."""
+    """The options that every job has: the fields of `runner.run.execute.Options`. taken: the job's own names."""
     from runner.plan.halo import BOUNDARIES
 
     return [

@@ -162,7 +162,6 @@ def forecast(
 ) -> None:
     """Print the plan of one job, and write it to `json` where that is asked for."""
     from runner.errors import UserError
-    from runner.forecast_record import SCHEMA, record
     from runner.plan.chunking import not_streamed
     from runner.plan.forecast import by_ranks
     from runner.plan.forecast import forecast as predicted
@@ -170,6 +169,7 @@ def forecast(
     from runner.plan.task import plan_task
     from runner.report.plan_table import render
     from runner.report.record import write_json
+    from runner.run.forecast_record import SCHEMA, record
     from runner.storage.formats import check_place
     from runner.storage.paths import named
 
@@ -223,8 +223,8 @@ def describe_input(
     import numpy as np
 
     from runner.errors import UserError
-    from runner.options import form_of
     from runner.plan.chunking import PLAIN, Files
+    from runner.run.options import form_of
     from runner.storage.formats import open_source
     from runner.storage.paths import named
 
@@ -269,10 +269,10 @@ def settle_work(task: Task) -> Task:
 
 def calibrate_machine(folder: Path) -> int:
     """Measure this machine, print and keep what was found."""
-    from runner.calibrate import calibrate
     from runner.device.api import Backend
     from runner.plan.machine import rates_file, save
     from runner.report.plan_table import render_rates
+    from runner.run.calibrate import calibrate
     from runner.world.binding import visible_gpus
 
     def opened(index: int) -> Backend:

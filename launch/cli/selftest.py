@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Test whether this installation works."""
-    from runner.selftest import main as test
+    from runner.run.selftest import main as test
     from runner.system.launcher import announced
 
     alone = cli_context.run is None and announced() is None
@@ -40,8 +40,8 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     from launch.mpi import launcher as mpi_launcher
     from launch.mpi import local
     from runner.errors import UserError
-    from runner.selftest import launcher_ranks
-    from runner.selftest import main as test
+    from runner.run.selftest import launcher_ranks
+    from runner.run.selftest import main as test
     from runner.system.launcher import Started, working_directory
 
     working_directory()  # else each part would report that it is gone

@@ -13,12 +13,12 @@ from queued_device import QueuedBackend, poisoned
 
 import meshrun
 from runner.comm.threads import run_ranks
-from runner.execute import Options, run
 from runner.pipeline.cpu_engine import HostEngine
 from runner.pipeline.gpu_engine import DeviceEngine
 from runner.plan.grid import Partition, grid_size, parse_grid
 from runner.plan.halo import BOUNDARIES
 from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, run
 from runner.world.world import open_world
 
 STREAM = {field.name for field in fields(StreamOptions)}

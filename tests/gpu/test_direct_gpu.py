@@ -11,8 +11,8 @@ import pytest
 import meshrun
 from runner.device import gds
 from runner.errors import RunError
-from runner.execute import Options, run
 from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, run
 
 kvikio = pytest.importorskip("kvikio")
 

@@ -10,10 +10,10 @@ import pytest
 from scipy import ndimage
 
 import meshrun
-from runner.execute import Options, run
 from runner.job.discover import find
 from runner.plan.halo import BOUNDARIES
 from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, run
 
 KERNEL = np.arange(1.0, 21.0).reshape(4, 5)
 

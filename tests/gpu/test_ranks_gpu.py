@@ -13,8 +13,8 @@ import pytest
 from scipy import ndimage
 
 import meshrun
-from runner.execute import Options, run
 from runner.plan.halo import BOUNDARIES
+from runner.run.execute import Options, run
 from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.execute import Options, run
 from runner.plan.halo import BOUNDARIES
 from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, run
 
 ROWS, COLUMNS = 2000, 1024
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from runner.comm.mpi import MpiComm
-from runner.doctor import SCHEMA, main
 from runner.errors import UserError
+from runner.run.doctor import SCHEMA, main
 from runner.system.launcher import BY_HAND, Started
 from runner.world import rank_process
 from runner.world.preflight.inspection import PreflightFailed, gather_surveys, preflight

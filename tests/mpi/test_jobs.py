@@ -23,9 +23,9 @@ from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.comm.mpi import MpiComm
 from runner.errors import RunError, UserError
-from runner.execute import Options, run
 from runner.job.declaration import Job
 from runner.report.record import plain
+from runner.run.execute import Options, run
 from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi

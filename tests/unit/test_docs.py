@@ -21,8 +21,8 @@ from scipy import ndimage
 import meshrun
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
-from runner.execute import Options, run
 from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.declare import DeclaredJob, job, map_blocks, reduce_blocks
 from runner.errors import UserError
 from runner.job.declaration import Job
 from runner.job.signature import RESERVED
+from runner.run.declare import DeclaredJob, job, map_blocks, reduce_blocks
 
 if TYPE_CHECKING:
     from somewhere import OnlyForTheTypeChecker

@@ -14,8 +14,8 @@ from jobs import dtypes
 from jobs.dtypes import SUPPORTED
 from jobs.elementwise import elementwise
 from jobs.expression import FUNCTIONS, cpp, parse
-from runner.compare import differs
 from runner.errors import UserError
+from runner.run.compare import differs
 
 Apply = Callable[..., np.ndarray[Any, Any]]
 Array = np.ndarray[Any, Any]

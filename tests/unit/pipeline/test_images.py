@@ -215,7 +215,7 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
 
 
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner.execute import Options, execute
+    from runner.run.execute import Options, execute
     from runner.storage.transaction import OutputTransaction
     from runner.world.world import lone_world
 

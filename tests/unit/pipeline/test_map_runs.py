@@ -15,8 +15,8 @@ from scipy import ndimage
 import meshrun
 from runner.comm.threads import run_ranks
 from runner.errors import MeshrunError, RunError, UserError
-from runner.execute import Options, run
 from runner.plan.halo import BOUNDARIES
+from runner.run.execute import Options, run
 from runner.world.world import open_world
 
 

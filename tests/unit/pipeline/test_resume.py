@@ -17,9 +17,9 @@ from stream_cases import PoisoningHost, run_on
 import meshrun
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.execute import Options, execute
 from runner.lock import hold
 from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, execute
 from runner.storage.flat import FlatSink
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
@@ -354,7 +354,7 @@ def test_a_result_that_is_proven_wrong_is_not_to_be_resumed(
     def wrong(*arguments: Any, **options: Any) -> None:
         raise RunError("verification failed", everywhere=True)
 
-    monkeypatch.setattr("runner.check.verify", wrong)
+    monkeypatch.setattr("runner.run.verify.verify", wrong)
     transaction = OutputTransaction()
     options = Options(stream=StreamOptions(chunk_bytes=BYTES), verify="sample")
     with pytest.raises(RunError):

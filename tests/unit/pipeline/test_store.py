@@ -10,7 +10,7 @@ from PIL import Image
 
 import meshrun
 from runner.comm.threads import SimulatedComm, run_ranks
-from runner.execute import run
+from runner.run.execute import run
 from runner.world.world import open_world
 
 

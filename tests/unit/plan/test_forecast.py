@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 import meshrun
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.execute import Options, run
-from runner.forecast_record import compare, record
 from runner.pipeline.result_type import with_known_result
 from runner.plan.chunking import FILLS, ON_DEVICE
 from runner.plan.forecast import Forecast, by_ranks, enough, forecast
@@ -24,6 +22,8 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, plan_task
 from runner.report.plan_table import render, render_comparison
 from runner.report.spans import STAGES
+from runner.run.execute import Options, run
+from runner.run.forecast_record import compare, record
 
 RATES = {
     "read": 10, "write": 5, "read and write": 12, "host memory": 100, "kernel": 100,

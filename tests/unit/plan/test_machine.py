@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner import calibrate as module
-from runner.calibrate import calibrate
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.plan.machine import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
+from runner.run import calibrate as module
+from runner.run.calibrate import calibrate
 
 HERE = nominal_cpu(4, 1 << 34)
 

@@ -14,10 +14,10 @@ from typed import typed
 
 from launch.cli.job_command import STREAM, stream_options
 from launch.cli.main import main
-from runner.execute import Options
 from runner.job.declaration import Job
 from runner.job.signature import RESERVED
 from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options
 from runner.storage.formats import Form
 from runner.system import launcher
 
@@ -61,7 +61,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
         found.append((parameters, options))
         return 0
 
-    monkeypatch.setattr("runner.main.main", fake_main)
+    monkeypatch.setattr("runner.run.entry.main", fake_main)
 
     def run(*words: str, job: str = "scale") -> tuple[dict[str, Any], Options]:
         assert main(["run", f"jobs.py:{job}", "in.raw", "out.npy", *words]) == 0
@@ -235,7 +235,7 @@ def test_elementwise_has_a_dtype_of_its_own(ran: Ran) -> None:
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.main.main", fake_main)
+        patch.setattr("runner.run.entry.main", fake_main)
         assert main([*words, "--dtype", "uint8", "--shape", "4"]) == 0
         assert main([*words, "--input-dtype", "int16", "--shape", "4"]) == 0
     assert found == [("uint8", Form((4,))), ("float", Form((4,), "int16"))]

@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshrun
-from runner.check import padded
 from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.plan.task import plan_task
 from runner.region import Region, Shape
+from runner.run.verify import padded
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.formats import (
     Form,

@@ -20,7 +20,7 @@ from launch.cli.main import command, main
 from launch.cli.plugins import SUMMARIES
 from launch.mpi import local
 from runner.errors import RunError, UserError
-from runner.execute import Options
+from runner.run.execute import Options
 from runner.system import launcher
 from runner.system.launcher import BY_HAND, Started
 from runner.world.run_status import RunDirectory
@@ -88,7 +88,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         found.started.append((ranks, words, rest))
         return 0
 
-    monkeypatch.setattr("runner.main.main", run)
+    monkeypatch.setattr("runner.run.entry.main", run)
     monkeypatch.setattr(local, "start", start)
     return found
 
@@ -467,14 +467,14 @@ def test_what_a_command_raises_is_one_sentence(
     status: int,
     sentence: str,
 ) -> None:
-    monkeypatch.setattr("runner.main.main", raising(failure))
+    monkeypatch.setattr("runner.run.entry.main", raising(failure))
     assert main(["run", "edges.py:edges", "a", "b"]) == status
     assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.usefixtures("job_file")
 def test_a_runs_exit_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.main.main", lambda *_, **__: 7)
+    monkeypatch.setattr("runner.run.entry.main", lambda *_, **__: 7)
     assert main(["run", "edges.py:edges", "a", "b"]) == 7
 
 
@@ -631,8 +631,8 @@ def selftest(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Selftest:
         calls.started.append((ranks, tuple(words), rest))
         return part.together
 
-    monkeypatch.setattr("runner.selftest.main", test)
-    monkeypatch.setattr("runner.selftest.launcher_ranks", lambda device: 3)
+    monkeypatch.setattr("runner.run.selftest.main", test)
+    monkeypatch.setattr("runner.run.selftest.launcher_ranks", lambda device: 3)
     monkeypatch.setattr("launch.mpi.launcher.find", lambda: "Some MPI (/opt/mpiexec)")
     monkeypatch.setattr(local, "start", start)
     return part

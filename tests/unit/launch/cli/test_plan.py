@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from launch.cli.main import main
-from runner import calibrate
 from runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
+from runner.run import calibrate
 from runner.system import launcher
 from runner.world import binding
 

@@ -22,14 +22,14 @@ import numpy as np
 
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
-from runner.declare import map_blocks, reduce_blocks
 from runner.errors import MeshrunError, RunError
-from runner.execute import Options, execute
 from runner.job.declaration import Job
 from runner.job.discover import find, names
-from runner.mutations import MUTATIONS, Mutation
 from runner.plan.halo import BOUNDARIES
 from runner.report.table import table
+from runner.run.declare import map_blocks, reduce_blocks
+from runner.run.execute import Options, execute
+from runner.run.mutations import MUTATIONS, Mutation
 from runner.storage.transaction import OutputTransaction
 from runner.system.launcher import BY_HAND, Started
 from runner.world.binding import visible_gpus

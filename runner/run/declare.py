@@ -27,7 +27,7 @@ class DeclaredJob(Job):
 
     def __call__(self, array: Any, /, **parameters: Any) -> Any:
         """Apply the job to a whole array on this process alone; returns the result."""
-        from runner.apply import apply
+        from runner.run.array_call import apply
 
         return apply(self, array, parameters)
 
@@ -82,9 +82,9 @@ class DeclaredJob(Job):
         timeline: file for a drawing of the run: .html or .json.
         debug: show the traceback of an error that ends the ranks.
         """
-        from runner.execute import run
-        from runner.options import as_keywords, read_options
         from runner.plan.machine import rates_file
+        from runner.run.execute import run
+        from runner.run.options import as_keywords, read_options
 
         own = {parameter.name for parameter in self.parameters}
         short = {name: parameters.pop(name) for name in FORM if name in parameters and name not in own}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.execute import Options, execute
 from runner.plan.stream_options import StreamOptions
 from runner.report import progress
 from runner.report.progress import ProgressBar
+from runner.run.execute import Options, execute
 from runner.storage.formats import Source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import open_world

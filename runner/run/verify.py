@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from runner.compare import differs, unlike
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
@@ -30,6 +29,7 @@ from runner.plan.grid import owner
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
+from runner.run.compare import differs, unlike
 from runner.storage.formats import Sink, Source, read_back, reopen
 from runner.world.world import World, lone_world
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.options import RunContext
 from runner.pipeline.chunk_agreement import in_chunks
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.load import load_block
@@ -18,6 +17,7 @@ from runner.plan.grid import check_blocks
 from runner.plan.task import Task, plan_task
 from runner.report.record import Record
 from runner.report.spans import STAGES
+from runner.run.options import RunContext
 from runner.storage.formats import Sink, open_sink, partial_path, split
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT
@@ -96,8 +96,8 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
     if 0 in task.shape:
         return None
-    from runner.forecast_record import beside_run
     from runner.plan.machine import nominal_cpu
+    from runner.run.forecast_record import beside_run
 
     world, options = run.world, run.options
     measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
@@ -154,7 +154,7 @@ def _nothing_unfinished(run: RunContext) -> None:
 def _proof(run: RunContext, task: Task, sink: Sink, dealt: bool = False) -> Record | None:
     if run.options.verify == "off":
         return None
-    from runner.check import verify
+    from runner.run.verify import verify
 
     with run.phases("verify"):
         return verify(run.world, task, run.source, sink, run.options.verify, dealt=dealt, progress=run.proof)

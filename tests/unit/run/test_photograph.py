@@ -24,11 +24,11 @@ from jobs.grayscale import grayscale
 from jobs.laplacian import laplacian
 from jobs.statistics import statistics
 from runner.comm.threads import run_ranks
-from runner.execute import Options, run
 from runner.job.declaration import Job
+from runner.run.execute import Options, run
 from runner.world.world import open_world
 
-PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "rocket.jpg"
+PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "rocket.jpg"
 RANKS = (1, 2, 3, 5)
 DTYPES = ("uint8", "uint16", "int32", "float16", "float32", "float64")
 Array = np.ndarray[Any, Any]

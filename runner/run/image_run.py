@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.check import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.errors import RunError, UserError, tell
 from runner.job.declaration import Job
-from runner.options import Options
 from runner.pipeline.dispatch import OnStreamProgress
 from runner.pipeline.images import StreamedFolder
 from runner.pipeline.in_memory import OnProgress
@@ -24,6 +22,8 @@ from runner.plan.task import Task, plan_task
 from runner.region import Region, Shape
 from runner.report.phases import Phases
 from runner.report.record import Record
+from runner.run.options import Options
+from runner.run.verify import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.storage.file_errors import listing
 from runner.storage.formats import Source, open_source
 from runner.storage.image_folder import LOSSY, Folder

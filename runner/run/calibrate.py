@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from runner.declare import map_blocks
 from runner.device.api import Backend
 from runner.errors import UserError
 from runner.pipeline.dispatch import threads_of
@@ -30,6 +29,7 @@ from runner.plan.task import plan_task
 from runner.region import HostArray, Region, Shape
 from runner.report.bottleneck import wall_time
 from runner.report.spans import Spans
+from runner.run.declare import map_blocks
 from runner.storage.file_errors import write_error
 from runner.storage.formats import Sink, Source, check_place, commit, open_sink, open_source
 from runner.system.host_memory import host_memory

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from launch.cli.main import main
-from runner import selftest
-from runner.mutations import MUTATIONS, Mutation
+from runner.run import selftest
+from runner.run.mutations import MUTATIONS, Mutation
 from runner.system.launcher import RANK_ONLY, VARIABLES, Started
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 NUMBERS = {"fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18}
 NAMED = {mutation.name: mutation for mutation in MUTATIONS}
 

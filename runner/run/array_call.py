@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from runner.device.cpu import CpuBackend
-from runner.execute import call
 from runner.job.declaration import Job
-from runner.options import Options, RunContext
 from runner.pipeline.in_memory import Pipeline, no_progress
 from runner.plan.task import plan_task
 from runner.report.phases import Phases
+from runner.run.execute import call
+from runner.run.options import Options, RunContext
 from runner.storage.formats import MemorySource
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World, lone_world

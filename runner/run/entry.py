@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from runner.execute import Options, execute
 from runner.job.declaration import Job
 from runner.report.progress import ProgressBar
 from runner.report.record import plain
 from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
+from runner.run.execute import Options, execute
 from runner.system.launcher import BY_HAND, Started
 from runner.world.failure import FailureHandler
 from runner.world.rank_process import run_as_rank

@@ -10,15 +10,15 @@ from typing import Any
 
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
-from runner.map_job import run_map
-from runner.options import VERIFY, Options, RunContext
 from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
 from runner.pipeline.in_memory import OnProgress, no_progress
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
-from runner.record_builder import phase_table, places, versions
 from runner.report.phases import Phases
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
+from runner.run.map_run import run_map
+from runner.run.options import VERIFY, Options, RunContext
+from runner.run.record_builder import phase_table, places, versions
 from runner.storage.formats import Source, check_output, check_place, open_source, split
 from runner.storage.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named
@@ -84,7 +84,7 @@ def execute(
     inputs = note(world, None if folder else source_path, job, parameters)
     phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
-        from runner.batch_job import FolderRun
+        from runner.run.image_run import FolderRun
 
         folder_run = FolderRun(
             world, job, parameters, folder, target, options, transaction, phases, show, proof, inputs
@@ -188,7 +188,7 @@ def _result(run: RunContext) -> Record:
     run.inputs.check(run.world)
     proof = None
     if options.verify != "off":
-        from runner.check import verify_result
+        from runner.run.verify import verify_result
 
         run.proof(0, 1)
         with run.phases("verify"):

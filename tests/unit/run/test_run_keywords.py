@@ -13,8 +13,8 @@ import pytest
 
 import meshrun
 from launch.cli.job_command import runner_options
-from runner.declare import DeclaredJob
 from runner.errors import UserError
+from runner.run.declare import DeclaredJob
 
 # Options of `meshrun run` that a program does not have, and why.
 NOT_FROM_PYTHON: dict[str, str] = {}
