@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import jobs.kernels
-from jobs import elementwise, grayscale, laplacian
-from jobs.dtypes import SUPPORTED, floating, result
-from jobs.expression import cpp, parse
+from jobs.filters import elementwise, grayscale, laplacian
+from jobs.filters.dtypes import SUPPORTED, floating, result
+from jobs.filters.expression import cpp, parse
 from jobs.kernels import instance
 from jobs.measure.exact_reductions import Kind
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs import moments, statistics
-from jobs.convolve import convolve
-from jobs.dtypes import SUPPORTED
-from jobs.elementwise import elementwise
-from jobs.expression import FUNCTIONS
-from jobs.grayscale import grayscale
-from jobs.laplacian import laplacian
+from jobs.filters import moments, statistics
+from jobs.filters.convolve import convolve
+from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.elementwise import elementwise
+from jobs.filters.expression import FUNCTIONS
+from jobs.filters.grayscale import grayscale
+from jobs.filters.laplacian import laplacian
 from runner.device.api import poison
 from runner.job.declaration import Job
 from runner.plan.halo import normalize

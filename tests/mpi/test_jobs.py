@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 import meshrun
-from jobs.convolve import convolve
-from jobs.elementwise import elementwise
-from jobs.grayscale import grayscale
-from jobs.laplacian import laplacian
-from jobs.statistics import statistics
+from jobs.filters.convolve import convolve
+from jobs.filters.elementwise import elementwise
+from jobs.filters.grayscale import grayscale
+from jobs.filters.laplacian import laplacian
+from jobs.filters.statistics import statistics
 from runner.comm.mpi import MpiComm
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job

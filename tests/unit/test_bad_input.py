@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 from typed import LAUNCHERS, typed
 
-from jobs.laplacian import laplacian
+from jobs.filters.laplacian import laplacian
 from launch.mpi.rank_command import PROGRAM
 
 DEADLOCK = 60  # seconds; nothing here takes a twentieth of it

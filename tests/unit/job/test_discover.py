@@ -225,5 +225,5 @@ def test_a_users_folder_of_jobs_gets_a_sentence(tmp_path: Path) -> None:
 def test_a_users_folder_runner_gets_a_sentence_from_our_jobs(tmp_path: Path) -> None:
     (tmp_path / "runner").mkdir()
     (tmp_path / "runner" / "__init__.py").write_text("")
-    ended = python("import jobs.laplacian", tmp_path)
+    ended = python("import jobs.filters.laplacian", tmp_path)
     assert f"{tmp_path / 'runner'} hides meshrun's own package runner" in ended.stderr

@@ -28,9 +28,9 @@ import pytest
 from measured_kernels import INSTANCES
 
 import jobs.kernels
-from jobs import convolve, elementwise, grayscale, laplacian
-from jobs.dtypes import SUPPORTED, floating
-from jobs.expression import FUNCTIONS, cpp, parse
+from jobs.filters import convolve, elementwise, grayscale, laplacian
+from jobs.filters.dtypes import SUPPORTED, floating
+from jobs.filters.expression import FUNCTIONS, cpp, parse
 from jobs.kernels import instance
 from jobs.measure.exact_reductions import Kind
 

@@ -15,12 +15,12 @@ import pytest
 from host_kernels import DIVISORS, EXPRESSION, EXPRESSION_RESULTS, LAPLACIAN_RESULTS
 
 import jobs.kernels
-from jobs import convolve as convolve_module
-from jobs import grayscale as grayscale_module
-from jobs import moments, statistics
-from jobs.dtypes import SUPPORTED
-from jobs.elementwise import elementwise
-from jobs.laplacian import laplacian
+from jobs.filters import convolve as convolve_module
+from jobs.filters import grayscale as grayscale_module
+from jobs.filters import moments, statistics
+from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.elementwise import elementwise
+from jobs.filters.laplacian import laplacian
 
 pytestmark = pytest.mark.usefixtures("kernels_on_host")
 

@@ -21,9 +21,9 @@ from queued_device import QueuedBackend
 from stream_cases import Case, cases, run_on
 
 import meshrun
-from jobs.grayscale import grayscale
-from jobs.laplacian import laplacian
-from jobs.statistics import statistics
+from jobs.filters.grayscale import grayscale
+from jobs.filters.laplacian import laplacian
+from jobs.filters.statistics import statistics
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.pipeline.dispatch import report

@@ -18,11 +18,11 @@ from PIL import Image
 from scipy import ndimage
 from skimage import color, filters
 
-from jobs.convolve import convolve
-from jobs.elementwise import elementwise
-from jobs.grayscale import grayscale
-from jobs.laplacian import laplacian
-from jobs.statistics import statistics
+from jobs.filters.convolve import convolve
+from jobs.filters.elementwise import elementwise
+from jobs.filters.grayscale import grayscale
+from jobs.filters.laplacian import laplacian
+from jobs.filters.statistics import statistics
 from runner.comm.threads import run_ranks
 from runner.job.declaration import Job
 from runner.run.execute import Options, run

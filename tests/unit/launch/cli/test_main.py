@@ -525,7 +525,9 @@ def test_a_plug_in_that_raises_at_import_is_one_line(
     module = f"plugin_{plugin}"
     (tmp_path / f"{module}.py").write_text(BROKEN_PLUGINS[plugin] + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    entry_points(monkeypatch, "meshrun.jobs", odd=f"{module}:job", statistics="jobs.statistics:statistics")
+    entry_points(
+        monkeypatch, "meshrun.jobs", odd=f"{module}:job", statistics="jobs.filters.statistics:statistics"
+    )
     assert main(["jobs"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"odd         does not work: job odd ({module}:job) cannot be imported")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from jobs.dtypes import SUPPORTED
-from jobs.laplacian import laplacian
+from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.laplacian import laplacian
 from runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]

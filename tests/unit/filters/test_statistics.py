@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import jobs.statistics
 import numpy as np
 import pytest
 
-import jobs.statistics
-from jobs.dtypes import SUPPORTED
-from jobs.statistics import statistics
+from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.statistics import statistics
 from runner.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ class FakeTiles:
 
 @pytest.fixture(autouse=True)
 def _fake_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs.statistics.runner, "Tiles", FakeTiles, raising=False)
+    monkeypatch.setattr(jobs.filters.statistics.runner, "Tiles", FakeTiles, raising=False)
 
 
 def run(array: Array, **parameters: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from skimage import color
 
-from jobs.dtypes import SUPPORTED
-from jobs.grayscale import grayscale, parse
+from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.grayscale import grayscale, parse
 from runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from jobs import dtypes, kernels
+from jobs import kernels
+from jobs.filters import dtypes
 from runner.errors import UserError
 
 THREADS, ROWS = 128, 8  # as in laplacian.cu

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from jobs.convolve import convolve
-from jobs.dtypes import SUPPORTED
-from jobs.weights import read
+from jobs.filters.convolve import convolve
+from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.weights import read
 from runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]

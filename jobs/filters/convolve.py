@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from jobs import dtypes, kernels
-from jobs.weights import EXACT, Weights, read
+from jobs import kernels
+from jobs.filters import dtypes
+from jobs.filters.weights import EXACT, Weights, read
 from runner.errors import UserError
 
 THREADS, COLUMNS = 128, 4  # as in convolve.cu

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 import meshrun
-from jobs import dtypes, kernels
-from jobs.bounds import Intervals
-from jobs.expression import cpp, evaluate, fold, parse
+from jobs import kernels
+from jobs.filters import dtypes
+from jobs.filters.bounds import Intervals
+from jobs.filters.expression import cpp, evaluate, fold, parse
 
 THREADS, ELEMENTS = 256, 4  # as in elementwise.cu
 Result = Literal["float", "same", "uint8", "uint16", "int32", "float16", "float32", "float64"]

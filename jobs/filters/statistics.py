@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from jobs import dtypes, kernels
-from jobs.moments import BLOCKS, Moments, combine, of_tile
+from jobs import kernels
+from jobs.filters import dtypes
+from jobs.filters.moments import BLOCKS, Moments, combine, of_tile
 from runner.errors import UserError
 
 MOST_BINS = 65536

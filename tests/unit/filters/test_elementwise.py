@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import dtypes
-from jobs.dtypes import SUPPORTED
-from jobs.elementwise import elementwise
-from jobs.expression import FUNCTIONS, cpp, parse
+from jobs.filters import dtypes
+from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.elementwise import elementwise
+from jobs.filters.expression import FUNCTIONS, cpp, parse
 from runner.errors import UserError
 from runner.run.compare import differs
 
