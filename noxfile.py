@@ -95,7 +95,7 @@ def lowest(session: nox.Session) -> None:
 def lowest_zarr(session: nox.Session) -> None:
     """The lowest version of Zarr, which needs a newer Python."""
     install_lowest(session)
-    session.run("pytest", "tests/unit/test_storage_zarr.py", *session.posargs)
+    session.run("pytest", "tests/unit/storage/test_zarr.py", *session.posargs)
 
 
 def install_lowest(session: nox.Session) -> None:
@@ -130,8 +130,10 @@ def unprivileged(session: nox.Session) -> None:
         "tests/faults/test_run.py",
         "tests/faults/test_local.py",
         # What may be read and written, and who may remove what.
-        "tests/unit/test_storage_npy.py",
-        "tests/unit/test_ending.py",
+        "tests/unit/storage/test_npy.py",
+        "tests/unit/storage/test_transaction.py",
+        "tests/unit/world/test_failure.py",
+        "tests/unit/world/test_termination.py",
         "tests/unit/launch/supervise/test_shared_memory.py",
         "tests/unit/launch/supervise/test_supervisor.py",
         "tests/unit/launch/mpi_/test_launcher.py",  # pytest-mpi skips what lies in a folder called mpi

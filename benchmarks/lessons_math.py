@@ -26,7 +26,8 @@ from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
 from jobs.bench.lessons.transpose.methods import OnGpu, launch, variants
 from runner.device.cuda import CudaBackend
-from runner.device.raw.cuda_memory import open_box
+from runner.device.raw import blas
+from runner.device.raw.memory import open_box
 from runner.report.record import write_json
 from runner.run.record_builder import versions
 from runner.world.world import lone_world
@@ -73,7 +74,7 @@ def transposes(context: Context, dtype: np.dtype[Any], shape: tuple[int, int]) -
         },
     }
     if dtype.itemsize > 2:
-        actions["cuBLAS geam"] = lambda: runner.device.raw.blas.geam(
+        actions["cuBLAS geam"] = lambda: blas.geam(
             *shape, dtype, source.address, target.address, place.stream
         )
     for variant in variants(dtype.itemsize):

@@ -1,4 +1,4 @@
-"""The built-in jobs, one module a job. They use the runner through its public names only."""
+"""The built-in jobs and measurements. They import the rooms of `runner`; nothing in `runner` imports them."""
 
 from importlib.machinery import PathFinder
 from pathlib import Path

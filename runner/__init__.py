@@ -1,7 +1,7 @@
 """What every rank runs: the rooms behind `import meshrun`, on seven floors.
 
     1  errors, region, files, lock     errors, boxes of cells, files that appear whole, locks
-    2  system, job, storage, report    facts of the hardware; what a job declares; array files; what a run reports
+    2  system, job, storage, report    facts of the hardware; what a job declares; array files; reports
     3  device, plan                    arrays and kernels on a CPU or GPU; decisions before any work
     4  comm                            messages between ranks
     5  world                           who and where the ranks are, and how they end

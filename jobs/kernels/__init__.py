@@ -1,4 +1,8 @@
-"""CUDA C++ kernels, one concept a file, and how they are launched."""
+"""CUDA C++ kernels, one concept a file, and how they are launched.
+
+Each file says what limits its kernel and what rate it reaches. It knows neither ranks nor jobs.
+Others use `load`, `launch` and `instance`.
+"""
 
 from __future__ import annotations
 

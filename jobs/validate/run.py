@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import runner
 from jobs.measure.record_file import recorded_environment
 from jobs.measure.status_line import CLEAR
 from jobs.validate import outputs
@@ -35,6 +34,7 @@ from jobs.validate.verdict import EXIT, Status
 from meshrun import World
 from runner.errors import BadResult, RunError, UserError, tell
 from runner.run.record_builder import versions
+from runner.system import launcher
 from runner.system.counters import read_counters
 from runner.world.failure import FailureHandler
 from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
@@ -108,7 +108,7 @@ def environment(world: World) -> dict[str, Any]:
     """What figures depend on, as rank 0 finds it. driver: version of NVIDIA's kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
-    return versions(world) | found | {"settings": recorded_environment(runner.system.launcher.environment())}
+    return versions(world) | found | {"settings": recorded_environment(launcher.environment())}
 
 
 def refuse_baseline(options: Options, members: Sequence[Member]) -> None:

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import click
 
-ROOMS = ("runner", "jobs")  # our other packages, whose names are also what people call their folders
+ROOMS = (
+    "meshrun",
+    "runner",
+    "jobs",
+)  # our other packages, whose names are also what people call their folders
 RANKS = re.compile(
     r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)"
 )  # as it is typed, and the number that may follow

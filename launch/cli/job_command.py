@@ -135,7 +135,7 @@ def _click_type(declared: Any) -> Any:
 
 
 def runner_options(taken: Container[str] = ()) -> list[click.Option]:
-    """The options that every job has: the fields of `runner.run.execute.Options`. taken: the job's own names."""
+    """The options that every job has, as in `runner.run.options`. taken: the job's own names."""
     from runner.plan.halo import BOUNDARIES
 
     return [

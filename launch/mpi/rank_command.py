@@ -22,7 +22,7 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
 
 
 def run_options(place: str, columns: int | None) -> list[str]:
-    """Options about the process that waits for the ranks. place: as `runner.world.run_status.run_at` takes it."""
+    """Options about the process that waits for the ranks. place: as `run_status.run_at` takes it."""
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
     return ["--run-dir", place, *terminal, *colour]

@@ -47,7 +47,7 @@ def find(name: str) -> Job:
 def _refuse_shadow(room: str) -> None:
     """Raise UserError if a user's folder was imported in place of our package `room`."""
     places = getattr(sys.modules.get(room), "__path__", ())
-    ours = Path(__file__).resolve().parent.parent / room
+    ours = Path(__file__).resolve().parents[2] / room
     for found in places:
         if ours.is_dir() and Path(found).resolve() != ours:
             raise UserError(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
-from runner.storage.formats import split
+from runner.storage.paths import split
 from runner.world.world import World
 
 

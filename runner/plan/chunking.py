@@ -1,7 +1,8 @@
 """The planner of streamed runs: whether to stream, and into which chunks, for runs and forecasts alike.
 
 Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
-ranks and files (`runner.pipeline.chunk_agreement`), a forecast takes them from a machine's rates (`runner.plan.forecast`).
+ranks and files (`runner.pipeline.chunk_agreement`), a forecast takes them from a machine's
+rates (`runner.plan.forecast`).
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record_builder import phase_table, places, versions
-from runner.storage.formats import Source, check_output, check_place, open_source, split
+from runner.storage.formats import Source, check_output, check_place, open_source
 from runner.storage.image_folder import Folder, check_output_folder, open_folder
-from runner.storage.paths import job_paths, named
+from runner.storage.paths import job_paths, named, split
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard
 from runner.world.world import World, open_world

@@ -18,9 +18,9 @@ from runner.plan.task import Task, plan_task
 from runner.report.record import Record
 from runner.report.spans import STAGES
 from runner.run.options import RunContext
-from runner.storage.formats import Sink, open_sink, partial_path, split
+from runner.storage.formats import Sink, open_sink
 from runner.storage.journal import Journal
-from runner.storage.paths import KEPT
+from runner.storage.paths import KEPT, partial_path, split
 from runner.system.host_memory import host_memory
 
 

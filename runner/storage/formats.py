@@ -22,9 +22,7 @@ from runner.files import is_protected, is_stream, longest_name
 from runner.region import HostArray, Region, Shape
 from runner.storage.declared_form import agree
 from runner.storage.file_errors import listing, write_error
-from runner.storage.paths import BESIDE, suffix
-from runner.storage.paths import partial_path as partial_path
-from runner.storage.paths import split as split
+from runner.storage.paths import BESIDE, partial_path, split, suffix
 
 # The module of each suffix, imported when the first such file is met.
 FORMATS = {

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from runner import lock, storage
+from runner import lock
 from runner.files import remove_path
+from runner.storage import formats
 
 
 class Observer(Protocol):
@@ -74,7 +75,7 @@ class OutputTransaction:
 
         RunError where it cannot be renamed. The ranks that have tracked `partial` call `forget_partial` next.
         """
-        storage.rename(partial, output)
+        formats.rename(partial, output)
 
     def roll_back(self) -> None:
         """Remove the partial output and unlock: the run has failed. May be called again, from any thread."""

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MAX_MISSED_BEATS = 3  # by this process itself before the others' silence is counted anew
@@ -142,5 +143,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
     main()

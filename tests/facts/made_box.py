@@ -1,4 +1,4 @@
-"""A simulated host with GPUs: `runner.device.raw.memory.Box` over NumPy, its streams, its copy kernels, and faults to put in.
+"""A simulated host with GPUs: a `Box` over NumPy, its streams, its copy kernels, and faults to put in.
 
     host = MadeHost(gpus=3)                     what its processes share
     box = MadeBox(host)                         one process that sees all of them

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
-import runner.rank_process
-
+import runner.world.rank_process
 from launch.cli.main import main
 from runner.system.launcher import RANK_ONLY, VARIABLES
 

@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import runner.stream.run
-
 import meshrun
+import runner.pipeline.streaming
 from runner.storage.flat import FlatSink, FlatSource
 from runner.storage.journal import Journal, Log, Syncer
 from runner.storage.transaction import OutputTransaction

@@ -23,7 +23,7 @@ import itertools, os, signal, time
 from pathlib import Path
 
 import meshrun
-import runner.stream.batch_engine
+import runner.pipeline.image_engine
 from runner.journal import Journal, Log
 from runner.storage.flat import FlatSink
 from runner.stream.batch import Batch

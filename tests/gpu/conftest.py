@@ -11,7 +11,7 @@ import pytest
 import meshrun
 from jobs.bench.lessons.protocol import Context
 from jobs.kernels import FOLDER
-from runner.device.raw.cuda_memory import open_box
+from runner.device.raw.memory import open_box
 from runner.world.world import lone_world
 
 

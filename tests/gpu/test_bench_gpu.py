@@ -24,7 +24,6 @@ from typing import Any
 
 import pytest
 
-import meshrun
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.measure import measure
@@ -33,7 +32,7 @@ from jobs.bench.collectives.specs import OPERATIONS
 from jobs.bench.collectives.sweep import sweep
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
-from meshrun import World
+from meshrun import World, open_world
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
 from runner.errors import MeshrunError
 from runner.world.failure import FailureHandler
@@ -41,7 +40,8 @@ from runner.world.rank_process import run_as_rank
 from runner.world.watchdog.watchdog import MeasurementProgress
 
 ROOT = Path(__file__).parents[2]
-same = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "unit" / "bench" / "test_corruption.py")))
+SAME = ROOT / "tests" / "unit" / "bench" / "collectives" / "test_corruption.py"
+same = SimpleNamespace(**runpy.run_path(str(SAME)))
 
 DEADLOCK = 110  # seconds; nothing here takes half of it
 ALLOWED = 3  # seconds without progress, where a rank is stopped
@@ -254,7 +254,7 @@ def shown(done: subprocess.CompletedProcess[str]) -> str:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Json:
     """The survey, by one rank in this process or by 4 (or 2) in processes of their own."""
     if request.param == "one GPU":
-        world = meshrun.open_world("cuda")
+        world = open_world("cuda")
         try:
             return survey(world)
         finally:

@@ -27,7 +27,7 @@ from jobs.measure import gate
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.timers import gated_event_seconds
 from launch.mpi.rank_command import PROGRAM
-from runner.device.raw.cuda_memory import open_box
+from runner.device.raw.memory import open_box
 from runner.errors import RunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

@@ -16,7 +16,7 @@ from jobs import kernels
 from jobs.bench.lessons.p2p.methods import peer_copies
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
-from runner.device.raw.cuda_memory import open_box
+from runner.device.raw.memory import open_box
 from runner.errors import MeshrunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

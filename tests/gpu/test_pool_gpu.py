@@ -11,9 +11,8 @@ import pytest
 from jobs.bench.lessons.pool import lesson
 from jobs.bench.lessons.pool.workload import account, workload
 from jobs.bench.lessons.protocol import Context
-from runner.device.raw.allocators import Pool
-from runner.device.raw.cuda_allocators import open_pools
-from runner.device.raw.cuda_memory import open_box
+from runner.device.raw.allocators import Pool, open_pools
+from runner.device.raw.memory import open_box
 from runner.errors import UserError
 from runner.world.world import lone_world
 

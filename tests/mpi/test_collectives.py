@@ -1,6 +1,6 @@
 """Collectives in host memory on MPI's ranks: mpiexec -n 3 python -m pytest --with-mpi tests/mpi.
 
-The cases, and what NumPy makes of them, are those of tests/unit/test_collectives.py.
+The cases, and what NumPy makes of them, are those of tests/unit/comm/test_collectives.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from runner.comm.threads import SimulatedComm
 from runner.errors import RunError, UserError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
-same = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "test_collectives.py")))
+SAME = Path(__file__).parents[1] / "unit" / "comm" / "test_collectives.py"
+same = SimpleNamespace(**runpy.run_path(str(SAME)))
 
 
 @pytest.fixture(scope="module")

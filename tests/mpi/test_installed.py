@@ -17,6 +17,8 @@ import pytest
 
 import jobs
 import launch
+import meshrun
+import runner
 from runner.comm.collectives.call_batch import BUILT, Batch
 from runner.comm.mpi import MpiComm
 
@@ -35,7 +37,7 @@ def comm() -> Iterator[MpiComm]:
 @INSTALLED
 def test_ranks_import_the_installed_package(comm: MpiComm) -> None:
     place = Path(sysconfig.get_path("platlib"))
-    found = {Path(module.__file__ or "").parents[1] for module in (runner, jobs, launch)}
+    found = {Path(module.__file__ or "").parents[1] for module in (meshrun, runner, jobs, launch)}
     assert comm.allgather(found) == [{place}] * comm.size
 
 

@@ -11,73 +11,30 @@ from pathlib import Path
 
 import pytest
 
-import runner
-
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("runner", "jobs", "launch")
+PACKAGES = ("meshrun", "runner", "jobs", "launch")
 
-# Inside runner/, from the top down: a module may import those in lower lines, and its own package.
-LAYERS = (
-    ("calibrate", "selftest"),
-    ("doctor", "main"),
-    ("rank_process",),
-    ("declare",),  # a declared job runs itself: `edges.run(...)` and `edges(array)`
-    ("apply",),
-    ("execute", "find", "heartbeat", "inspection", "mutations"),
-    ("batch_job", "map_job"),
-    ("options", "rank_table", "record_builder"),
-    ("forecast_record",),
-    ("check", "store", "stream"),
-    ("pipeline",),
-    ("compare", "result_type"),
-    ("load", "reduce"),
-    ("inputs",),
-    ("failure",),
-    ("exchange", "transaction"),
-    ("storage", "world"),
-    ("binding", "preflight"),
-    ("clock", "deal", "heartbeat_process", "preflight_consistency", "preflight_host", "watchdog"),
-    ("problem",),
-    ("counters", "survey"),
-    ("comm.mpi_collectives", "comm.nccl_arrays", "comm.nccl_collectives", "comm.simulated_collectives"),
-    ("comm.host", "comm.mpi", "comm.nccl_calls", "comm.simulated", "comm.staged"),
-    ("preload",),
-    ("comm.nccl",),
-    ("backend.cuda_blas", "backend.cuda_box", "backend.cuda_pools"),
-    (
-        "backend.cpu",
-        "backend.cuda",
-    ),
-    ("backend.box", "backend.cuda_files", "backend.cuda_lanes", "backend.pools"),
-    ("forecast",),  # what a run will do and take: decided without ranks, files or devices
-    ("chunking", "rates"),
-    ("work",),
-    ("declaration", "here"),
-    ("chunks", "philox", "stream.options", "window"),
-    ("backend",),  # the protocols
-    ("comm",),
-    ("boxes", "halo", "signature"),
-    (
-        "counters_gpu",
-        "counters_network",
-        "counters_processors",
-        "partition",
-        "survey_gpu",
-        "survey_network",
-        "watch_progress",
-    ),
-    ("journal", "launcher", "links", "run_status", "termination", "watch_channel", "watch_report"),
-    ("lock", "report"),
-    ("files", "nvml"),
-    ("errors", "phases", "spans", "sysfs"),
+# From the ground up: a module may import its own room and the rooms of lower floors.
+FLOORS = (
+    ("runner.errors", "runner.region", "runner.files", "runner.lock"),
+    ("runner.system", "runner.job", "runner.storage", "runner.report"),
+    ("runner.device", "runner.plan"),
+    ("runner.comm",),
+    ("runner.world",),
+    ("runner.pipeline",),
+    ("runner.run",),
+    ("jobs.kernels",),
+    ("jobs.measure",),
+    ("jobs.filters", "jobs.bench", "jobs.validate"),
 )
+GROUND = FLOORS[0]  # files, not rooms: each may import those before it
 
 # Inside launch/, likewise: a module may import what is in its own room, and the rooms in lower lines.
 LAUNCH_ROOMS = (("__main__",), ("cli",), ("slurm", "kubernetes"), ("mpi",), ("supervise",), ("spec",))
 
-CUPY = ("runner/backend/cuda*.py", "runner/comm/nccl*.py")
-MPI4PY = ("runner/comm/mpi*.py", "runner/world*.py")
-ENVIRONMENT = ("runner/launcher.py", "runner/world.py", "runner/comm/mpi.py", "launch/*.py")
+CUPY = ("runner/device/*.py", "runner/comm/*.py")
+MPI4PY = ("runner/comm/*.py", "runner/world/*.py")
+ENVIRONMENT = ("runner/system/launcher.py", "runner/world/*.py", "runner/comm/mpi.py", "launch/*.py")
 COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich", "jinja2", "prometheus_client")
 
 
@@ -152,7 +109,7 @@ def nccl_has_one_home(source: Source) -> Iterator[str]:
 
 
 def nvml_has_one_home(source: Source) -> Iterator[str]:
-    if source.path != "runner/nvml.py":
+    if source.path != "runner/system/nvml.py":
         yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("pynvml"))
 
 
@@ -161,17 +118,14 @@ def the_runner_knows_neither_jobs_nor_the_door(source: Source) -> Iterator[str]:
         yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("jobs", "launch"))
 
 
-def jobs_use_public_names(source: Source) -> Iterator[str]:
+def jobs_know_rooms(source: Source) -> Iterator[str]:
+    """Jobs import the runner's rooms, or meshrun as a user does; neither the door nor `runner` itself."""
     if not source.is_one_of("jobs/*"):
         return
     for found in source.imports:
-        package, _, rest = found.name.partition(".")
-        if package == "launch" or (package == "runner" and rest and rest not in runner.__all__):
+        room = ".".join(found.name.split(".")[:2])
+        if found.of("launch") or (found.of("runner") and not any(room in rooms for rooms in FLOORS)):
             yield f"{found.line}: {found.name}"
-    for node in ast.walk(source.tree):
-        is_runner = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "runner"
-        if is_runner and isinstance(node, ast.Attribute) and node.attr not in runner.__all__:
-            yield f"{node.lineno}: runner.{node.attr}"
 
 
 def the_door_opens_at_once(source: Source) -> Iterator[str]:
@@ -198,29 +152,35 @@ def lower_rooms_of_launch_know_no_upper_ones(source: Source) -> Iterator[str]:
                 yield f"{found.line}: {found.name}"
 
 
-def layer(name: str) -> tuple[int, str]:
-    """Row and entry of LAYERS for a dotted name below runner, the longest entry that fits."""
-    fits = [
-        (len(entry), row, entry)
-        for row, entries in enumerate(LAYERS)
-        for entry in entries
-        if f"{name}.".startswith(f"{entry}.")
-    ]
-    _, row, entry = max(fits, default=(0, -1, ""))
-    return row, entry
+def floor(name: str) -> tuple[int, str]:
+    """The floor and room of a dotted name; -1 where it has none."""
+    room = ".".join(name.split(".")[:2])
+    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), -1), room
 
 
-def lower_layers_know_no_upper_ones(source: Source) -> Iterator[str]:
-    if not source.is_one_of("runner/*") or source.path == "runner/__init__.py":
+def imports_go_down(source: Source) -> Iterator[str]:
+    if not source.is_one_of("runner/*", "jobs/*") or source.path in (
+        "runner/__init__.py",
+        "jobs/__init__.py",
+    ):
         return
-    row, entry = layer(source.module.removeprefix("runner."))
-    if row < 0:
-        yield "1: the module has no place in LAYERS"
+    here, room = floor(source.module)
+    if here < 0:
+        yield "1: the module is in no room of FLOORS"
     for found in source.imports:
-        if found.of("runner") or found.name.startswith("."):
-            other_row, other = layer(found.name.removeprefix("runner."))
-            if other_row < 0 or not (other_row > row or other == entry):
+        if found.name.startswith("."):
+            yield f"{found.line}: {found.name}"
+        elif found.of("runner", "jobs"):
+            other, other_room = floor(found.name)
+            before = room in GROUND and other_room in GROUND[: GROUND.index(room)]
+            if other < 0 or not (other < here or other_room == room or before):
                 yield f"{found.line}: {found.name}"
+
+
+def rooms_say_what_they_are_for(source: Source) -> Iterator[str]:
+    is_room = source.path.endswith("/__init__.py") and source.path.count("/") == 2
+    if is_room and len(ast.get_docstring(source.tree) or "") < 100:
+        yield "1: a room's docstring says what it is for, what it may not know, which names others use"
 
 
 def the_environment_is_read_in_few_places(source: Source) -> Iterator[str]:
@@ -258,25 +218,23 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
     # with samples that break them: a rule that finds nothing must be able to
     cupy_has_two_homes: [
         ("jobs/a.py", "import cupy"),
-        ("runner/world.py", "def f():\n    from cupy.cuda import nccl"),
-        ("runner/backend/__init__.py", "import importlib\nimportlib.import_module('cupy')"),
+        ("runner/world/world.py", "def f():\n    from cupy.cuda import nccl"),
+        ("runner/plan/halo.py", "import importlib\nimportlib.import_module('cupy')"),
     ],
-    mpi_has_one_home: [("runner/execute.py", "def f():\n    from mpi4py import MPI")],
+    mpi_has_one_home: [("runner/run/execute.py", "def f():\n    from mpi4py import MPI")],
     nccl_has_one_home: [
-        ("runner/comm/nccl_calls.py", "def f():\n    from nccl.bindings import nccl"),
+        ("runner/comm/collectives/nccl_calls.py", "def f():\n    from nccl.bindings import nccl"),
         ("jobs/a.py", "import nccl.core"),
     ],
     nvml_has_one_home: [("runner/links.py", "def f():\n    import pynvml")],
     the_runner_knows_neither_jobs_nor_the_door: [
-        ("runner/find.py", "import jobs.laplacian"),
+        ("runner/job/discover.py", "import jobs.laplacian"),
         ("runner/report/summary.py", "def f():\n    from launch import cli"),
     ],
-    jobs_use_public_names: [
-        ("jobs/a.py", "from runner.halo import runs"),
-        ("jobs/a.py", "from runner import halo"),
-        ("jobs/a.py", "import runner.halo"),
-        ("jobs/a.py", "import runner\nrunner.halo.runs()"),
-        ("jobs/a.py", "from launch import cli"),
+    jobs_know_rooms: [
+        ("jobs/filters/a.py", "from runner import map_blocks"),
+        ("jobs/filters/a.py", "import runner"),
+        ("jobs/filters/a.py", "from launch import cli"),
     ],
     the_door_opens_at_once: [
         ("launch/cli/main.py", "import numpy as np"),
@@ -291,20 +249,23 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("launch/spec.py", "from .mpi import launcher"),
         ("launch/brand_new.py", "import os"),
     ],
-    lower_layers_know_no_upper_ones: [
-        ("runner/partition.py", "from runner.halo import runs"),
-        ("runner/halo.py", "def f():\n    import runner.execute"),
+    imports_go_down: [
+        ("runner/plan/grid.py", "from runner.world.world import World"),
+        ("runner/plan/halo.py", "def f():\n    import runner.run.execute"),
+        ("runner/plan/halo.py", "from runner.device import api"),
         ("runner/comm/mpi.py", "from runner import world"),
-        ("runner/comm/__init__.py", "from runner.comm.mpi import MpiComm"),
-        ("runner/declaration.py", "def f():\n    from runner.execute import run"),
-        ("runner/halo.py", "from . import partition"),
-        ("runner/halo.py", "from runner import map_blocks"),
+        ("runner/plan/halo.py", "from . import grid"),
+        ("runner/plan/halo.py", "from runner import map_blocks"),
+        ("runner/errors.py", "from runner.files import write_file"),
         ("runner/brand_new.py", "import os"),
+        ("jobs/measure/a.py", "from jobs.bench import cli"),
+        ("jobs/validate/a.py", "from jobs.bench.copy import cases"),
     ],
+    rooms_say_what_they_are_for: [("runner/plan/__init__.py", '"""Plans."""')],
     the_environment_is_read_in_few_places: [
-        ("runner/halo.py", "import os\nos.environ['A']"),
+        ("runner/plan/halo.py", "import os\nos.environ['A']"),
         ("jobs/a.py", "from os import environ"),
-        ("runner/execute.py", "import sys\nsys.argv[1]"),
+        ("runner/run/execute.py", "import sys\nsys.argv[1]"),
     ],
     exceptions_are_named: [
         ("jobs/a.py", "try:\n    f()\nexcept:\n    pass"),
@@ -325,7 +286,7 @@ SOURCES = [
 
 
 def test_the_sources_are_found() -> None:
-    assert {"runner/halo.py", "runner/comm/mpi.py"} <= {source.path for source in SOURCES}
+    assert {"runner/plan/halo.py", "runner/comm/mpi.py"} <= {source.path for source in SOURCES}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -342,11 +303,10 @@ def test_the_rule_finds_what_breaks_it(rule: Callable[[Source], Iterator[str]], 
     assert list(rule(Source(path, text)))
 
 
-def test_every_layer_exists() -> None:
-    for entries in LAYERS:
-        for entry in entries:
-            place = ROOT / "runner" / entry.replace(".", "/")
-            assert place.with_suffix(".py").exists() or (place / "__init__.py").exists(), entry
+def test_every_room_exists() -> None:
+    for room in (room for rooms in FLOORS for room in rooms):
+        place = ROOT / room.replace(".", "/")
+        assert place.with_suffix(".py").exists() or (place / "__init__.py").exists(), room
 
 
 def test_every_room_of_launch_exists() -> None:

@@ -36,11 +36,11 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_python_examples_define_what_they_show(page: Path) -> None:
     for number, code in enumerate(blocks(page, "python")):
         compiled = compile(code, f"{page.name}[{number}]", "exec")
-        exec(compiled, {"runner": runner})
+        exec(compiled, {"meshrun": meshrun})
 
 
 def jobs_of_the_page() -> dict[str, Any]:
-    names: dict[str, Any] = {"runner": runner}
+    names: dict[str, Any] = {"meshrun": meshrun}
     for code in blocks(ROOT / "docs" / "jobs.md", "python"):
         exec(code, names)
     return names
@@ -57,7 +57,7 @@ def test_the_jobs_pages_reduction_may_have_an_option() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text()
     start = page.index("@meshrun.reduce_blocks")
     code = page[start : page.index("```", start)].replace("(block)", "(block, *, scale: float = 1.0)")
-    names: dict[str, Any] = {"runner": runner}
+    names: dict[str, Any] = {"meshrun": meshrun}
     exec(code, names)
     assert names["totals"](np.array([1.0, 2.0]), scale=3.0) == {"sum": 3.0, "max": 2.0}
 

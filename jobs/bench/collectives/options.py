@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-import runner
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.command_base import PLOT, BadUsage, Command, Size
 from jobs.measure.exit_codes import Finite, StrictCommand
 from jobs.measure.sizes import size_text
+from runner.comm.collectives import api
 
 ONE_PROCESS_PER_GPU = (
     "one process drives one GPU here: start more ranks instead, with meshrun -n 8 bench, "
@@ -91,8 +91,8 @@ def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None)
 
 
 REDUCTIONS, DATATYPES = (
-    Choices(runner.comm.collectives.api.REDUCTIONS),
-    Choices([*runner.comm.collectives.api.DATATYPES]),
+    Choices(api.REDUCTIONS),
+    Choices([*api.DATATYPES]),
 )
 NATURAL = click.IntRange(min=0)
 ZERO_OR_ONE = click.IntRange(0, 1)

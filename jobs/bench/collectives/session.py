@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import runner
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.results import Header, Memory, RankDevice
@@ -18,6 +17,7 @@ from runner.comm.api import Control
 from runner.comm.clock import clock_offsets
 from runner.comm.collectives.api import Buffer, Collectives, Datatype
 from runner.errors import UserError
+from runner.system import links
 from runner.system.launcher import environment
 from runner.system.links import gpu_links, network_rate
 from runner.world.watchdog.watchdog import MeasurementProgress
@@ -110,7 +110,7 @@ def opened(
     everyone: Control,
     options: BenchOptions,
     name: str,
-    progress: runner.world.watchdog.watchdog.MeasurementProgress,
+    progress: MeasurementProgress,
     colors: Sequence[int],
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.
@@ -321,9 +321,7 @@ def tight_link(
     if device.kind != "cuda":
         return unknown, None, ()
     mine = gpu_links(device.uuid)
-    nics = network_rate(
-        runner.system.links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id])
-    )
+    nics = network_rate(links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id]))
     gathered = everyone.allgather((world.here.host_id, mine, nics, device.compute_capability))
     color = bench.colors[0]  # the rows are those of rank 0's group
     members = [one for one, other in zip(gathered, bench.colors, strict=True) if other == color]

@@ -21,8 +21,7 @@ from jobs.measure.record_file import create_outputs, recorded_environment
 from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.comm.api import Control
-from runner.device.raw.cuda_memory import open_box
-from runner.device.raw.memory import Box
+from runner.device.raw.memory import Box, open_box
 from runner.files import write_file
 from runner.system.host_memory import free_host_memory
 from runner.system.launcher import environment

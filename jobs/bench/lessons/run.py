@@ -14,7 +14,7 @@ from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from jobs.measure.record_file import create_outputs, recorded_environment
 from jobs.measure.status_line import CLEAR
 from meshrun import World
-from runner.device.raw.cuda_memory import open_box
+from runner.device.raw.memory import open_box
 from runner.errors import UserError
 from runner.files import write_file
 from runner.system.launcher import environment

@@ -22,7 +22,7 @@ from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
 from runner.comm.collectives.api import Collectives
-from runner.device.raw.cuda_memory import open_box
+from runner.device.raw.memory import open_box
 from runner.errors import MeshrunError
 from runner.world.watchdog.watchdog import MeasurementProgress
 

@@ -15,7 +15,6 @@ from jobs.validate.probe import api
 from jobs.validate.probe.api import SingleRankOp, Wrong
 from jobs.validate.probe.buffers import Buffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
-from runner.device.raw.blas import gemm
 
 ITEM = FLOAT.itemsize
 BLOCK = 8 << 20  # elements of a product that are compared at a time
@@ -77,6 +76,8 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
     )
     queue: Callable[[], object] = partial(np.matmul, a, b, out=c)
     if buffers.box is not None:
+        from runner.device.raw.blas import gemm
+
         addresses = out.address, out.address + second, into.address
         queue = partial(gemm, "float32", side, side, side, *addresses, world.backend.stream)
 

@@ -34,3 +34,13 @@ class Pool(Protocol):
 
     def close(self) -> None:
         """Orderly end; everything has been released."""
+
+
+def open_pools(most: int) -> list[Pool]:
+    """Every way to allocate memory of the current GPU, on the current stream; close each at the end.
+
+    most: bytes that CuPy's pool may hold.
+    """
+    from runner.device.raw.cuda_allocators import KEEP, AsyncPool, CupyPool, DriverPool
+
+    return [DriverPool(), AsyncPool(), AsyncPool(KEEP), CupyPool(most)]

@@ -154,11 +154,3 @@ def _refused(pool: Pool, nbytes: int, reason: Exception) -> UserError:
         expected="as much free memory of the GPU",
         hint="a smaller -e, or nvidia-smi to see who else uses the GPU",
     )
-
-
-def open_pools(most: int) -> list[Pool]:
-    """Every way to allocate memory of the current GPU, on the current stream; to be closed.
-
-    most: bytes that a pool of ours may hold.
-    """
-    return [DriverPool(), AsyncPool(), AsyncPool(KEEP), CupyPool(most)]

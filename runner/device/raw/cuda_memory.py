@@ -221,11 +221,3 @@ def _too_much(kind: Kind, nbytes: int, gpu: int, expected: str) -> UserError:
     return UserError(
         f"there is not enough {kind} memory for GPU {gpu}", got=f"{nbytes:,} bytes", expected=expected
     )
-
-
-def open_box() -> CudaBox:
-    """The GPUs of this process; close it at the end. Raises UserError where there are none."""
-    box = CudaBox()
-    if not box.gpus:
-        raise UserError("this needs a GPU, and CUDA shows none", hint="meshrun doctor says why")
-    return box

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from runner.errors import UserError
 from runner.region import Array
 
 # pinned: page-locked. combined: page-locked and write-combined, which a processor writes fast and reads
@@ -128,3 +129,13 @@ class Box(Protocol):
 
     def close(self) -> None:
         """Release what is still allocated or attached."""
+
+
+def open_box() -> Box:
+    """The GPUs of this process; close it at the end. Raises UserError where there are none."""
+    from runner.device.raw.cuda_memory import CudaBox
+
+    box = CudaBox()
+    if not box.gpus:
+        raise UserError("this needs a GPU, and CUDA shows none", hint="meshrun doctor says why")
+    return box

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import jobs.statistics
 import numpy as np
 import pytest
 
+import jobs.filters.statistics
 from jobs.filters.dtypes import SUPPORTED
 from jobs.filters.statistics import statistics
 from runner.errors import UserError

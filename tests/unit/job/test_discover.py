@@ -216,7 +216,10 @@ def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_users_folder_of_jobs_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").write_text("")
-    told = "from runner.job.discover import find\ntry: find('laplacian')\nexcept Exception as reason: print(reason)"
+    told = (
+        "from runner.job.discover import find\n"
+        "try: find('laplacian')\nexcept Exception as reason: print(reason)"
+    )
     ended = python(told, tmp_path)
     assert f"{tmp_path / 'jobs'} hides meshrun's own package jobs" in ended.stdout, ended.stderr
     assert "Try: another name" in ended.stdout

@@ -301,7 +301,7 @@ def test_the_bits_are_the_same_on_every_machine() -> None:
         return x ^ x >> 31
 
     assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # splitmix64's first output for seed 0
-    datatype = runner.comm.collectives.api.DATATYPES["uint32"]
+    datatype = DATATYPES["uint32"]
     element = mix(mix(42) + 1000)
     assert patterns.copied(datatype, 42, 1000, 1)[0] == element & 0xFFFFFFFF
     x = (element + 3 * 0x9E3779B97F4A7C15) & mask

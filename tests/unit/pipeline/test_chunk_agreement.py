@@ -557,7 +557,7 @@ def test_the_code_of_a_function_that_another_files_decorator_wraps_is_its_own(
 
 def test_a_function_that_is_in_no_file_has_code_too(project: Path) -> None:
     def identities(text: str) -> Any:
-        names: dict[str, Any] = {"runner": runner}
+        names: dict[str, Any] = {"meshrun": meshrun}
         exec(text, names)
         source = open_source(project / "in.npy")
         cut = plan_task(names["typed"], {}, source.shape, source.dtype, 1)

@@ -30,8 +30,10 @@ from runner.pipeline.dispatch import report
 from runner.pipeline.image_engine import ImageEngine
 from runner.report.spans import Spans
 from runner.report.summary import render
+from runner.storage.formats import Form
 from runner.storage.image_folder import SUFFIXES, open_folder
 from runner.storage.journal import Journal, Log, Syncer
+from runner.world.world import identify_host
 
 CALLED: list[tuple[int, ...]] = []
 
@@ -265,7 +267,7 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
         ({"chunk_bytes": 1000}, "--chunk-bytes does not apply to a folder"),
         ({"device_memory": 1000}, "--device-memory does not apply to a folder"),
         (
-            {"form": runner.storage.formats.Form((1, 5))},
+            {"form": Form((1, 5))},
             "--input-shape, --input-dtype and --input-order do not apply",
         ),
         ({"timeline": "run.svg"}, "unknown timeline format"),
@@ -346,7 +348,7 @@ def fail(source: Path, error: str, ranks: int = 1, **options: Any) -> set[str]:
     with pytest.raises(RunError, match=error):
         run_on(ranks, counted, source, target, **options)
     assert not target.exists()
-    keys = Journal(target).finished({runner.world.world.identify_host()[1]})
+    keys = Journal(target).finished({identify_host()[1]})
     folder = open_folder(source)
     assert folder is not None
     return {image.name for image in folder.images if image.key in keys}

@@ -708,7 +708,7 @@ def test_an_unfinished_run_is_not_begun_over(journal: Journal) -> None:
 
 
 def test_the_format_is_as_documented(journal: Journal) -> None:
-    import runner.journal
+    import runner.storage.journal
 
     log = journal.log("a-0", "n1/5c0a2d6e")
     log.done(12)

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from runner.errors import RunError, UserError
 from runner.plan.grid import Partition
 from runner.region import Region, Shape
-from runner.storage.formats import check_output, commit, open_sink, open_source, partial_path
+from runner.storage.formats import check_output, commit, open_sink, open_source
 from runner.storage.npy import NpySink
+from runner.storage.paths import partial_path
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 

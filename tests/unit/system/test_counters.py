@@ -10,7 +10,7 @@ import pytest
 from nvml import UUID, NotSupported, NVMLError, loaded
 from nvml_counters import VALUE_TYPES, Nvml
 
-from runner.system import gpu_counters
+from runner.system import gpu_counters as counters_gpu
 from runner.system.counters import read_counters
 from runner.system.gpu_counters import gpu_counters
 from runner.system.network_counters import RDMA, network_counters
@@ -95,7 +95,7 @@ def test_later_nvlinks_have_fields_of_each_link() -> None:
     second = {name: value for (part, name), value in found.items() if part == "GPU 0, NVLink 1"}
     assert second == {
         "state": "up",
-        **dict(zip(gpu_counters.LINK_FIELDS, (1000 + field for field in numbers), strict=True)),
+        **dict(zip(counters_gpu.LINK_FIELDS, (1000 + field for field in numbers), strict=True)),
     }
 
 
@@ -161,11 +161,11 @@ def test_the_names_are_those_of_the_module() -> None:
     for name in ours:
         value = getattr(pynvml, name)
         assert callable(value) or value == getattr(Nvml, name), name
-    tables = (gpu_counters.FIELDS, gpu_counters.TIMES, gpu_counters.REASONS, gpu_counters.LINK_ERRORS)
-    used = [name for table in (*tables, gpu_counters.LINK_FIELDS) for name in table.values()]
+    tables = (counters_gpu.FIELDS, counters_gpu.TIMES, counters_gpu.REASONS, counters_gpu.LINK_ERRORS)
+    used = [name for table in (*tables, counters_gpu.LINK_FIELDS) for name in table.values()]
     assert [name for name in used if not hasattr(Nvml, name)] == []
     members = [name for name, _ in pynvml.c_nvmlValue_t._fields_]
-    assert tuple(members) == gpu_counters.MEMBERS
+    assert tuple(members) == counters_gpu.MEMBERS
     assert [getattr(pynvml, f"NVML_VALUE_TYPE_{name}") for name in ("DOUBLE", "UNSIGNED_SHORT")] == [0, 6]
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 import meshrun
+from jobs.validate import hardware_limits
 from jobs.validate.hardware_limits import RankFacts, Rate, gather, limits
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit
-from runner.system.links import network_rate
+from runner.system.links import network_rate, nics
 
 GB = 1e9
 NONE = Rate(None, "NVML: no active NVLink")
@@ -196,7 +197,7 @@ def test_gathered_on_this_machine() -> None:
     world = meshrun.open_world("cpu")
     try:
         (mine,) = gather(world)
-        nominal = network_rate(runner.system.links.nics(), 1)
+        nominal = network_rate(nics(), 1)
     finally:
         world.close()
     assert mine.memory == mine.nvlink == mine.pcie == CPU
@@ -212,11 +213,9 @@ def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device("cuda", "NVIDIA H200", 0, "GPU-1", bandwidth=4.8e12, bandwidth_source="clock")
     ranks = (replace(world.ranks[0], device=replace(device, compute_capability=90)),)
     links = GpuLinks(Reading(450.0, "18 links"), Reading(63.0, "generation 5"), 18)
-    monkeypatch.setattr(runner, "gpu_links", lambda uuid: links if uuid == "GPU-1" else None, raising=False)
-    monkeypatch.setattr(runner, "environment", lambda: {"NCCL_ALGO": "Ring", "HOME": "/"}, raising=False)
-    monkeypatch.setattr(
-        runner, "network_rate", lambda nics, ranks: Reading(50.0 / ranks, "8 ports"), raising=False
-    )
+    monkeypatch.setattr(hardware_limits, "gpu_links", lambda uuid: links if uuid == "GPU-1" else None)
+    monkeypatch.setattr(hardware_limits, "environment", lambda: {"NCCL_ALGO": "Ring", "HOME": "/"})
+    monkeypatch.setattr(hardware_limits, "network_rate", lambda nics, ranks: Reading(50.0 / ranks, "8 ports"))
     try:
         (mine,) = gather(replace(world, ranks=ranks))
     finally:

@@ -14,7 +14,6 @@ import numpy as np
 from jobs import kernels
 from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
 from jobs.measure.timers import event_seconds
-from runner.device.raw.blas import gemm
 
 BLOCK = 64  # rows, columns and depth that the CPU multiplies at a time
 SAMPLE_SECONDS = 20e-3  # shortest sample: products may take long
@@ -113,6 +112,8 @@ class OnGpu(Gpu):
         addresses = [memory.address for memory in memories]
         arrays = [self.box.array(memory) for memory in memories]
         arguments = (*arrays, *np.array(shape, np.int64))
+        from runner.device.raw.blas import gemm
+
         try:
             with self.box.on(self.gpu):
                 operations = {

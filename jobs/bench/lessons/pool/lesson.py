@@ -17,8 +17,7 @@ from jobs.bench.lessons.pool.results import CallTimes, PassTimes, PoolResults
 from jobs.bench.lessons.pool.workload import LEAST, Step, account, play, workload
 from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
 from jobs.measure.sizes import size_name
-from runner.device.raw.allocators import Pool
-from runner.device.raw.cuda_allocators import open_pools
+from runner.device.raw.allocators import Pool, open_pools
 
 RANKS: Ranks = "one"
 CPU = True

@@ -14,7 +14,6 @@ from jobs import kernels
 from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
 from jobs.bench.lessons.protocol import rate
 from jobs.measure.timers import gated_event_seconds
-from runner.device.raw.blas import geam
 from runner.device.raw.memory import Memory
 from runner.errors import UserError
 
@@ -128,6 +127,8 @@ class OnGpu(Gpu):
 
     @contextmanager
     def matrix(self, shape: Shape, dtype: np.dtype[Any]) -> Iterator[Matrix]:
+        from runner.device.raw.blas import geam
+
         rows, columns = shape
         nbytes = rows * columns * dtype.itemsize
         source, target = (self.box.allocate("device", nbytes, self.gpu) for _ in range(2))

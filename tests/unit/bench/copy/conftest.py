@@ -47,8 +47,8 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(jobs.kernels, "load", load)
     monkeypatch.setattr(engines, "SMALL", SIZE)  # or the streaming kernel would ask for 64 MiB
     mine = threading.local()
-    monkeypatch.setitem(vars(runner), "open_box", lambda: mine.box)
-    monkeypatch.setitem(vars(runner), "gpu_links", links)
+    monkeypatch.setattr("jobs.bench.copy.run.open_box", lambda: mine.box)
+    monkeypatch.setattr("jobs.bench.copy.run.gpu_links", links)
 
     def bench(
         host: MadeHost,

@@ -308,7 +308,7 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Arena]:
         made[0].room = most
         return made
 
-    monkeypatch.setitem(vars(runner), "open_pools", open_pools)
+    monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", open_pools)
     return made
 
 
@@ -336,8 +336,8 @@ def test_no_more_than_a_quarter_of_what_is_free(arenas: list[Arena], monkeypatch
 
 
 def test_a_pool_that_gives_memory_out_twice_fails_the_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(runner), "open_pools", lambda most: [Twice()])
+    monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
     assert pool.measure(context(FakeBox(), maxbytes=1 << 14)).mismatches
-    monkeypatch.setitem(vars(runner), "open_pools", lambda most: [Twice()])
+    monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
     unchecked = Context(lone_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
     assert pool.measure(unchecked).mismatches == ()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runner.rank_process
 
+import runner.world.rank_process
 from launch.cli import errors
 from launch.cli.cli_context import terminal_columns
 from launch.cli.main import command, main

@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -272,7 +273,7 @@ def test_what_a_hypervisor_takes_is_no_part_of_it(monkeypatch: pytest.MonkeyPatc
         mine.stolen = stolen(os.sched_getaffinity(0)) + 0.06 * (rank == 2)
 
     slow_alone(monkeypatch, lambda world: steal(world.rank))
-    monkeypatch.setattr(runner, "stolen_seconds", stolen)
+    monkeypatch.setattr(sampling, "stolen_seconds", stolen)
     monkeypatch.setattr(sampling, "TOO_SHORT", 0.05)
 
     def prepare(world: World) -> None:
@@ -810,8 +811,8 @@ def as_gpu(world: World) -> None:
 
 def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """All four, in sizes that grow and shrink; then with copies that lose their last byte."""
-    monkeypatch.setitem(vars(runner), "open_box", HostBox)
-    monkeypatch.setitem(vars(runner), "gemm", host_gemm)
+    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setitem(sys.modules, "runner.device.raw.blas", SimpleNamespace(gemm=host_gemm))
 
     def script(probe: RankProbe) -> Any:
         assert probe.unavailable == {}
@@ -850,7 +851,7 @@ def copies(size: int, script: Script, hosts: Sequence[str] = ("a",)) -> Any:
 
 def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """In sizes that grow and shrink; then with copies that lose their last byte."""
-    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
 
     def script(probe: RankProbe) -> Any:
         assert probe.copies_unavailable() == ""
@@ -874,7 +875,7 @@ def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_rank_copies_to_one_other_and_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
 
     def script(probe: RankProbe) -> None:
         for flows in ([(0, 1), (0, 2)], [(0, 2), (1, 2)], [(1, 1)]):
@@ -885,7 +886,7 @@ def test_a_rank_copies_to_one_other_and_from_one(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_a_hosts_own_ranks_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
 
     def script(probe: RankProbe) -> Any:
         assert probe.copies_unavailable() == ""
@@ -896,7 +897,7 @@ def test_only_a_hosts_own_ranks_reach_each_other(monkeypatch: pytest.MonkeyPatch
 
 
 def test_why_there_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(runner), "open_box", HostBox)
+    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
     monkeypatch.setattr(HostBox, "shut", "peer access is not supported")
     found = copies(2, lambda probe: probe.copies_unavailable())
     whose = "rank 0, host a, GPU 0 cannot open the memory of rank 1, host a, GPU 0"
@@ -911,7 +912,7 @@ def test_landings_grow_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> No
         boxes.append(HostBox())
         return boxes[-1]
 
-    monkeypatch.setitem(vars(runner), "open_box", opened_box)
+    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", opened_box)
 
     def script(probe: RankProbe) -> Any:
         probe.copies(circle(2), KIB, 1)
