@@ -179,7 +179,7 @@ def test_a_gate_that_nobody_opens_gives_way(monkeypatch: pytest.MonkeyPatch) -> 
 def test_calls_are_in_no_time(context: Callable[..., Context]) -> None:
     """A copy of 16 bytes takes the GPU less than this host takes to queue it."""
     made = context()
-    box = made.gpus
+    box = made.required_box
     source, target = (box.allocate("device", 16, 0) for _ in range(2))
     stream = box.stream(0)
     calls = []
