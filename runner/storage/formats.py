@@ -30,7 +30,7 @@ FORMATS = {
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".bmp"), "image"),
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
     **dict.fromkeys((".raw", ".bin", ".dat"), "raw"),
-    ".zarr": "zarr_store",
+    ".zarr": "zarr",
     **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
 }
 FOLDERS = (".zarr",)

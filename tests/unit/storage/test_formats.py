@@ -388,7 +388,7 @@ def test_names_in_containers_are_split_off(suffix: str, name: str | None) -> Non
 def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
-    module = {"zarr": "zarr_store", "h5py": "hdf5"}[package]
+    module = {"zarr": "zarr", "h5py": "hdf5"}[package]
     monkeypatch.delitem(sys.modules, f"runner.storage.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     for action in (

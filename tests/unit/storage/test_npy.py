@@ -349,7 +349,7 @@ WITHOUT_FALLOCATE = """
 import ctypes, os, platform, struct, sys
 from pathlib import Path
 import numpy as np
-from runner.storage import open_sink
+from runner.storage.formats import open_sink
 
 number = {"x86_64": 285, "aarch64": 47}[platform.machine()]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 95), (0x06, 0, 0, 0x7FFF0000)]

@@ -22,7 +22,7 @@ from runner.storage.formats import check_output, commit, open_sink, open_source,
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
-zarr_store = importlib.import_module("runner.storage.zarr")
+zarr_module = importlib.import_module("runner.storage.zarr")
 codecs = zarr.codecs
 
 ARRAY = np.random.default_rng(0).random((10, 7)).astype("f4")
@@ -219,7 +219,7 @@ def test_an_array_is_written_into_a_group(tmp_path: Path) -> None:
     st.sampled_from(["u1", "f4", "c16"]),
 )
 def test_chunks_are_of_about_16_mib(shape: tuple[int, ...], dtype: str) -> None:
-    chunks, size = zarr_store.zarr_chunks(shape, np.dtype(dtype)), np.dtype(dtype).itemsize
+    chunks, size = zarr_module.zarr_chunks(shape, np.dtype(dtype)), np.dtype(dtype).itemsize
     assert len(chunks) == len(shape)
     assert all(1 <= chunk <= max(length, 1) for chunk, length in zip(chunks, shape, strict=True))
     assert math.prod(chunks) * size <= 16 << 20
@@ -231,7 +231,7 @@ def test_chunks_are_of_about_16_mib(shape: tuple[int, ...], dtype: str) -> None:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zarr_store, "CHUNK", 3 * 7 * 4)  # three rows of ARRAY
+    monkeypatch.setattr(zarr_module, "CHUNK", 3 * 7 * 4)  # three rows of ARRAY
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -261,7 +261,7 @@ def test_every_chunk_is_written_also_where_it_is_the_fill_value(tmp_path: Path) 
 @pytest.mark.usefixtures("small_chunks")
 def test_sync_reaches_every_file_and_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(zarr_store, "_sync", synced.append)
+    monkeypatch.setattr(zarr_module, "_sync", synced.append)
     sink = open_sink(tmp_path / "a.zarr", ARRAY.shape, ARRAY.dtype, "nonce")
     sink.create()
     sink.write(WHOLE.rows(0, 6), ARRAY[:6])
