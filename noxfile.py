@@ -20,10 +20,11 @@ EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "--timeout=1200")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and types."""
-    session.install("ruff>=0.15", "mypy>=1.18", ".")
+    """Check style, spelling and types."""
+    session.install("ruff>=0.15", "mypy>=1.18", "codespell>=2.4", ".")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
+    session.run("codespell")
     session.run("mypy")
 
 
