@@ -1,4 +1,4 @@
-"""What must hold, in three tiers; each session has an environment of its own.
+"""Run all checks, in three tiers; each session has its own environment.
 
 nox              lint and types, unit tests, faults, three ranks on Open MPI: before every commit
 .ci/run          that, and the sessions hosts, mpich and first_command
@@ -20,16 +20,17 @@ EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "--timeout=1200")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and types."""
-    session.install("ruff>=0.15", "mypy>=1.18", ".")
+    """Check style, spelling and types."""
+    session.install("ruff>=0.15", "mypy>=1.18", "codespell>=2.4", ".")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
+    session.run("codespell")
     session.run("mypy")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Unit tests, faults, and three ranks, with Open MPI."""
+    """Run unit tests, fault tests, and MPI tests on three ranks, with Open MPI."""
     session.install(f".[{OPEN_MPI},test]")
     unit(session)
     session.run("pytest", "tests/faults", *session.posargs)
@@ -38,7 +39,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def hosts(session: nox.Session) -> None:
-    """Several hosts and Slurm, five ranks, and an ordinary user, with Open MPI."""
+    """Run tests on several hosts, on Slurm, on five ranks, and as an unprivileged user, with Open MPI."""
     session.install(f".[{OPEN_MPI},test]")
     session.run("pytest", "tests/cluster", *session.posargs)
     on_ranks(session, OPEN_MPI, 5)
@@ -47,7 +48,7 @@ def hosts(session: nox.Session) -> None:
 
 @nox.session
 def mpich(session: nox.Session) -> None:
-    """What depends on the MPI library, with MPICH."""
+    """Run the tests that depend on the MPI library, with MPICH."""
     session.install(f".[{MPICH},test]")
     words = ["tests/unit", "tests/faults", "tests/cluster"]
     session.run("pytest", *words, "-m", "mpi_library and not nightly", *session.posargs)
@@ -56,14 +57,14 @@ def mpich(session: nox.Session) -> None:
 
 @nox.session
 def first_command(session: nox.Session) -> None:
-    """README's first command, in an environment with only what it installs."""
-    session.install("numpy", "pillow")  # of the comparison
+    """Run README's first command in an environment with only what it installs."""
+    session.install("numpy", "pillow")  # to compare the result
     session.run("python", "tests/first_command.py")
 
 
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
-    """Everything."""
+    """Run everything."""
     for name in ("lint", f"full({OPEN_MPI})", f"full({MPICH})", "lowest", "lowest_zarr", "first_command"):
         session.notify(name)
 
@@ -71,7 +72,7 @@ def nightly(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("mpi", [OPEN_MPI, MPICH], ids=[OPEN_MPI, MPICH])
 def full(session: nox.Session, mpi: str) -> None:
-    """All tests that need no GPU, on 1 to 5 ranks; with MPICH, of the unit tests those that depend on it."""
+    """Run all tests that need no GPU, on 1 to 5 ranks; with MPICH, only the unit tests that depend on MPI."""
     session.install(f".[{mpi},test]")
     if mpi == OPEN_MPI:
         unit(session, *EVERYTHING, nightly=True)
@@ -85,7 +86,7 @@ def full(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python="3.10")
 def lowest(session: nox.Session) -> None:
-    """The oldest Python, and the lowest versions that pyproject.toml allows, of extras too."""
+    """Run with the oldest Python and the lowest versions that pyproject.toml allows, including extras."""
     install_lowest(session)
     unit(session, nightly=False)
     on_ranks(session, OPEN_MPI, 3)
@@ -93,7 +94,7 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def lowest_zarr(session: nox.Session) -> None:
-    """The lowest version of Zarr, which needs a newer Python."""
+    """Run with the lowest version of Zarr, which needs a newer Python."""
     install_lowest(session)
     session.run("pytest", "tests/unit/storage/test_zarr.py", *session.posargs)
 
@@ -104,7 +105,7 @@ def install_lowest(session: nox.Session) -> None:
 
 
 def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
-    """The unit tests, on two processes; those that measure time afterwards, alone."""
+    """Run the unit tests on two processes, then those that measure time, alone."""
     without = "" if nightly else " and not nightly"
     command = ["pytest", "tests/unit", *words]
     session.run(*command, "-n", "2", "--dist", "loadfile", "-m", f"not timed{without}", *session.posargs)
@@ -112,9 +113,9 @@ def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
 
 
 def on_ranks(session: nox.Session, mpi: str, ranks: int, *words: str) -> None:
-    """The tests that are ranks, of the installed package."""
+    """Run the MPI tests against the installed package."""
     options = ["-n", str(ranks)]
-    environment = {"MESHRUN_INSTALLED": "1"}  # ranks have the wheel, which tests/mpi/test_installed.py sees
+    environment = {"MESHRUN_INSTALLED": "1"}  # tests/mpi/test_installed.py checks that ranks use the wheel
     if mpi == OPEN_MPI:
         options += ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
         environment["OMPI_MCA_btl"] = "^ofi"  # this one-sided component of the wheel sleeps 1 s at start
@@ -124,12 +125,12 @@ def on_ranks(session: nox.Session, mpi: str, ranks: int, *words: str) -> None:
 
 
 def unprivileged(session: nox.Session) -> None:
-    """As a user who is not root: in a user namespace, where this process is."""
+    """Run as an unprivileged user: if this process is root, in a user namespace."""
     words = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
     places = [
         "tests/faults/test_run.py",
         "tests/faults/test_local.py",
-        # What may be read and written, and who may remove what.
+        # These tests depend on file permissions.
         "tests/unit/storage/test_npy.py",
         "tests/unit/storage/test_transaction.py",
         "tests/unit/world/test_failure.py",

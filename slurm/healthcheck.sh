@@ -1,28 +1,28 @@
 #!/bin/sh
-# Measures the interconnect inside this node (meshrun validate). A critical node is drained, and the reason names
-# the part. Copy it to every node; in slurm.conf, as either or both:
+# Measure the interconnect inside this node (meshrun validate). Drain a critical node, with a reason that names
+# the part. Copy this script to every node and add one or both of these to slurm.conf:
 #
 #     HealthCheckProgram=/etc/slurm/healthcheck.sh     Prolog=/etc/slurm/healthcheck.sh
 #     HealthCheckInterval=3600                         (or Epilog=)
 #     HealthCheckNodeState=IDLE,CYCLE
 #
-# As HealthCheckProgram it measures a node without jobs and leaves any other alone. As Prolog or Epilog it
-# measures when the job has all GPUs of the node, and fails on a critical one: Slurm then requeues the job.
-# By hand:
+# As HealthCheckProgram, the script measures only nodes without jobs. As Prolog or Epilog, it measures if the
+# job has all GPUs of the node, and fails on a critical node; Slurm then requeues the job.
+# Run by hand:
 #
-#     healthcheck.sh --dry-run            measure, and say what would be done
+#     healthcheck.sh --dry-run            measure, and print what would be done
 #     healthcheck.sh --undrain [NODE]     resume a node that this script has drained, and no other
 #
 # Settings are lines of /etc/meshrun/healthcheck.conf, such as MESHRUN_DRY_RUN=1: slurmd gives a
-# HealthCheckProgram neither words nor variables, not even SLURM_CONF.
+# HealthCheckProgram neither arguments nor environment variables, not even SLURM_CONF.
 #
 #     MESHRUN=meshrun             the command, or a script that loads what it needs
 #     MESHRUN_OPTIONS="--quick --rungs gpu,host,pairs,node"
-#     MESHRUN_SECONDS=50          for everything; slurmd kills a HealthCheckProgram after 60
-#     MESHRUN_GPUS=N              that must be there; otherwise as many as Slurm counts on
-#     MESHRUN_DRAIN_ON_UNKNOWN=   1: a node of which there is no verdict is drained too
-#     MESHRUN_DRY_RUN=            1: as --dry-run
-#     MESHRUN_SIMULATE=SPEC       a rehearsal: the verdict is of this fleet, no GPU is looked at
+#     MESHRUN_SECONDS=50          total time limit; slurmd kills a HealthCheckProgram after 60
+#     MESHRUN_GPUS=N              expected number of GPUs; default: the number configured in Slurm
+#     MESHRUN_DRAIN_ON_UNKNOWN=   1: also drain a node whose verdict is unknown
+#     MESHRUN_DRY_RUN=            1: like --dry-run
+#     MESHRUN_SIMULATE=SPEC       rehearsal: judge this simulated fleet instead of the GPUs
 #     MESHRUN_LOCK=/run/meshrun-healthcheck.lock
 
 # slurmd sets no PATH.
@@ -31,7 +31,7 @@ export HOME="${HOME:-/root}"
 
 settings=${MESHRUN_CONF:-/etc/meshrun/healthcheck.conf}
 if [ -r "$settings" ]; then
-  # A mistake there would end this shell, and a prolog that fails drains the node: in time, every node.
+  # A syntax error there would end this shell, and a failing prolog drains the node, and in time every node.
   sh -n "$settings" || exit 0
   # shellcheck source=/dev/null
   . "$settings"
@@ -57,7 +57,7 @@ skip() {
   exit 0
 }
 
-# What Slurm knows of the node: sets state, cpus (those that jobs hold), gres and reason.
+# Query Slurm about the node; set state, cpus (those allocated to jobs), gres and reason.
 describe() {
   state='' cpus='' gres='' reason=''
   described=$(timeout -k 1 5 scontrol show node "$node" 2>&1) || return 1
@@ -70,10 +70,10 @@ field() {
   printf '%s\n' "$described" | sed -n "s/^ *$1=\([^ ]*\).*/\1/p"
 }
 
-# Nobody may be disturbed, and nobody's work be measured. Sets wanted: the GPUs that Slurm counts on.
+# Skip a node in use, so that no job is disturbed or measured. Set wanted: the GPUs configured in Slurm.
 ask_leave() {
   if [ -n "$job" ]; then
-    # No question to the controller: it would hear one from every node of every job.
+    # Do not query the controller: it would get one query from every node of every job.
     wanted=$(printf '%s' "${SLURM_JOB_GPUS:-}" | tr ',' '\n' | grep -c '[0-9]')
     [ "$wanted" -gt 0 ] || skip "job $job has no GPU of $node"
     return
@@ -90,7 +90,7 @@ ask_leave() {
   [ "${MESHRUN_GPUS:-$wanted}" -gt 0 ] || skip "Slurm counts on no GPU of $node"
 }
 
-# Sets gpus: those that the driver lists. Into files: $(...) would wait for a process that cannot be killed.
+# Set gpus: those that the driver lists. Use files, as $(...) would wait for a process that cannot be killed.
 count_gpus() {
   timeout -k 2 5 nvidia-smi -L >"$folder/gpus" 2>&1 9>&-
   gpus=$(grep -c '^GPU ' "$folder/gpus")
@@ -103,8 +103,8 @@ count_gpus() {
   [ -z "$pids" ] || skip "GPUs of $node are in use by process ${pids% }"
 }
 
-# Sets verdict and sentence. The output begins with the verdict, which the exit status repeats; where they
-# differ, or there is none, nothing is known.
+# Set verdict and sentence. The output begins with the verdict, and the exit status must match it; otherwise,
+# or without a verdict, the result is unknown.
 judge() {
   left=$((begun + seconds - last - $(date +%s)))
   [ "$left" -gt 0 ] || left=1 # 0 would be no limit
@@ -136,7 +136,7 @@ drain() { # for what
       return
       ;;
   esac
-  # What was measured beside a job says nothing.
+  # Discard a measurement that shared the node with a job.
   [ -n "$job$simulated" ] || [ "${cpus:-0}" -eq 0 ] || skip "a job has started on $node meanwhile"
   if [ -n "$dry" ]; then
     say info "would run: scontrol update nodename=$node state=drain reason='meshrun: $plain'"
@@ -238,5 +238,5 @@ case $verdict in
     ;;
   critical) drain "$sentence" ;;
 esac
-# That the job is started elsewhere.
+# Fail, so that Slurm starts the job elsewhere.
 [ -z "$job" ] || [ -n "$dry" ] || exit 1

@@ -108,21 +108,21 @@ def test_what_would_fail_a_run_is_shown_and_is_its_exit_status(
     assert main(Started(hosts=3, per_host=comm.size + 1, network="nosuch0"), "cpu", file) == 2
     written = capfd.readouterr()
     shown, told = comm.broadcast((written.out, written.err))
-    whats = [
+    expected = [
         "the ranks are on another number of hosts than planned",
         "hosts have another number of ranks than planned",
         "hosts cannot be reached on the network chosen, nosuch0",
     ]
     assert [line.partition(":")[0] for line in shown.splitlines() if line.startswith("FAILURE: ")] == [
         "FAILURE"
-    ] * len(whats)
-    for what in whats:
+    ] * len(expected)
+    for what in expected:
         assert f"\nFAILURE: {what}: got " in shown
         assert what in told
     assert told.count("meshrun: ") == 1
     assert comm.rank == 0 or (written.out, written.err) == ("", "")
     failures = [one["what"] for one in json.loads(file.read_text())["problems"] if not one["warning"]]
-    assert failures == whats
+    assert failures == expected
 
 
 def test_a_run_is_refused_for_the_same_on_every_rank_alike(comm: MpiComm) -> None:

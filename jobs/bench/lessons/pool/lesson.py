@@ -85,7 +85,7 @@ def sizes(most: int) -> list[int]:
 
 def call_times(pool: Pool, nbytes: int, samples: int) -> CallTimes:
     """Medians: of allocations when the pool holds nothing, and of those that follow."""
-    firsts, agains, releases = ({False: list[float](), True: list[float]()} for _ in range(3))
+    firsts, repeats, releases = ({False: list[float](), True: list[float]()} for _ in range(3))
     for settled in (False, True):
         for _ in range(samples):
             pool.settle()
@@ -93,9 +93,9 @@ def call_times(pool: Pool, nbytes: int, samples: int) -> CallTimes:
             firsts[settled].append(cycle(pool, nbytes, settled)[0])
             for _ in range(max(1, min(REPEATED, REPEATED_BYTES // nbytes))):
                 taken, given = cycle(pool, nbytes, settled)
-                agains[settled].append(taken)
+                repeats[settled].append(taken)
                 releases[settled].append(given)
-    kinds = (firsts, agains, releases)
+    kinds = (firsts, repeats, releases)
     return CallTimes(*(statistics.median(kind[s]) for kind in kinds for s in (False, True)))
 
 

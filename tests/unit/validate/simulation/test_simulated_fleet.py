@@ -369,7 +369,7 @@ def test_what_is_written_is_read_again(kind: str) -> None:
         ("hosts=2,noise=nan", ["got 'nan'"]),
         ("hosts=2,seed=-1", ["seed", "got '-1'"]),
         ("hosts=2,oversubscription=0.5", ["oversubscription", "from 1"]),
-        ("hosts=2,fault=recieve:h1:0:0.6", ["unknown kind", "'recieve'", "Try: receive:HOST:GPU:FACTOR"]),
+        ("hosts=2,fault=receives:h1:0:0.6", ["unknown kind", "'receives'", "Try: receive:HOST:GPU:FACTOR"]),
         ("hosts=2,fault=nic:h1:0", ["got 3", "expected nic:HOST:GPU:FACTOR"]),
         ("hosts=2,fault=nic:h1:0:0.6:0.3", ["expected nic:HOST:GPU:FACTOR"]),
         ("hosts=2,fault=flap:h1:0:0.6:0.3:1", ["expected flap:HOST:GPU:FACTOR[:SHARE]"]),
