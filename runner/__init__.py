@@ -19,23 +19,16 @@ import warnings
 from typing import Any
 
 # Names that users imported from here before there was `meshrun`; for one release.
-_MOVED = (
-    "map_blocks",
-    "reduce_blocks",
-    "job",
-    "open_world",
-    "World",
-    "Tiles",
-    "kernel",
-    "MeshrunError",
-    "UserError",
-    "RunError",
-    "BadResult",
-)
+_MOVED = {
+    name: name for name in ("map_blocks", "reduce_blocks", "job", "open_world", "World", "Tiles", "kernel")
+}
+_MOVED |= {name: name for name in ("MeshrunError", "UserError", "RunError", "BadResult")}
+_MOVED["Here"] = "BlockContext"
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MOVED:
         raise AttributeError(f"module 'runner' has no attribute {name!r}")
-    warnings.warn(f"runner.{name} is now meshrun.{name}: import meshrun", DeprecationWarning, stacklevel=2)
-    return getattr(importlib.import_module("meshrun"), name)
+    now = _MOVED[name]
+    warnings.warn(f"runner.{name} is now meshrun.{now}: import meshrun", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module("meshrun"), now)

@@ -222,6 +222,8 @@ def test_public_names_lead_to_what_they_say() -> None:
 def test_names_imported_from_the_runner_lead_to_meshrun_for_one_release() -> None:
     with pytest.warns(DeprecationWarning, match="runner.map_blocks is now meshrun.map_blocks"):
         assert runner.map_blocks is map_blocks
+    with pytest.warns(DeprecationWarning, match="runner.Here is now meshrun.BlockContext"):
+        assert runner.Here is meshrun.BlockContext
     with pytest.raises(AttributeError, match="'runner' has no attribute 'execute_all'"):
         _ = runner.execute_all
 
