@@ -2,8 +2,8 @@
 
     python benchmarks/call_overhead.py [--ranks 8] [--calls 2000] [--rounds 51] [--nccl 22809] [--json FILE]
 
-The stub (tests/unit/stub_nccl.c) returns at once, so what is left is the loop, nccl4py and the calls' own
-arguments. "a call" is one operation as bench makes it; "a function" is that, divided by how many of
+The stub (tests/unit/comm/stub_nccl.c) returns at once, so what is left is the loop, nccl4py and the calls'
+own arguments. "a call" is one operation as bench makes it; "a function" is that, divided by how many of
 NCCL's functions the operation takes: an operation made of messages makes two a peer, and two more round
 them. "from C": the same calls packed, as bench makes them where its helper was compiled.
 
@@ -35,7 +35,7 @@ from runner.comm.collectives.api import DATATYPES, OPERATIONS, Call, Function, P
 from runner.device.cpu import CpuBackend
 from runner.report.record import write_json
 
-SOURCE = Path(__file__).parents[1] / "tests" / "unit" / "stub_nccl.c"
+SOURCE = Path(__file__).parents[1] / "tests" / "unit" / "comm" / "stub_nccl.c"
 OLD = 22700  # an NCCL without alltoall, gather and scatter of its own
 
 

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import meshrun
 import runner.pipeline.image_engine
-from runner.journal import Journal, Log
+from runner.storage.journal import Journal, Log
 from runner.storage.flat import FlatSink
-from runner.stream.batch import Batch
+from runner.pipeline.images import StreamedFolder
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -49,7 +49,7 @@ PLACES = {
     "after its name": (runner.pipeline.image_engine, "commit", runner.pipeline.image_engine.commit),
     "before its line": (Log, "done", nothing),
     "after its line": (Log, "done", Log.done),
-    "rename": (Batch, "commit", nothing),
+    "rename": (StreamedFolder, "commit", nothing),
     "renamed": (Journal, "remove", nothing),
 }
 

@@ -33,8 +33,8 @@ RANK = f"""
 import os, signal, socket, sys, time
 from pathlib import Path
 sys.path.append({str(ROOT)!r})
-from runner.termination import end_with_parent
-from runner.run_status import RunDirectory
+from runner.world.termination import end_with_parent
+from runner.world.run_status import RunDirectory
 end_with_parent()  # as every rank: a launcher that is told to end while nobody reads it may leave them
 case, folder = sys.argv[-2], Path(sys.argv[-1])
 run = RunDirectory(Path(sys.argv[sys.argv.index("--run-dir") + 1]))

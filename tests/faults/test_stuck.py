@@ -26,7 +26,7 @@ import os, sys, threading, time
 from pathlib import Path
 sys.path.append({str(ROOT)!r})
 from runner.comm.mpi import MpiComm
-from runner.watchdog import Watchdog
+from runner.world.watchdog.watchdog import Watchdog
 folder = Path(sys.argv[1])
 comm = MpiComm()
 def end(status):

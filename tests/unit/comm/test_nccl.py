@@ -68,11 +68,11 @@ cupy.uint8 = "uint8"
 sys.modules["cupy"] = cupy
 
 from runner.comm import nccl
-from runner.comm.collectives import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
+from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
 from runner.comm.nccl_arrays import NcclComm
-from runner.comm.nccl_calls import Calls
-from runner.comm.nccl_collectives import NcclCollectives
-from runner.comm.simulated import SimulatedComm, run_ranks
+from runner.comm.collectives.nccl_calls import Calls
+from runner.comm.collectives.nccl import NcclCollectives
+from runner.comm.threads import SimulatedComm, run_ranks
 from runner.errors import MeshrunError
 
 def noted(function):

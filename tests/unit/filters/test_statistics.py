@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import jobs.filters.statistics
 from jobs.filters.dtypes import SUPPORTED
 from jobs.filters.statistics import statistics
 from runner.errors import UserError
@@ -38,7 +37,7 @@ class FakeTiles:
 
 @pytest.fixture(autouse=True)
 def _fake_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs.filters.statistics.runner, "Tiles", FakeTiles, raising=False)
+    monkeypatch.setattr("runner.pipeline.reduce.Tiles", FakeTiles)
 
 
 def run(array: Array, **parameters: Any) -> dict[str, Any]:

@@ -168,7 +168,3 @@ def test_the_largest_uniform_numbers_make_finite_normal_ones(monkeypatch: pytest
     for extreme in (0.0, 1 - 2.0**-53):
         monkeypatch.setattr(philox, "fractions", lambda *arguments, v=extreme: np.full(3, v))
         assert np.isfinite(line(3).normal()).all()
-
-
-def test_the_former_name_still_works() -> None:
-    assert meshrun.Here is meshrun.BlockContext

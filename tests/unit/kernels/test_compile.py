@@ -28,6 +28,7 @@ import pytest
 from measured_kernels import INSTANCES
 
 import jobs.kernels
+import meshrun
 from jobs.filters import convolve, elementwise, grayscale, laplacian
 from jobs.filters.dtypes import SUPPORTED, floating
 from jobs.filters.expression import FUNCTIONS, cpp, parse
@@ -280,7 +281,7 @@ def test_a_spill_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("name", ["transpose_tiled", "transpose_naive", *jobs.kernels.FLOAT32])
 def test_load_by_name_alone_takes_a_measured_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setitem(vars(jobs.kernels.runner), "kernel", lambda *words: asked.append(words))
+    monkeypatch.setitem(vars(meshrun), "kernel", lambda *words: asked.append(words))
     for file in (name, f"{name}.cu"):
         jobs.kernels.load(file)
     assert asked[0] == asked[1]

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from host_kernels import DIVISORS, EXPRESSION, EXPRESSION_RESULTS, LAPLACIAN_RESULTS
 
-import jobs.kernels
 from jobs.filters import convolve as convolve_module
 from jobs.filters import grayscale as grayscale_module
 from jobs.filters import moments, statistics
 from jobs.filters.dtypes import SUPPORTED
 from jobs.filters.elementwise import elementwise
 from jobs.filters.laplacian import laplacian
+from runner.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("kernels_on_host")
 
@@ -121,7 +121,7 @@ def test_convolve_refuses_a_kernel_of_four_axes_on_a_gpu(tmp_path: Path) -> None
     kernel = str(tmp_path / "kernel.npy")
     np.save(kernel, np.ones((1, 1, 1, 2)))
     out = np.empty((2, 2, 2, 1), np.float32)
-    with pytest.raises(jobs.kernels.runner.UserError, match="--device cpu"):
+    with pytest.raises(UserError, match="--device cpu"):
         convolve_module.convolve.function(
             np.ones((2, 2, 2, 2), np.float32), out=out, xp=FAKE_CUPY, kernel=kernel
         )

@@ -430,7 +430,7 @@ def test_an_image_that_a_function_fails_at_is_named(numbered: Path) -> None:
             raise ZeroDivisionError("eight")
         return block
 
-    with pytest.raises(RunError, match=r"photos/08\.npy: ZeroDivisionError: eight \(.*test_batch\.py:\d+\)"):
+    with pytest.raises(RunError, match=r"photos/08\.npy: ZeroDivisionError: eight \(.*test_images\.py:\d+\)"):
         run_on(2, failing, numbered, numbered.with_name("out"))
 
 

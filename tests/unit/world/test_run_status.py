@@ -90,7 +90,7 @@ def test_of_many_threads_one_wins(tmp_path: Path) -> None:
 CLAIMS = """
 import os, sys
 from pathlib import Path
-from runner.run_status import claim
+from runner.world.run_status import claim
 print(sum(claim(Path(sys.argv[1], f"claim-{turn}"), {"pid": os.getpid()}) for turn in range(200)))
 """
 

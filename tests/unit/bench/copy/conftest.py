@@ -48,7 +48,7 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(engines, "SMALL", SIZE)  # or the streaming kernel would ask for 64 MiB
     mine = threading.local()
     monkeypatch.setattr("jobs.bench.copy.run.open_box", lambda: mine.box)
-    monkeypatch.setattr("jobs.bench.copy.run.gpu_links", links)
+    monkeypatch.setattr("jobs.bench.copy.outliers.gpu_links", links)
 
     def bench(
         host: MadeHost,
