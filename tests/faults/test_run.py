@@ -375,7 +375,7 @@ def test_a_file_larger_than_allowed(site: Site, name: str) -> None:
     assert content(site.work) == before
 
 
-PROGRAM = """
+MPI_PROGRAM = """
 import sys
 from pathlib import Path
 sys.path.append(".")
@@ -398,8 +398,8 @@ found += [attempt(last_input, how="value")]
 
 @pytest.fixture
 def program(site: Site) -> Callable[..., tuple[int, str]]:
-    """Run PROGRAM on three ranks under the launcher itself, as any MPI program; status and stderr."""
-    (site.work / "program.py").write_text(PROGRAM)
+    """Run MPI_PROGRAM on three ranks under the launcher itself, as any MPI program; status and stderr."""
+    (site.work / "program.py").write_text(MPI_PROGRAM)
 
     def run(last_input: str) -> tuple[int, str]:
         launcher = mpi_launcher.find()
