@@ -151,7 +151,7 @@ def test_a_job_in_the_allocation_around_it(slurm: Slurm) -> None:
     words = launch("-j", "2x2", "--no-gpus", "-x", "NOTE=mine", "--", *WAIT)
     done = slurm.run(["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *words], **ENVIRONMENT)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "a step of it, by srun" in done.stderr
+    assert "a step of it by srun" in done.stderr
     assert set(seen(slurm).values()) == {"c1 mine", "c2 mine"}
     assert not list(slurm.folder.glob("work/*.out"))
 
@@ -193,7 +193,7 @@ def test_ranks_that_do_not_find_each_other_refuse_to_run(slurm: Slurm) -> None:
         (("-j", "2x1", "--", "run", "nothing"), "unknown job"),
         (
             ("-j", "2x1", "--partition", "x", "--", *WAIT),
-            "does not take the job: got sbatch: error: Batch job",
+            "rejected the job: got sbatch: error: Batch job",
         ),
         (("-j", "1x1", "--mpi", "pmi9", "--", *WAIT), "this Slurm has no --mpi pmi9"),
     ],

@@ -207,7 +207,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(site: Site) -> None:
 @pytest.mark.mpi_library
 def test_a_rank_that_fails_is_told_once(site: Site) -> None:
     (site.notes / "bad.py").write_text(
-        "import os, runner\n@meshrun.map_blocks()\ndef bad(block):\n"
+        "import os, meshrun\n@meshrun.map_blocks()\ndef bad(block):\n"
         "    if os.uname().nodename == 'n3':\n        raise ValueError('planted')\n    return block\n"
     )
     np.save(site.notes / "in.npy", np.ones((64, 64)))

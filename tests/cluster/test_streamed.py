@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launc
 
 CHUNKS, ROWS, COLUMNS = 60, 4, 256
 JOB = """
-import os, time, runner
+import os, time, meshrun
 
 @meshrun.map_blocks()
 def twice(block, *, out, slow: str = ""):
