@@ -45,13 +45,23 @@ def job_command(name: str) -> click.Command:
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
+    names = [*job.arrays, *job.output_names]
+    several = job.kind == "map" and len(names) > 2
 
-    def run(input: str, output: str | None, **values: Any) -> int:
+    def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from runner.plan.machine import rates_file
         from runner.plan.stream_options import StreamOptions
         from runner.run.entry import main
+        from runner.run.execute import wrong_number
         from runner.run.options import Options, form_of
 
+        inputs, outputs = list(files[: len(job.arrays)]), list(files[len(job.arrays) :])
+        if several and len(files) != len(names):
+            raise wrong_number(job, files)
+        if not several:
+            inputs = [values.pop("input")]
+            output = values.pop("output")
+            outputs = [] if output is None else [output]
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
         values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
         values["rates"] = rates_file()
@@ -59,8 +69,8 @@ def job_command(name: str) -> click.Command:
         cli_context = click.get_current_context().obj
         return main(
             job,
-            input,
-            output,
+            inputs,
+            outputs,
             parameters,
             Options(**values),
             started=cli_context.started,
@@ -71,8 +81,7 @@ def job_command(name: str) -> click.Command:
         name,
         callback=run,
         params=[
-            click.Argument(["input"]),
-            click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
+            *files_of(job),
             *own,
             *runner_options({parameter.name for parameter in job.parameters}),
         ],
@@ -80,6 +89,18 @@ def job_command(name: str) -> click.Command:
         short_help=job.summary,
         own=len(own),
     )
+
+
+def files_of(job: Job) -> list[click.Argument]:
+    """The files of a job's command: INPUT and OUTPUT, or the names of its inputs and outputs."""
+    from runner.run.execute import file_names
+
+    if job.kind == "map" and len(job.arrays) + len(job.output_names) > 2:
+        return [click.Argument(["files"], nargs=-1, metavar=" ".join(file_names(job)))]
+    return [
+        click.Argument(["input"]),
+        click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
+    ]
 
 
 class JobCommand(click.Command):

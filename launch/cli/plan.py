@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,11 @@ from launch.cli.job_command import JobCommand, Jobs, depth_option, input_option,
 from launch.cli.params import SIZE, debug_option
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from runner.job.declaration import Job
     from runner.plan.chunking import Files
     from runner.plan.machine import Machine
     from runner.plan.stream_options import StreamOptions
-    from runner.plan.task import Task
+    from runner.plan.task import ArrayType, Task
 
 
 RANKS_MOST = 1 << 17  # the block of each is looked at, which takes seconds
@@ -87,18 +85,22 @@ def plan_command(name: str) -> click.Command:
             hint="another name for the job's parameter",
         )
 
-    def run(input: str | None, **values: Any) -> None:
+    def run(inputs: tuple[str, ...], **values: Any) -> None:
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
-        forecast(job, input, parameters, **values)
+        forecast(job, inputs, parameters, **values)
 
     return JobCommand(
         name,
         callback=run,
-        params=[click.Argument(["input"], required=False), *own, *ours],
+        params=[click.Argument(["inputs"], nargs=-1, metavar=_inputs_metavar(job)), *own, *ours],
         help=f"{job.summary}\n\nPredicts what meshrun run {name} will take.",
         short_help=job.summary,
         own=len(own),
     )
+
+
+def _inputs_metavar(job: Job) -> str:
+    return "[INPUT]" if len(job.arrays) == 1 else f"[{' '.join(name.upper() for name in job.arrays)}]"
 
 
 def plan_options(taken: Container[str]) -> list[click.Option]:
@@ -142,7 +144,7 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
 
 def forecast(
     job: Job,
-    input: str | None,
+    inputs: Sequence[str],
     parameters: dict[str, Any],
     *,
     input_shape: str | None,
@@ -177,17 +179,17 @@ def forecast(
         raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
     if json is not None:
         check_place(named("--json", json), "plan")
-    array, files, notes = describe_input(input, input_shape, input_dtype)
+    arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype)
     machine = choose_machine(gpu)
-    task = plan_task(job, job.complete(parameters), *array, ranks, grid=grid, boundary=boundary, cval=cval)
+    task = plan_task(job, job.complete(parameters), arrays, ranks, grid=grid, boundary=boundary, cval=cval)
     task = settle_work(task)
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
     if hosts is not None and hosts > ranks:
         raise UserError("--hosts is more than --ranks", got=f"{hosts} hosts", expected=f"at most {ranks}")
     check_memory(machine, options)
     hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
-    if input is not None and options.named is not None and not files.parallel:
-        raise not_streamed(options.named, input)
+    if inputs and options.named is not None and not files.parallel:
+        raise not_streamed(options.named, inputs[0])
     last = predicted(task, machine, hosts, options, files, grid=grid)
     every = by_ranks(last, task, machine, options, files, grid=grid)
     found = record(every, task, machine, options)
@@ -216,30 +218,41 @@ def check_memory(machine: Machine, options: StreamOptions) -> None:
     check_limit("--device-memory", options.device_memory, device, machine.name)
 
 
-def describe_input(
-    input: str | None, shape: str | None, dtype: str | None
-) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], Files, list[str]]:
-    """Shape and dtype of the array, what chunks depend on of its file, and notes about it."""
+def describe_inputs(
+    job: Job, inputs: Sequence[str], shape: str | None, dtype: str | None
+) -> tuple[list[ArrayType], Files, list[str]]:
+    """Shape and dtype of each array, what chunks depend on of their files, and notes about them.
+
+    shape, dtype: of files without a header, or of every array where there are no files.
+    """
     import numpy as np
 
     from runner.errors import UserError
+    from runner.pipeline.chunk_agreement import file_chunks
     from runner.plan.chunking import PLAIN, Files
     from runner.run.options import form_of
     from runner.storage.formats import open_source
     from runner.storage.paths import named
 
     form = form_of(shape, dtype, None)
-    if input is not None:
-        source = open_source(named("INPUT", input), form)
-        single = f"{input} is read by one rank for all, and decoded: neither is in these times"
-        files = Files(source.parallel, source_chunks=source.chunks)
-        return (source.shape, source.dtype), files, [] if source.parallel else [single]
+    if inputs:
+        if len(inputs) != len(job.arrays):
+            raise UserError(
+                f"job {job.name} takes {len(job.arrays)} input{'s' if len(job.arrays) > 1 else ''}",
+                got=f"{len(inputs)} files: {', '.join(inputs)}",
+                expected=" ".join(name.upper() for name in job.arrays),
+            )
+        sources = [open_source(named("INPUT", input), form) for input in inputs]
+        serial = next((str(source.path) for source in sources if not source.parallel), None)
+        files = Files(serial is None, source_chunks=file_chunks(sources))
+        notes = [f"{serial} is read by one rank for all, and decoded: neither is in these times"]
+        return [(source.shape, source.dtype) for source in sources], files, notes if serial else []
     if form is None or form.shape is None:
         raise UserError("one array is planned for", got="neither INPUT nor --shape", expected="one of them")
     if dtype is None:
         raise UserError("--shape does not say the elements' type", hint="--input-dtype float32")
     try:
-        return (form.shape, np.dtype(dtype)), PLAIN, []
+        return [(form.shape, np.dtype(dtype))] * len(job.arrays), PLAIN, []
     except (TypeError, ValueError) as reason:
         raise UserError("unknown --input-dtype", got=dtype, expected="uint8, float32, ...") from reason
 
@@ -255,10 +268,10 @@ def choose_machine(gpu: str | None) -> Machine:
 def settle_work(task: Task) -> Task:
     from runner.device.cpu import CpuBackend
     from runner.errors import UserError, describe
-    from runner.pipeline.result_type import with_known_result
+    from runner.pipeline.result_type import with_known_results
 
     try:
-        return with_known_result(task, CpuBackend())
+        return with_known_results(task, CpuBackend())
     except JOB_ERRORS as reason:  # in the job's own function
         raise UserError(
             f"job {task.job.name} fails when called on zeros to see its result",

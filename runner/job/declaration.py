@@ -17,13 +17,20 @@ Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype,
 
 @dataclass(frozen=True)
 class Job:
-    """A declared job. `function` is given a block (kind "map", "reduce") or the World (kind "job")."""
+    """A declared job. `function` is given blocks (kind "map"), a block ("reduce") or the World ("job").
+
+    arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
+    the input that it becomes in the next step; None: it becomes none.
+    """
 
     name: str
     kind: Kind
     function: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     services: frozenset[str]
+    arrays: tuple[str, ...] = ("input",)
+    output_names: tuple[str, ...] = ("output",)
+    feeds: tuple[str | None, ...] = ()
     halo: Halo = 0
     boundary: str = "reflect"
     cval: float = 0.0

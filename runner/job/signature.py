@@ -45,6 +45,18 @@ RESERVED = (
     "help",
     "debug",
 )
+STEP_OPTIONS = (  # of map jobs only
+    "steps",
+    "steps_per_exchange",
+    "until",
+    "check_finite",
+    "every",
+    "frames",
+    "frame_field",
+    "frame_range",
+    "frame_colors",
+    "checkpoint",
+)
 
 
 @dataclass(frozen=True)
@@ -58,10 +70,25 @@ class Parameter:
     help: str
 
 
-def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Parameter, ...], frozenset[str]]:
-    """The options among a function's parameters, and the services it names; the block comes before both.
+@dataclass(frozen=True)
+class Signature:
+    """Parameters of a job's function by their role.
 
-    An option's help is its line `name: text` in the docstring.
+    arrays: names of its leading parameters, which get blocks. options: its parameters on the command line.
+    services: names among `OFFERS`.
+    """
+
+    arrays: tuple[str, ...]
+    options: tuple[Parameter, ...]
+    services: frozenset[str]
+
+
+def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
+    """Sort a function's parameters by their role; raises UserError for parameters that have none.
+
+    Arrays come first: the first parameter, and, in a function of kind "map", those after it that have
+    neither a default nor an option's annotation nor a service's name. An option's help is its line
+    `name: text` in the docstring.
     """
     # Continuation lines are indented more than the name.
     found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
@@ -70,6 +97,8 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Para
     first = 0 if kind == "job" else 1  # a job gets no block
     if len(parameters) < first:
         raise UserError(f"job {function.__name__} has no parameter for the block")
+    while kind == "map" and first < len(parameters) and _is_array(function, parameters[first]):
+        first += 1
     declared = parameters[first:]
     hints = _hints(function, [p for p in declared if p.name not in SERVICES])
     options = []
@@ -82,7 +111,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Para
                 expected=", ".join(sorted(OFFERS[kind])),
                 hint="another name, if it is an option",
             )
-        if parameter.name in RESERVED:
+        if parameter.name in RESERVED or (kind == "map" and parameter.name in STEP_OPTIONS):
             raise UserError(
                 f"job {function.__name__}: a parameter has the name of one of the command's own options",
                 got=parameter.name,
@@ -97,7 +126,25 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> tuple[tuple[Para
         accepted = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
         text = " ".join(helps.get(parameter.name, "").split())
         options.append(Parameter(parameter.name, accepted, default, required, text))
-    return tuple(options), frozenset(p.name for p in declared if p.name in SERVICES)
+    arrays = tuple(p.name for p in parameters[:first])
+    return Signature(arrays, tuple(options), frozenset(p.name for p in declared if p.name in SERVICES))
+
+
+def _is_array(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    """Whether a parameter after the first one gets a block: see `read_signature`."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if parameter.kind not in positional or parameter.default is not parameter.empty:
+        return False
+    if parameter.name in SERVICES:
+        return False
+    if parameter.annotation is parameter.empty:
+        return True
+    try:
+        hint = _hints(function, [parameter])[parameter.name]
+    except UserError:  # a type that is imported for type checkers only
+        return True
+    arms = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return not any(arm in (int, float, str, bool, Path) or typing.get_origin(arm) is Literal for arm in arms)
 
 
 def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) -> dict[str, Any]:
@@ -135,15 +182,19 @@ GIVEN = {
     "halo": (),
     "out": ("the shape", "the dtype"),
     "check": ("the shape", "the dtype"),
-    "reference": ("the block",),
+    "reference": ("the blocks",),
     "finish": ("the partial result",),
     "combine": ("two partial results", ""),
 }
 
 
-def fitted(job: str, role: str, function: Callable[..., Any], options: Sequence[str]) -> Callable[..., Any]:
+def fitted(
+    job: str, role: str, function: Callable[..., Any], options: Sequence[str], arrays: int = 1
+) -> Callable[..., Any]:
     """Wrap `function` for a call with its role's arguments and all of the job's parameters: it gets those
     that it names; all, if it has `**`; none, if it is a built-in without a signature.
+
+    arrays: number of the job's inputs, each of which is an argument of its reference.
 
     Raises UserError if such a call would fail.
     """
@@ -153,10 +204,13 @@ def fitted(job: str, role: str, function: Callable[..., Any], options: Sequence[
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return lambda *given, **parameters: function(*given)
+    values = [*GIVEN[role]] * (arrays if role == "reference" else 1)
     try:
-        taken = signature.bind_partial(*GIVEN[role]).arguments
+        taken = signature.bind_partial(*values).arguments
     except TypeError:
         given = " and ".join(filter(None, GIVEN[role]))
+        if role == "reference":
+            given = "the block" if arrays == 1 else f"the blocks of {arrays} inputs"
         raise UserError(
             f"job {job}: {role} cannot be called with {given}", got=f"{role}{signature}"
         ) from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from runner.errors import UserError
-from runner.pipeline.result_type import ResultType, result_type
+from runner.pipeline.result_type import ResultType, result_types
 from runner.plan.chunking import (
     Facts,
     Files,
@@ -26,7 +27,7 @@ from runner.plan.chunks import Chunks
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.plan.window import Window
-from runner.region import Array, Region
+from runner.region import Array, Region, Shape
 from runner.storage.formats import FOLDERS, Sink, Source, open_sink
 from runner.storage.paths import KEPT, split
 from runner.system.host_memory import host_memory
@@ -34,25 +35,46 @@ from runner.world.world import World
 
 
 def in_chunks(
-    world: World, task: Task, source: Source, target: Path, options: StreamOptions, whole: bool = False
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    targets: Sequence[Path],
+    options: StreamOptions,
+    whole: bool = False,
 ) -> Task | None:
-    """The task with its result known, where the run is streamed (`is_streamed`); else None. Collective.
+    """The task with its results known, where the run is streamed (`is_streamed`); else None. Collective.
 
     whole: do not stream to overlap copies. Raises UserError if an option requires chunks and a file has none.
     """
-    files = Files(source.parallel, split(target)[0].suffix.lower() in FOLDERS)
+    serial = next((source.path for source in sources if not source.parallel), None)
+    chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
+    files = Files(serial is None, chunked)
     asynchronous = world.backend.asynchronous
     streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
     # Memory decides only if nothing else does: its options are checked with the chunks.
     if streamed(too_large=False) or (
-        source.parallel and streamed(too_large=_is_too_large(world, task, options))
+        serial is None and streamed(too_large=_is_too_large(world, task, options))
     ):
-        known = known_result(world, task, source)
-        if world.on_root(lambda: open_sink(target, *known.known, KEPT)).parallel:
+        known = known_results(world, task, sources)
+        if serial_sink := world.on_root(lambda: _serial_sink(known, targets)):
+            serial = serial_sink
+        else:
             return known
     if options.named is not None:
-        raise not_streamed(options.named, target if source.parallel else source.path)
+        raise not_streamed(options.named, serial or targets[0])
     return None
+
+
+def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
+    """Return the first output that one rank writes whole; None if there is none."""
+    pairs = zip(targets, task.known, strict=True)
+    return next((target for target, known in pairs if not open_sink(target, *known, KEPT).parallel), None)
+
+
+def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
+    """Return the largest shape in which any of the files keeps its array; None: none is chunked."""
+    shapes = [source.chunks for source in sources if source.chunks]
+    return max(shapes, key=math.prod, default=None)
 
 
 def _is_too_large(world: World, task: Task, options: StreamOptions) -> bool:
@@ -84,56 +106,73 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
 
 
 def chunks_of(
-    world: World, task: Task, source: Source, sink: Sink, options: StreamOptions, rows: int | None
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    sinks: Sequence[Sink],
+    options: StreamOptions,
+    rows: int | None,
 ) -> Chunks:
     """Return the chunks of `task.partition`, the same on every rank. Collective.
 
     rows: rows of an unfinished run's chunks, which are kept. Raises UserError if not even the smallest chunk
     fits.
     """
-    if sink.chunks and math.prod(task.partition.grid) > 1:
+    chunked = [sink for sink in sinks if sink.chunks]
+    if chunked and math.prod(task.partition.grid) > 1:
         raise UserError(
-            f"{sink.path} is a chunked format, written in whole rows",
+            f"{chunked[0].path} is a chunked format, written in whole rows",
             got=f"--grid {'x'.join(map(str, task.partition.grid))}",
             hint="no --grid",
             everywhere=True,
         )
     everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))
-    files = Files(source_chunks=source.chunks, sink_chunks=sink.chunks)
+    files = Files(source_chunks=file_chunks(sources), sink_chunks=_common_rows(sinks))
     facts = Facts(world.size, world.backend.asynchronous, least(everyone), files)
     return plan_chunks(task, facts, options, rows)
 
 
-def known_result(world: World, task: Task, source: Source) -> Task:
-    """Return the task with its result type, from one trial call on rank 0 if it is not declared.
+def _common_rows(sinks: Sequence[Sink]) -> Shape | None:
+    """Return a shape whose rows are a multiple of the rows in which every output is written."""
+    shapes = [sink.chunks for sink in sinks if sink.chunks]
+    if not shapes:
+        return None
+    return (math.lcm(*(shape[0] for shape in shapes)), *shapes[0][1:])
 
-    Collective. The trial is on zeros, or on the first row where the function fails on those (`result_type`).
+
+def known_results(world: World, task: Task, sources: Sequence[Source]) -> Task:
+    """Return the task with its result types, from one trial call on rank 0 if they are not declared.
+
+    Collective. The trial is on zeros, or on the first row where the function fails on those (`result_types`).
     """
-    if task.result is not None:
+    if task.results is not None:
         return task
 
-    def trial() -> ResultType:
-        return result_type(
+    def trial() -> tuple[ResultType, ...]:
+        return result_types(
             task,
             world.backend,
             ranks=world.size,
             host=world.here.host,
-            first_row=lambda: _first_row(world, task, source),
+            first_row=lambda: _first_row(world, task, sources),
         )
 
-    return task.with_result(*world.on_root(trial))
+    return task.with_results(world.on_root(trial))
 
 
-def _first_row(world: World, task: Task, source: Source) -> tuple[Region, Array]:
-    """Return the first row of the first block, and its padded block on this rank's device."""
+def _first_row(world: World, task: Task, sources: Sequence[Source]) -> tuple[Region, list[Array]]:
+    """Return the first row of the first block, and its padded blocks on this rank's device."""
     row = Region((0,) * len(task.shape), (1, *task.partition[0].stop[1:]))
-    window = Window(row, task.shape, task.widths, task.boundary, task.cval)
-    staged = np.empty(window.staged, task.dtype)
-    for region, place in window.reads():
-        source.read(region, staged[place])
-    block = world.backend.xp.asarray(staged)
-    if window.direct:
-        return row, block
-    padded = world.backend.empty(window.shape, task.dtype)
-    window.assemble(block, padded)
-    return row, padded
+    blocks = []
+    for number, (field, source) in enumerate(zip(task.fields, sources, strict=True)):
+        window = Window(task.field_region(number, row), field.shape, field.widths, task.boundary, task.cval)
+        staged = np.empty(window.staged, field.dtype)
+        for region, place in window.reads():
+            source.read(region, staged[place])
+        block = world.backend.xp.asarray(staged)
+        if not window.direct:
+            padded = world.backend.empty(window.shape, field.dtype)
+            window.assemble(block, padded)
+            block = padded
+        blocks.append(block)
+    return row, blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,67 +16,85 @@ from runner.region import HostArray
 
 @dataclass
 class HostSlot:
-    """Buffers, as bytes, and the chunk in them: its padded block, its input if staged, its result."""
+    """Buffers, as bytes, and the chunk in them.
 
-    source: HostArray
-    target: HostArray
-    number: int
-    window: Window
-    block: HostArray
-    staged: HostArray | None
-    result: HostArray
+    sources, windows, blocks, staged: per input; staged: what is read, None if it is read into the block.
+    targets, results: per output.
+    """
+
+    sources: list[HostArray]
+    targets: list[HostArray]
+    number: int = -1
+    windows: list[Window] = field(default_factory=list)
+    blocks: list[HostArray] = field(default_factory=list)
+    staged: list[HostArray | None] = field(default_factory=list)
+    results: list[HostArray] = field(default_factory=list)
 
 
 class HostEngine:
-    """Reads the file straight into the padded block, unless its halo comes from another part of the file."""
+    """Reads files straight into the padded blocks, unless a halo comes from another part of the file."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
 
     def slots(self, count: int) -> list[HostSlot]:
-        window, nothing = self._endpoints.window(0), np.empty(0)
+        def buffers(sizes: list[int]) -> list[HostArray]:
+            return [np.empty(size, np.uint8) for size in sizes]
+
         blocks, results = self._endpoints.largest
-        return [
-            HostSlot(
-                np.empty(blocks, np.uint8), np.empty(results, np.uint8), -1, window, nothing, None, nothing
-            )
-            for _ in range(count)
-        ]
+        return [HostSlot(buffers(blocks), buffers(results)) for _ in range(count)]
 
     def join(self) -> None:
         pass
 
     def begin(self, slot: HostSlot, number: int) -> list[Step]:
         endpoints, task = self._endpoints, self._endpoints.task
-        slot.number, slot.window = number, endpoints.window(number)
-        region = task.output_region(slot.window.region)
-        slot.block = shaped(slot.source, slot.window.shape, task.dtype)
-        slot.result = shaped(slot.target, region.shape, endpoints.result_dtype)
-        inside = slot.window.inside
-        slot.staged = np.empty(slot.window.staged, task.dtype) if inside is None else None
-        return endpoints.reads(slot.window, slot.block[inside] if slot.staged is None else slot.staged)
+        slot.number, slot.windows = number, endpoints.windows(number)
+        slot.blocks, slot.staged, steps = [], [], []
+        for place, (window, one) in enumerate(zip(slot.windows, task.fields, strict=True)):
+            block = shaped(slot.sources[place], window.shape, one.dtype)
+            staged = np.empty(window.staged, one.dtype) if window.inside is None else None
+            slot.blocks.append(block)
+            slot.staged.append(staged)
+            steps += endpoints.reads(place, window, block[window.inside] if staged is None else staged)
+        slot.results = [
+            shaped(memory, region.shape, dtype)
+            for memory, region, (_, dtype) in zip(
+                slot.targets, endpoints.output_regions(number), task.known, strict=True
+            )
+        ]
+        return steps
 
     def compute(self, slot: HostSlot, idle: Callable[[], None]) -> None:
-        endpoints, task, window = self._endpoints, self._endpoints.task, slot.window
-        with endpoints.spans("kernel", slot.number, slot.block.nbytes + slot.result.nbytes):
-            if slot.staged is not None:
-                window.assemble(slot.staged, slot.block)
-            elif not window.direct:
-                window.fill(slot.block)
-            rows = (0, window.region.shape[0])
-            parts = slabs(window.region, task.widths[0], task.dtype.itemsize, rows)
-            for part, cells in windows(slot.block, parts, sum(task.widths[0])):
-                out = slot.result[slice(*part)]
+        endpoints, task = self._endpoints, self._endpoints.task
+        moved = sum(array.nbytes for array in (*slot.blocks, *slot.results))
+        with endpoints.spans("kernel", slot.number, moved):
+            for window, staged, block in zip(slot.windows, slot.staged, slot.blocks, strict=True):
+                if staged is not None:
+                    window.assemble(staged, block)
+                elif not window.direct:
+                    window.fill(block)
+            region = slot.windows[0].region
+            parts = slabs(task, region, (0, region.shape[0]))
+            for part, cells in windows(slot.blocks, parts, sum(task.widths[0])):
+                outs = [result[slice(*part)] for result in slot.results]
                 if task.fills:
-                    poison(out)
-                given = out if task.fills else None
-                result = call_rows(endpoints.world, task, window.region, cells, part, given)
-                if result is not out:
-                    out[...] = result
+                    for out in outs:
+                        poison(out)
+                given = outs if task.fills else None
+                found = call_rows(endpoints.world, task, region, cells, part, given)
+                for result, out in zip(found, outs, strict=True):
+                    if result is not out:
+                        out[...] = result
                 idle()
 
     def finish(self, slot: HostSlot) -> list[Step]:
-        return self._endpoints.writes(self._endpoints.task.output_region(slot.window.region), slot.result)
+        regions = self._endpoints.output_regions(slot.number)
+        return [
+            step
+            for place, (region, result) in enumerate(zip(regions, slot.results, strict=True))
+            for step in self._endpoints.writes(place, region, result)
+        ]
 
     def release(self, slot: HostSlot) -> None:
-        slot.staged = None
+        slot.staged = []

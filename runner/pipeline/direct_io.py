@@ -30,31 +30,43 @@ Open = Callable[[Path, bool], File]  # path, and whether to open it for writing
 
 
 class Direct:
-    """Source and sink of one run, as the device reads and writes them."""
+    """Sources and sinks of one run, as the device reads and writes them."""
 
     def __init__(self, endpoints: Endpoints, open_file: Open) -> None:
         self._endpoints = endpoints
-        source, sink = endpoints.source, endpoints.sink
-        self._source = open_file(source.path, False) if isinstance(source, FlatSource) else None
-        self._sink = open_file(sink.partial, True) if isinstance(sink, FlatSink) else None
+        self._sources = [
+            open_file(source.path, False) if isinstance(source, FlatSource) else None
+            for source in endpoints.sources
+        ]
+        self._sinks = [
+            open_file(sink.partial, True) if isinstance(sink, FlatSink) else None for sink in endpoints.sinks
+        ]
 
-    def reads(self, window: Window, target: Array) -> list[Step] | None:
-        """Steps that read a window into `target`, flat uint8; None if it is not contiguous in the file."""
-        source, (region, *more) = self._endpoints.source, [region for region, _ in window.reads()]
-        if self._source is None or more or (offset := _read_at(source, region)) is None:
+    def reads(self, place: int, window: Window, target: Array) -> list[Step] | None:
+        """Steps that read a window of input `place` into `target`, flat uint8.
+
+        None if it is not contiguous in the file.
+        """
+        file, source = self._sources[place], self._endpoints.sources[place]
+        region, *more = [region for region, _ in window.reads()]
+        if file is None or more or (offset := _read_at(source, region)) is None:
             return None
         part = target[: region.size * source.dtype.itemsize]
-        return [Step("read", part.nbytes, partial(self._source.read, part, offset))]
+        return [Step("read", part.nbytes, partial(file.read, part, offset))]
 
-    def writes(self, region: Region, result: Array) -> list[Step] | None:
-        """Steps that write a contiguous result to `region`; None if that is not contiguous in the file."""
-        if self._sink is None or (offset := _write_at(self._endpoints.sink, region)) is None:
+    def writes(self, place: int, region: Region, result: Array) -> list[Step] | None:
+        """Steps that write a contiguous result to `region` of output `place`.
+
+        None if that is not contiguous in the file.
+        """
+        file = self._sinks[place]
+        if file is None or (offset := _write_at(self._endpoints.sinks[place], region)) is None:
             return None
         part = result.reshape(-1).view(np.uint8)
-        return [Step("write", part.nbytes, partial(self._sink.write, part, offset))]
+        return [Step("write", part.nbytes, partial(file.write, part, offset))]
 
     def close(self) -> None:
-        for file in (self._source, self._sink):
+        for file in (*self._sources, *self._sinks):
             if file is not None:
                 file.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -31,48 +31,61 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Source and sink of a streamed run, the task between them, and this rank's spans."""
+    """Sources and sinks of a streamed run, the task between them, and this rank's spans.
+
+    sources: per input. sinks: per output.
+    """
 
     world: World
     task: Task
     chunks: Chunks
-    source: Source
-    sink: Sink
+    sources: Sequence[Source]
+    sinks: Sequence[Sink]
     spans: Spans
 
-    def window(self, number: int) -> Window:
-        task = self.task
-        return Window(self.chunks[number], task.shape, task.widths, task.boundary, task.cval)
-
-    @property
-    def result_dtype(self) -> np.dtype[Any]:
-        return self.task.known[1]
-
-    @property
-    def largest(self) -> tuple[int, int]:
-        """Bytes of the largest padded block (its input is no larger) and of the largest result."""
-        blocks = results = 0
-        for region in self.chunks.largest:
-            padded = (n + sum(width) for n, width in zip(region.shape, self.task.widths, strict=True))
-            blocks = max(blocks, math.prod(padded) * self.task.dtype.itemsize)
-            results = max(results, self.task.output_region(region).size * self.result_dtype.itemsize)
-        return blocks, results
-
-    def reads(self, window: Window, target: HostArray) -> list[Step]:
-        """Steps that read a window, in pieces, into an array of its shape `staged`."""
+    def windows(self, number: int) -> list[Window]:
+        """Return the window of each input for a chunk."""
+        task, region = self.task, self.chunks[number]
         return [
-            Step("read", part.nbytes, partial(self.source.read, rows, part))
-            for region, place in window.reads()
-            for rows, part in _pieces(
-                region, target[place], self.source.chunks[0] if self.source.chunks else 1
-            )
+            Window(task.field_region(place, region), field.shape, field.widths, task.boundary, task.cval)
+            for place, field in enumerate(task.fields)
         ]
 
-    def writes(self, region: Region, result: HostArray) -> list[Step]:
-        """Steps that write `region` of the output, in pieces."""
-        align = self.sink.chunks[0] if self.sink.chunks else 1
+    def output_regions(self, number: int) -> list[Region]:
+        """Return the region of each output for a chunk."""
+        region = self.chunks[number]
+        return [self.task.output_region(region, place) for place in range(len(self.sinks))]
+
+    @property
+    def largest(self) -> tuple[list[int], list[int]]:
+        """Bytes of the largest padded block of each input (its input is no larger), and of each result."""
+        task = self.task
+        blocks, results = [0] * len(task.fields), [0] * len(task.known)
+        for region in self.chunks.largest:
+            for place, field in enumerate(task.fields):
+                cells = math.prod(field.padded(task.field_region(place, region).shape))
+                blocks[place] = max(blocks[place], cells * field.dtype.itemsize)
+            for place, (_, dtype) in enumerate(task.known):
+                size = task.output_region(region, place).size * dtype.itemsize
+                results[place] = max(results[place], size)
+        return blocks, results
+
+    def reads(self, place: int, window: Window, target: HostArray) -> list[Step]:
+        """Steps that read a window of input `place`, in pieces, into an array of its shape `staged`."""
+        source = self.sources[place]
+        align = source.chunks[0] if source.chunks else 1
         return [
-            Step("write", part.nbytes, partial(self.sink.write, rows, part))
+            Step("read", part.nbytes, partial(source.read, rows, part))
+            for region, within in window.reads()
+            for rows, part in _pieces(region, target[within], align)
+        ]
+
+    def writes(self, place: int, region: Region, result: HostArray) -> list[Step]:
+        """Steps that write `region` of output `place`, in pieces."""
+        sink = self.sinks[place]
+        align = sink.chunks[0] if sink.chunks else 1
+        return [
+            Step("write", part.nbytes, partial(sink.write, rows, part))
             for rows, part in _pieces(region, result, align)
         ]
 

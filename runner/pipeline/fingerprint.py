@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from runner.job.declaration import Job
-from runner.pipeline.inputs import Inputs
+from runner.pipeline.inputs import Inputs, input_key
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.report.record import plain
@@ -20,25 +20,39 @@ from runner.storage.formats import Source
 from runner.world.world import World
 
 
-def fingerprint(world: World, task: Task, source: Source, chunks: Chunks, inputs: Inputs) -> dict[str, Any]:
-    """Fingerprint of a run over one array, for its journal: plain values. On rank 0."""
-    size, changed, files, _ = inputs.states["input"]
+def fingerprint(
+    world: World, task: Task, sources: Sequence[Source], chunks: Chunks | None, inputs: Inputs
+) -> dict[str, Any]:
+    """Fingerprint of a run over arrays, for its journal: plain values. On rank 0.
+
+    chunks: of a streamed run.
+    """
     return {
         **task_fingerprint(world, task, inputs),
-        "input": str(source.path.resolve()),
-        "input_array": source.name,
-        "input_order": source.form.order or "C",
-        "input_bytes": size,
-        "input_changed_ns": changed,
-        "input_files": files,
-        "shape": list(task.shape),
-        "dtype": str(task.dtype),
+        "inputs": {
+            field.name: {
+                "path": str(source.path.resolve()),
+                "array": source.name,
+                "order": source.form.order or "C",
+                "shape": list(field.shape),
+                "dtype": str(field.dtype),
+                **_state(inputs, number),
+            }
+            for number, (field, source) in enumerate(zip(task.fields, sources, strict=True))
+        },
+        "results": {
+            name: {"shape": list(shape), "dtype": str(dtype)}
+            for name, (shape, dtype) in zip(task.job.output_names, task.known, strict=True)
+        },
         "halo": [list(width) for width in task.widths],
-        "grid": list(task.partition.grid),
-        "rows": chunks.rows,
-        "result_shape": list(task.known[0]),
-        "result_dtype": str(task.known[1]),
+        **({} if chunks is None else {"grid": list(task.partition.grid), "rows": chunks.rows}),
     }
+
+
+def _state(inputs: Inputs, number: int) -> dict[str, int]:
+    """Size, last change and number of files of an input."""
+    size, changed, files, _ = inputs.states[input_key(number)]
+    return {"bytes": size, "changed_ns": changed, "files": files}
 
 
 def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]:

@@ -7,8 +7,7 @@ threads, and delays the work that is issued to the device meanwhile.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from runner.device.api import HostBytes, Mark
 from runner.pipeline.direct_io import Direct
 from runner.pipeline.endpoints import Endpoints, Step, shaped
-from runner.pipeline.in_memory import call_rows, result_buffer
+from runner.pipeline.in_memory import call_rows, result_buffers
 from runner.pipeline.result_type import hide_output
 from runner.plan.window import Window
 from runner.region import Array
@@ -30,19 +29,20 @@ BYTES = np.dtype(np.uint8)
 class DeviceSlot:
     """Device and pinned buffers, as bytes, and the state of the chunk in them.
 
-    marks: stage, bytes moved, begin and end of each device operation. result: device array. loaded: the
-    input was read straight into device memory. stored: steps that write the result straight to its file.
+    device, source, loaded: per input; loaded: it was read straight into device memory. target, results,
+    stored: per output; stored: steps that write it straight to its file, None if it is fetched first. marks:
+    stage, bytes moved, begin and end of each device operation.
     """
 
-    device: Array
-    source: HostBytes
-    target: HostBytes
-    number: int
-    window: Window
+    device: list[Array]
+    source: list[HostBytes]
+    target: list[HostBytes]
+    number: int = -1
+    windows: list[Window] = field(default_factory=list)
     marks: list[tuple[Stage, int, Mark, Mark]] = field(default_factory=list)
-    result: Any = None
-    loaded: bool = False
-    stored: list[Step] | None = None
+    results: list[Array] = field(default_factory=list)
+    loaded: list[bool] = field(default_factory=list)
+    stored: list[list[Step] | None] = field(default_factory=list)
 
 
 class DeviceEngine:
@@ -54,25 +54,19 @@ class DeviceEngine:
     def __init__(self, endpoints: Endpoints, direct: Direct | None = None) -> None:
         self._endpoints, self._backend, self._direct = endpoints, endpoints.world.backend, direct
         self._lanes = self._backend.lanes()
-        self._blocks, self._results = endpoints.largest
-        self._padded: Array = None
+        self._padded: list[Array] = []
 
     def slots(self, count: int) -> list[DeviceSlot]:
-        device, pinned, window = self._backend.empty, self._backend.host_empty, self._endpoints.window(0)
-        if any(width != (0, 0) for width in self._endpoints.task.widths):
-            self._padded = device(
-                (self._blocks,), BYTES
-            )  # kernels run one after another: one buffer is enough
-        slots = [
-            DeviceSlot(
-                device((self._blocks,), BYTES),
-                pinned((self._blocks,), BYTES),
-                pinned((self._results,), BYTES),
-                -1,
-                window,
-            )
-            for _ in range(count)
-        ]
+        def on_device(sizes: list[int]) -> list[Array]:
+            return [self._backend.empty((size,), BYTES) for size in sizes]
+
+        def pinned(sizes: list[int]) -> list[HostBytes]:
+            return [self._backend.host_empty((size,), BYTES) for size in sizes]
+
+        blocks, results = self._endpoints.largest
+        if self._endpoints.task.has_halo:
+            self._padded = on_device(blocks)  # kernels run one after another: one set is enough
+        slots = [DeviceSlot(on_device(blocks), pinned(blocks), pinned(results)) for _ in range(count)]
         self._rehearse(slots[0])
         return slots
 
@@ -83,8 +77,10 @@ class DeviceEngine:
         flight. Zeros are not rows of the array, so no row is computed twice. A function that raises on zeros
         compiles its kernels on its first chunk instead.
         """
-        slot.number, slot.window, slot.loaded = 0, self._endpoints.window(0), False
-        slot.source[: math.prod(slot.window.staged) * self._endpoints.task.dtype.itemsize] = 0
+        slot.number, slot.windows = 0, self._endpoints.windows(0)
+        slot.loaded = [False] * len(slot.windows)
+        for staged in self._staged(slot, slot.source):
+            staged.fill(0)
         try:
             with hide_output(failures=False), np.errstate(all="ignore"):
                 self.compute(slot, lambda: None)
@@ -99,55 +95,75 @@ class DeviceEngine:
         self._lanes.join()
 
     def begin(self, slot: DeviceSlot, number: int) -> list[Step]:
-        slot.number, slot.window = number, self._endpoints.window(number)
-        loads = self._direct.reads(slot.window, slot.device) if self._direct else None
-        slot.loaded = loads is not None
-        if loads is not None:
-            return loads
-        staged = shaped(slot.source, slot.window.staged, self._endpoints.task.dtype)
-        return self._endpoints.reads(slot.window, staged)
+        slot.number, slot.windows, slot.loaded = number, self._endpoints.windows(number), []
+        steps = []
+        for place, (window, staged) in enumerate(
+            zip(slot.windows, self._staged(slot, slot.source), strict=True)
+        ):
+            direct = self._direct.reads(place, window, slot.device[place]) if self._direct else None
+            slot.loaded.append(direct is not None)
+            steps += self._endpoints.reads(place, window, staged) if direct is None else direct
+        return steps
 
     def compute(self, slot: DeviceSlot, idle: Callable[[], None]) -> None:
-        endpoints, task, window, lanes = self._endpoints, self._endpoints.task, slot.window, self._lanes
+        endpoints, task, lanes = self._endpoints, self._endpoints.task, self._lanes
         with lanes.named(f"chunk {slot.number}"):
-            staged = shaped(slot.device, window.staged, task.dtype)
-            if not slot.loaded:
-                sent = lanes.send(slot.source[: staged.nbytes], slot.device)
-                slot.marks.append(("to device", staged.nbytes, *sent))
-                lanes.wait(sent[1])
+            inputs = list(self._staged(slot, slot.device))
+            for place, staged in enumerate(inputs):
+                if not slot.loaded[place]:
+                    sent = lanes.send(slot.source[place][: staged.nbytes], slot.device[place])
+                    slot.marks.append(("to device", staged.nbytes, *sent))
+                    lanes.wait(sent[1])
             begin = lanes.mark()
-            block = staged
-            if not window.direct:
-                block = shaped(self._padded, window.shape, task.dtype)
-                window.assemble(staged, block)
-            rows = window.region.shape[0]
-            out = result_buffer(task, window.region.shape, self._backend)
-            slot.result = self._kept(call_rows(endpoints.world, task, window.region, block, (0, rows), out))
+            blocks = [self._block(slot, place, staged) for place, staged in enumerate(inputs)]
+            region = slot.windows[0].region
+            outs = result_buffers(task, region.shape, self._backend)
+            found = call_rows(endpoints.world, task, region, blocks, (0, region.shape[0]), outs)
+            slot.results = [self._kept(result) for result in found]
             end = lanes.mark()
-            nbytes = slot.result.nbytes
-            slot.marks.append(("kernel", block.nbytes + nbytes, begin, end))
-            region = task.output_region(window.region)
-            slot.stored = self._direct.writes(region, slot.result) if self._direct else None
-            if slot.stored is None:
-                fetched = lanes.fetch(slot.result, slot.target[:nbytes], end)
-                slot.marks.append(("from device", nbytes, *fetched))
+            moved = sum(array.nbytes for array in (*blocks, *slot.results))
+            slot.marks.append(("kernel", moved, begin, end))
+            for place, result in enumerate(slot.results):
+                to = endpoints.output_regions(slot.number)[place]
+                stored = self._direct.writes(place, to, result) if self._direct else None
+                slot.stored.append(stored)
+                if stored is None:
+                    fetched = lanes.fetch(result, slot.target[place][: result.nbytes], end)
+                    slot.marks.append(("from device", result.nbytes, *fetched))
 
     def finish(self, slot: DeviceSlot) -> list[Step]:
         for stage, moved, begin, end in slot.marks:
             last = self._lanes.passed(end)
             self._endpoints.spans.add(stage, slot.number, self._lanes.passed(begin), last, moved)
-        if slot.stored is not None:
-            return slot.stored
-        region = self._endpoints.task.output_region(slot.window.region)
-        result = shaped(slot.target, region.shape, self._endpoints.result_dtype)
-        return self._endpoints.writes(region, result)
+        steps: list[Step] = []
+        regions = self._endpoints.output_regions(slot.number)
+        for place, (region, (_, dtype)) in enumerate(zip(regions, self._endpoints.task.known, strict=True)):
+            stored = slot.stored[place]
+            result = shaped(slot.target[place], region.shape, dtype)
+            steps += self._endpoints.writes(place, region, result) if stored is None else stored
+        return steps
 
     def release(self, slot: DeviceSlot) -> None:
-        slot.marks, slot.result, slot.stored = [], None, None
+        slot.marks, slot.results, slot.stored = [], [], []
+
+    def _staged(self, slot: DeviceSlot, memory: list[Any]) -> Iterator[Any]:
+        """Yield what is read of each input for the slot's chunk, as an array in `memory`."""
+        fields = self._endpoints.task.fields
+        for window, one, buffer in zip(slot.windows, fields, memory, strict=True):
+            yield shaped(buffer, window.staged, one.dtype)
+
+    def _block(self, slot: DeviceSlot, place: int, staged: Array) -> Array:
+        """Return the padded block of input `place`."""
+        window = slot.windows[place]
+        if window.direct:
+            return staged
+        block = shaped(self._padded[place], window.shape, staged.dtype)
+        window.assemble(staged, block)
+        return block
 
     def _kept(self, result: Array) -> Array:
-        """Return the result in memory that later chunks, which share the padded block, do not overwrite."""
+        """Return the result in memory that later chunks, which share the padded blocks, do not overwrite."""
         xp = self._backend.xp
-        if self._padded is not None and xp.may_share_memory(result, self._padded):
+        if any(xp.may_share_memory(result, padded) for padded in self._padded):
             return result.copy()
         return xp.ascontiguousarray(result)

@@ -7,7 +7,7 @@ costs two messages, however many axes have a halo.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,26 +16,87 @@ from runner.comm.api import Arrays, Message, Pending
 from runner.device.api import poison
 from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
-from runner.region import Array, Shape
+from runner.region import Array, Region, Shape
+
+Landing = tuple[Transfer, Array]  # cells received beside the place they go to
 
 
 @dataclass
 class Exchange:
-    """An exchange in progress."""
+    """An exchange in progress: of each block, the cells that arrive beside the place they go to."""
 
-    plan: HaloPlan
-    block: Array
     pending: Pending
-    landings: list[tuple[Transfer, Array]]
+    arriving: list[tuple[HaloPlan, Array, list[Landing]]]
 
     def finish(self) -> None:
-        """Wait until the halo is complete (for work issued to the current stream afterwards)."""
+        """Wait until the halos are complete (for work issued to the current stream afterwards)."""
         self.pending.wait()
-        inner = self.block[self.plan.inner]
-        for transfer, buffer in self.landings:
-            inner[transfer.target] = _flip(buffer, transfer.flip)
-        for slab in self.plan.halo_slabs:
-            self.plan.fill_whole_axes(self.block[slab])
+        for plan, block, landings in self.arriving:
+            inner = block[plan.inner]
+            for transfer, buffer in landings:
+                inner[transfer.target] = _flip(buffer, transfer.flip)
+            for slab in plan.halo_slabs:
+                plan.fill_whole_axes(block[slab])
+
+
+class Halos:
+    """The halos of several blocks of one rank, exchanged together: one group of messages for all.
+
+    plans: per block. An item of `blocks` below belongs to the plan at its place.
+    """
+
+    def __init__(self, plans: Sequence[HaloPlan]) -> None:
+        self.plans = tuple(plans)
+
+    @property
+    def region(self) -> Region:
+        """The rank's own cells, in the first array's indices."""
+        return self.plans[0].region
+
+    def received_bytes(self, blocks: Sequence[Array]) -> int:
+        """Bytes that arrive from other ranks in one exchange; as many are sent."""
+        pairs = zip(self.plans, blocks, strict=True)
+        return sum(plan.received_cells * int(block.dtype.itemsize) for plan, block in pairs)
+
+    def fill_own(self, blocks: Sequence[Array]) -> None:
+        """Fill the halo cells that need no other rank. The blocks' own cells must be filled."""
+        for plan, block in zip(self.plans, blocks, strict=True):
+            plan.fill_own(block)
+
+    def pack(self, blocks: Sequence[Array]) -> list[list[Message]]:
+        """Copy what other ranks need, for a `start` during which the blocks' cells may change."""
+        return [plan.pack(block) for plan, block in zip(self.plans, blocks, strict=True)]
+
+    def start(
+        self, blocks: Sequence[Array], arrays: Arrays, packed: Sequence[list[Message]] | None = None
+    ) -> Exchange:
+        """Start sending what others need and receiving what these blocks need; `fill_own` is separate.
+
+        packed: messages to send. Without it the blocks' own cells must not change until `finish`.
+        """
+        outgoing: list[Message] = []
+        incoming: list[Message] = []
+        arriving = []
+        for number, (plan, block) in enumerate(zip(self.plans, blocks, strict=True)):
+            outgoing += packed[number] if packed else plan.messages(block)
+            received, landings = plan.landings(block)
+            incoming += received
+            arriving.append((plan, block, landings))
+        return Exchange(arrays.exchange(outgoing, incoming), arriving)
+
+    def fill(self, blocks: Sequence[Array], arrays: Arrays) -> None:
+        """Fill the whole halos."""
+        exchange = self.start(blocks, arrays)
+        self.fill_own(blocks)
+        exchange.finish()
+
+    def connect(self, arrays: Arrays, one_byte: Array) -> None:
+        """Send a byte along every link of the exchange: NCCL connects at the first message."""
+        to = sorted({transfer.receiver for plan in self.plans for transfer in plan.sends})
+        from_ = sorted({transfer.sender for plan in self.plans for transfer in plan.receives})
+        arrays.exchange(
+            [(peer, one_byte[:1]) for peer in to], [(peer, one_byte[1:]) for peer in from_]
+        ).wait()
 
 
 class HaloPlan:
@@ -102,15 +163,16 @@ class HaloPlan:
         core = block[self.core]
         return [(t.receiver, core[t.source].copy(order="C")) for t in self.sends]
 
-    def start(self, block: Array, arrays: Arrays, packed: list[Message] | None = None) -> Exchange:
-        """Start sending what others need and receiving what this block needs; `fill_own` is separate.
+    def messages(self, block: Array) -> list[Message]:
+        """Return what other ranks need of the block, as views where that is possible."""
+        core = block[self.core]
+        return [(t.receiver, _packed(core[t.source])) for t in self.sends]
 
-        packed: messages to send. Without it the block's own cells must not change until `finish`.
-        """
-        inner, core = block[self.inner], block[self.core]
-        outgoing = packed or [(t.receiver, _packed(core[t.source])) for t in self.sends]
+    def landings(self, block: Array) -> tuple[list[Message], list[Landing]]:
+        """Return where cells are received, and those of them that must be moved to the halo afterwards."""
+        inner = block[self.inner]
         incoming: list[Message] = []
-        landings = []
+        landings: list[Landing] = []
         for transfer in self.receives:
             buffer = inner[transfer.target]
             shape = tuple(part.stop - part.start for part in transfer.source)
@@ -119,20 +181,7 @@ class HaloPlan:
                 buffer = np.empty_like(buffer, shape=shape, order="C")
                 landings.append((transfer, buffer))
             incoming.append((transfer.sender, buffer))
-        return Exchange(self, block, arrays.exchange(outgoing, incoming), landings)
-
-    def fill(self, block: Array, arrays: Arrays) -> None:
-        """Fill the whole halo."""
-        exchange = self.start(block, arrays)
-        self.fill_own(block)
-        exchange.finish()
-
-    def connect(self, arrays: Arrays, one_byte: Array) -> None:
-        """Send a byte along every link of the exchange: NCCL connects at the first message."""
-        to, from_ = _peers(self.sends, "receiver"), _peers(self.receives, "sender")
-        arrays.exchange(
-            [(peer, one_byte[:1]) for peer in to], [(peer, one_byte[1:]) for peer in from_]
-        ).wait()
+        return incoming, landings
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in any part of the block that holds those axes whole."""
@@ -180,7 +229,3 @@ def _size(slices: Slices) -> int:
     for part in slices:
         cells *= part.stop - part.start
     return cells
-
-
-def _peers(those: Iterable[Transfer], end: str) -> list[int]:
-    return sorted({getattr(transfer, end) for transfer in those})

@@ -21,7 +21,7 @@ from runner.device.api import poison
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.pipeline.endpoints import Step
 from runner.pipeline.in_memory import call_rows, slabs, windows
-from runner.pipeline.result_type import type_of, type_without_cells
+from runner.pipeline.result_type import types_of, types_without_cells
 from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array, HostArray, Region, Shape
@@ -142,25 +142,24 @@ def result_of(world: World, task: Task, block: Array) -> Array:
     region, backend = task.partition[0], world.backend
     rows = (0, region.shape[0])
     whole: Array = None
-    ranges = slabs(region, task.widths[0], task.dtype.itemsize, rows)
-    parts = [rows] if backend.asynchronous and region.size else ranges
-    for (first, last), window in windows(block, parts, sum(task.widths[0])):
-        if whole is None and task.result is not None:
+    parts = [rows] if backend.asynchronous and region.size else slabs(task, region, rows)
+    for (first, last), window in windows([block], parts, sum(task.widths[0])):
+        if whole is None and task.results is not None:
             whole = _empty(world, task)
         out = whole[first:last] if task.fills else None
-        found = call_rows(world, task, region, window, (first, last), out)
+        (found,) = call_rows(world, task, region, window, (first, last), [out] if task.fills else None)
         if whole is None:
-            task = task.with_result(*type_of(task, found))
+            task = task.with_results(types_of(task, [found]))
             whole = _empty(world, task)
         if found is not out:
             whole[first:last] = found
     if whole is None:  # without cells
-        whole = _empty(world, task if task.result else task.with_result(*type_without_cells(task)))
+        whole = _empty(world, task if task.results else task.with_results(types_without_cells(task)))
     return whole
 
 
 def _empty(world: World, task: Task) -> Array:
-    result = world.backend.empty(*task.known)
+    result = world.backend.empty(*task.known[0])
     if task.fills:
         poison(result)
     return result

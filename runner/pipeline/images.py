@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
-from runner.pipeline.chunk_agreement import known_result, limits
+from runner.pipeline.chunk_agreement import known_results, limits
 from runner.pipeline.dispatch import (
     OnStreamProgress,
     draw,
@@ -69,7 +69,7 @@ class StreamedFolder:
         largest image cannot be processed; RunError, with its name, for an image that cannot be.
         """
         world, images = self.world, self.folder.images
-        kept = world.on_root(lambda: find_unfinished(self._journal, self.partial, self.options))
+        kept = world.on_root(lambda: find_unfinished(self._journal, self.options, self.partial))
         task = self._sample()
         depth = self._depth(task)
         finished = world.on_root(
@@ -138,9 +138,9 @@ class StreamedFolder:
 
         def check(task: Task) -> None:
             with naming(path, error=UserError):
-                sink_for(self.partial, path.name, *task.known, world.run_id)
+                sink_for(self.partial, path.name, *task.known[0], world.run_id)
 
-        task = known_result(world, world.collective_call(plan_task), source)
+        task = known_results(world, world.collective_call(plan_task), [source])
         world.on_root(lambda: check(task))
         return task
 
@@ -167,7 +167,7 @@ class StreamedFolder:
             self.world,
             self.transaction,
             self._journal,
-            self.partial,
+            [self.partial],
             kept,
             wanted,
             self._create,

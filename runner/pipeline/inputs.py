@@ -8,7 +8,7 @@ client has not seen yet is noticed by another host.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -82,7 +82,7 @@ def _sum(found: list[os.stat_result]) -> State:
 
 @dataclass(frozen=True)
 class Inputs:
-    """paths: by the name in the command, "input" or a parameter's. states: before the first read, as seen
+    """paths: by `input_key` or a parameter's name. states: before the first read, as seen
     from here, of what this rank looks at; on rank 0, of all."""
 
     paths: Mapping[str, Path] = field(default_factory=dict)
@@ -116,17 +116,26 @@ class Inputs:
                 "files": state.files,
             }
             for name, state in self.states.items()
-            if name != "input"
+            if not _is_input(name)
         }
 
 
-def note(world: World, input: Path | None, job: Job, parameters: Mapping[str, Any]) -> Inputs:
+def input_key(number: int) -> str:
+    """Return the key of input `number` in `Inputs`; no parameter has such a name."""
+    return f"input {number + 1}"
+
+
+def _is_input(key: str) -> bool:
+    return key.startswith("input ")
+
+
+def note(world: World, inputs: Sequence[Path], job: Job, parameters: Mapping[str, Any]) -> Inputs:
     """Record the state of the input files. Collective, before anything is read.
 
-    input: None for a folder of images, each of which is checked when it is read. A file that a Path parameter
-    names is read by a block's function; a job may also write it, so it is not checked.
+    inputs: none for a folder of images, each of which is checked when it is read. A file that a Path
+    parameter names is read by a block's function; a job may also write it, so it is not checked.
     """
-    paths = {} if input is None else {"input": split(input)[0]}
+    paths = {input_key(number): split(path)[0] for number, path in enumerate(inputs)}
     for parameter in job.parameters if job.kind != "job" else ():
         value = parameters.get(parameter.name)
         if value is not None and (parameter.type is Path or isinstance(value, Path)):
@@ -135,7 +144,7 @@ def note(world: World, input: Path | None, job: Job, parameters: Mapping[str, An
 
     def look() -> dict[str, State]:
         seen = {name: _seen(path, first) for name, path in paths.items()}
-        return {name: state for name, state in seen.items() if state and (state.files or name == "input")}
+        return {name: state for name, state in seen.items() if state and (state.files or _is_input(name))}
 
     return Inputs(paths, world.collective_call(look))
 

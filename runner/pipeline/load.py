@@ -1,12 +1,15 @@
-"""Load this rank's block from a file to its device."""
+"""Load this rank's blocks from files to its device."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from runner.device.api import Backend
 from runner.pipeline.halo_exchange import HaloPlan
 from runner.plan.grid import Partition
+from runner.plan.task import Task
 from runner.region import Array, HostArray, Region
 from runner.report.phases import Phases
 from runner.storage.formats import Source
@@ -19,6 +22,14 @@ def stages(rows: int, size: int) -> list[tuple[int, int]]:
     """Split `rows`, `size` bytes in total, into the (first, last) pieces that pass through pinned memory."""
     step = min(max(STAGE * rows // size, 1), rows)
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
+
+
+def load_blocks(
+    world: World, sources: Sequence[Source], task: Task, plans: Sequence[HaloPlan], phases: Phases
+) -> list[Array]:
+    """Return this rank's padded block of each input. Collective."""
+    triples = zip(sources, task.fields, plans, strict=True)
+    return [load_block(world, source, field.partition, plan, phases) for source, field, plan in triples]
 
 
 def load_block(world: World, source: Source, partition: Partition, plan: HaloPlan, phases: Phases) -> Array:

@@ -1,4 +1,4 @@
-"""Shape and dtype of a job's result, if not declared: found by one small trial call.
+"""Shapes and dtypes of a job's results, if not declared: found by one small trial call.
 
 A run in memory needs no trial: it takes the type from its first piece, which is part of the result
 (`pipeline`). A forecast or a streamed run, which must know the type before any cell is computed, calls
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
@@ -22,36 +22,37 @@ from runner.plan.task import Task
 from runner.region import Array, Region, Shape
 
 ResultType = tuple[Shape, np.dtype[Any]]  # lengths of the axes after the `leading` ones, and the dtype
-Row = tuple[Region, Array]  # some own cells of the array, and their padded block
+Row = tuple[Region, list[Array]]  # some own cells of the first array, and the padded block of each
 
 
-def result_type(
+def result_types(
     task: Task,
     backend: Backend,
     *,
     ranks: int = 1,
     host: str = "",
     first_row: Callable[[], Row] | None = None,
-) -> ResultType:
-    """Return the type of the result of `task`, by a call on as few zeros as possible.
+) -> tuple[ResultType, ...]:
+    """Return the types of the results of `task`, by a call on as few zeros as possible.
 
-    first_row: reads the array's first row. A function that raises on zeros (one that inverts a matrix, say)
+    first_row: reads the arrays' first row. A function that raises on zeros (one that inverts a matrix, say)
     is called on that row instead, which the run then computes again; without `first_row` its exception
     propagates.
     """
-    if 0 in task.shape:
-        return type_without_cells(task)
+    if any(0 in field.shape for field in task.fields):
+        return types_without_cells(task)
     cells = tuple(1 if cut else n for cut, n in zip(task.cut_axes, task.shape, strict=True))
     region = Region((0,) * len(cells), cells)
-    padded = tuple(n + sum(width) for n, width in zip(cells, task.widths, strict=True))
 
-    def call(region: Region, block: Array) -> ResultType:
+    def call(region: Region, blocks: list[Array]) -> tuple[ResultType, ...]:
         stream, xp = backend.stream, backend.xp
         here = BlockContext(0, ranks, host, region.start, region.shape, task.shape, stream, xp)
-        return type_of(task, task.call(block, here, None))
+        return types_of(task, task.call(blocks, here, None))
 
-    zeros = backend.empty(padded, task.dtype)
-    zeros.fill(0)
+    zeros = []
+    for number, field in enumerate(task.fields):
+        zeros.append(backend.empty(field.padded(task.field_region(number, region).shape), field.dtype))
+        zeros[-1].fill(0)
     try:
         with np.errstate(all="ignore"), hide_output(failures=first_row is None):
             return call(region, zeros)
@@ -64,19 +65,19 @@ def result_type(
         return call(*first_row())
 
 
-def with_known_result(task: Task, backend: Backend) -> Task:
-    """Return `task` with its result type, for a forecast; exceptions of the trial on zeros propagate."""
-    return task if task.result is not None else task.with_result(*result_type(task, backend))
+def with_known_results(task: Task, backend: Backend) -> Task:
+    """Return `task` with its result types, for a forecast; exceptions of the trial on zeros propagate."""
+    return task if task.results is not None else task.with_results(result_types(task, backend))
 
 
-def type_of(task: Task, result: Array) -> ResultType:
-    """Return the type of a result computed from any part of the array."""
-    return tuple(result.shape[task.leading :]), np.dtype(result.dtype)
+def types_of(task: Task, results: Sequence[Array]) -> tuple[ResultType, ...]:
+    """Return the types of results computed from any part of the arrays."""
+    return tuple((tuple(one.shape[task.leading :]), np.dtype(one.dtype)) for one in results)
 
 
-def type_without_cells(task: Task) -> ResultType:
-    """Return the type of the result for an empty array, on which no function is called: the input's."""
-    return task.shape[task.leading :], task.dtype
+def types_without_cells(task: Task) -> tuple[ResultType, ...]:
+    """Return the types of the results for empty arrays, on which no function is called: the first input's."""
+    return ((task.shape[task.leading :], task.dtype),) * len(task.job.output_names)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from runner.world.world import World
 Fingerprint = dict[str, Any]
 
 
-def find_unfinished(journal: Journal, partial: Path, options: StreamOptions) -> Fingerprint | None:
+def find_unfinished(journal: Journal, options: StreamOptions, *partials: Path) -> Fingerprint | None:
     """Return the fingerprint of an unfinished run, None if there is none. On rank 0.
 
     Raises UserError if there is one and --resume was not given. The answer stays valid: this run holds the
@@ -32,7 +32,7 @@ def find_unfinished(journal: Journal, partial: Path, options: StreamOptions) -> 
         check_place(Path(options.timeline), "timeline")
     kept = journal.kept()
     if kept is not None and not options.resume:
-        raise journal.unfinished(partial)
+        raise journal.unfinished(*partials)
     return kept
 
 
@@ -40,7 +40,7 @@ def start_or_resume(
     world: World,
     transaction: OutputTransaction,
     journal: Journal,
-    partial: Path,
+    partials: Sequence[Path],
     kept: Fingerprint | None,
     wanted: Fingerprint,
     create: Callable[[], None],
@@ -48,29 +48,31 @@ def start_or_resume(
 ) -> set[int]:
     """Start the output, or resume the one of `kept`; return what is finished of it. On rank 0.
 
-    create: makes the output at `partial`, and returns when it is on the disk: the journal refers to it.
-    check: raises UserError if `partial` was not left by an earlier run of this kind.
+    create: makes the outputs at `partials`, and returns when they are on the disk: the journal refers to
+    them. check: raises UserError if they were not left by an earlier run of this kind.
     """
     done: set[int] = set()
-    there = os.path.lexists(partial)
+    there = all(os.path.lexists(partial) for partial in partials)
     if kept is not None:
-        journal.check(kept, wanted, partial)
+        journal.check(kept, wanted, *partials)
         done = journal.finished({rank.host_id for rank in world.ranks})
         if there:
             check()
     if kept is None or not (done or there):
-        try:
-            remove_path(partial)  # of a run that ended before its journal was there
-        except OSError as reason:
-            raise write_error(partial, reason) from reason
-        transaction.track_partial(partial)
+        for partial in partials:
+            try:
+                remove_path(partial)  # of a run that ended before its journal was there
+            except OSError as reason:
+                raise write_error(partial, reason) from reason
+        transaction.track_partial(*partials)
         create()
         journal.begin(wanted)
         transaction.forget_partial()
         return set()
     if not there:
+        gone = next(partial for partial in partials if not os.path.lexists(partial))
         raise UserError(
-            f"the unfinished output {partial} is gone",
+            f"the unfinished output {gone} is gone",
             hint=f"rm -r {journal.folder}, to begin anew, or where {journal.output} is finished",
         )
     return done

@@ -15,18 +15,18 @@ from runner.world.world import World
 
 
 class Store:
-    """Stores this rank's results, piece by piece.
+    """Stores this rank's part of output `number`, piece by piece.
 
     A sink that accepts any region gets each piece at once. For one that does not (images, chunked formats)
     the pieces are kept until the end, when rank 0 gathers and writes them.
     """
 
-    def __init__(self, world: World, task: Task, sink: Sink, phases: Phases) -> None:
-        assert task.result is not None
+    def __init__(self, world: World, task: Task, sink: Sink, phases: Phases, number: int = 0) -> None:
         self.world, self.task, self.sink, self.phases = world, task, sink, phases
-        self.region = task.output_region(task.partition[world.rank])
+        self.number = number
+        self.region = task.output_region(task.partition[world.rank], number)
         anywhere = sink.parallel and sink.chunks is None
-        self._kept = None if anywhere else np.empty(self.region.shape, task.result[1])
+        self._kept = None if anywhere else np.empty(self.region.shape, task.known[number][1])
         self._buffer: HostArray | None = None
 
     def put(self, region: Region, result: Array) -> None:
@@ -67,8 +67,7 @@ class Store:
 
     def _gather(self, mine: HostArray) -> None:
         control = self.world.control
-        assert self.task.result is not None
-        shape, dtype = self.task.result
+        shape, dtype = self.task.known[self.number]
         if control.rank > 0:
             with self.phases("gather", mine.nbytes):
                 control.exchange([(0, mine)], []).wait()
@@ -78,7 +77,7 @@ class Store:
             self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
 
     def _join(self, mine: HostArray, shape: Shape, dtype: np.dtype[Any]) -> HostArray:
-        regions = [self.task.output_region(region) for region in self.task.partition]
+        regions = [self.task.output_region(region, self.number) for region in self.task.partition]
         with self.phases("gather", mine.nbytes):
             parts = [mine, *(np.empty(region.shape, dtype) for region in regions[1:])]
             self.world.control.exchange([], list(enumerate(parts))[1:]).wait()

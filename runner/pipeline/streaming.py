@@ -1,8 +1,9 @@
-"""Streamed run of a map job from file to file: array of any size, work stealing, resume."""
+"""Streamed run of a map job from files to files: arrays of any size, work stealing, resume."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own
-from runner.pipeline.chunk_agreement import chunks_of, known_result
+from runner.pipeline.chunk_agreement import chunks_of, known_results
 from runner.pipeline.cpu_engine import HostEngine
 from runner.pipeline.direct_io import Direct
 from runner.pipeline.dispatch import (
@@ -44,15 +45,15 @@ class StreamedRun:
 
     world: World
     task: Task
-    source: Source
-    target: Path
+    sources: Sequence[Source]
+    targets: Sequence[Path]
     options: StreamOptions
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
     show: OnStreamProgress = no_stream_progress
     _spans: Spans = field(default_factory=Spans, init=False)
-    sink: Sink = field(init=False)
+    sinks: list[Sink] = field(init=False)
     journal: Journal = field(init=False)
 
     def write(self) -> dict[str, Any]:
@@ -62,24 +63,26 @@ class StreamedRun:
         if the input has changed meanwhile.
         """
         world, options = self.world, self.options
-        self.task = known_result(world, self.task, self.source)
-        self.sink = open_sink(self.target, *self.task.known, KEPT)
-        self.sink.threads = threads_of(world)
-        self.journal = Journal(self.sink.path)
-        kept = world.on_root(lambda: find_unfinished(self.journal, self.sink.partial, options))
+        self.task = known_results(world, self.task, self.sources)
+        pairs = zip(self.targets, self.task.known, strict=True)
+        self.sinks = [open_sink(target, *known, KEPT) for target, known in pairs]
+        for sink in self.sinks:
+            sink.threads = threads_of(world)
+        self.journal = Journal(self.sinks[0].path)
+        kept = world.on_root(lambda: find_unfinished(self.journal, options, *self.partials))
         rows = kept.get("rows") if kept else None
-        chunks = chunks_of(world, self.task, self.source, self.sink, options, rows)
+        chunks = chunks_of(world, self.task, self.sources, self.sinks, options, rows)
         finished = world.on_root(lambda: self._start_or_resume(kept, chunks))
         self.transaction.set_recovery_hint(
             "finished chunks are kept; continue with the same command and --resume"
         )
         todo = [number for number in range(len(chunks)) if number not in finished]
-        endpoints = Endpoints(world, self.task, chunks, self.source, self.sink, self._spans)
+        endpoints = Endpoints(world, self.task, chunks, self.sources, self.sinks, self._spans)
         direct = self._direct(endpoints)
         engine = DeviceEngine(endpoints, direct) if world.backend.asynchronous else HostEngine(endpoints)
         with closing(direct) if direct else nullcontext():
             counts = self._process_chunks(engine, endpoints, todo)
-        check_inputs(world, self.inputs, self.transaction, self.journal.anew(self.sink.partial))
+        check_inputs(world, self.inputs, self.transaction, self.anew)
         return {
             "chunks": len(chunks),
             "rows": chunks.rows,
@@ -91,47 +94,57 @@ class StreamedRun:
             **report(world, self.phases, endpoints.spans),
         }
 
+    @property
+    def partials(self) -> list[Path]:
+        return [sink.partial for sink in self.sinks]
+
+    @property
+    def anew(self) -> str:
+        """The command that discards the unfinished run."""
+        return self.journal.anew(*self.partials)
+
     def commit(self) -> None:
-        """Remove the journal and draw the timeline, after the output has its final name."""
+        """Remove the journal and draw the timeline, after the outputs have their final names."""
         self.transaction.set_recovery_hint(None)
         self.world.on_root(self.journal.remove)
         draw(self.world, self._spans, self.options.timeline, self._about)
 
     @property
     def _about(self) -> dict[str, Any]:
-        files = {"input": str(self.source.path), "output": str(self.target)}
+        files = {"input": str(self.sources[0].path), "output": str(self.targets[0])}
         return {"job": self.task.job.name, **files}
 
     def _start_or_resume(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
         """On rank 0."""
-        whole, partial = (
-            fingerprint(self.world, self.task, self.source, chunks, self.inputs),
-            self.sink.partial,
-        )
+        whole = fingerprint(self.world, self.task, self.sources, chunks, self.inputs)
         return start_or_resume(
             self.world,
             self.transaction,
             self.journal,
-            partial,
+            self.partials,
             kept,
             whole,
             self._create,
-            self._check_partial,
+            self._check_partials,
         )
 
-    def _check_partial(self) -> None:
+    def _check_partials(self) -> None:
         """Raise UserError for an unfinished output of another user, a link, or a different array."""
-        sink, anew = self.sink, self.journal.anew(self.sink.partial)
-        check_own(sink.partial, suffix(sink.path) in FOLDERS, anew)
-        wrong = f"{sink.partial} was not left by an unfinished run of this job"
-        try:
-            found = read_back(sink)
-        except UserError as reason:
-            raise UserError(wrong, got=reason.what, hint=anew) from reason
-        cells, dtype = math.prod(self.task.known[0]), self.task.known[1].newbyteorder("=")
-        if (math.prod(found.shape), found.dtype, found.chunks) != (cells, dtype, sink.chunks):
-            got, expected = f"{found.dtype} of shape {found.shape}", f"{dtype} of shape {self.task.known[0]}"
-            raise UserError(wrong, got=got, expected=expected, hint=anew)
+        for sink, (shape, dtype) in zip(self.sinks, self.task.known, strict=True):
+            check_own(sink.partial, suffix(sink.path) in FOLDERS, self.anew)
+            wrong = f"{sink.partial} was not left by an unfinished run of this job"
+            try:
+                found = read_back(sink)
+            except UserError as reason:
+                raise UserError(wrong, got=reason.what, hint=self.anew) from reason
+            native = dtype.newbyteorder("=")
+            if (math.prod(found.shape), found.dtype, found.chunks) != (
+                math.prod(shape),
+                native,
+                sink.chunks,
+            ):
+                got, expected = f"{found.dtype} of shape {found.shape}", f"{native} of shape {shape}"
+                raise UserError(wrong, got=got, expected=expected, hint=self.anew)
 
     def _direct(self, endpoints: Endpoints) -> Direct | None:
         """Open the files for GPUDirect Storage, if this rank's GPU has it."""
@@ -142,14 +155,19 @@ class StreamedRun:
         return None if gds.why_not() else Direct(endpoints, gds.DirectFile)
 
     def _create(self) -> None:
-        self.sink.create()
-        self.sink.sync()
+        for sink in self.sinks:
+            sink.create()
+        self._sync()
+
+    def _sync(self) -> None:
+        for sink in self.sinks:
+            sink.sync()
 
     def _process_chunks(self, engine: Engine, endpoints: Endpoints, todo: list[int]) -> list[tuple[int, int]]:
         """Process the chunks `todo`; return each rank's (own, taken over) counts."""
-        world, itemsize = self.world, self.task.dtype.itemsize
+        world, task = self.world, self.task
         log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
-        with closing(Syncer(log, self.sink.sync)) as syncer:
+        with closing(Syncer(log, self._sync)) as syncer:
             syncer.sync()  # before this rank writes: what an earlier run left may not be on the disk yet
             found = process_chunks(
                 world,
@@ -159,8 +177,8 @@ class StreamedRun:
                 todo,
                 depth=self.options.under_way,
                 done=syncer.done,
-                left=sum(endpoints.chunks[number].size for number in todo) * itemsize,
-                total=sum(region.size for region in self.task.partition) * itemsize,
+                left=sum(task.input_bytes(endpoints.chunks[number]) for number in todo),
+                total=sum(task.input_bytes(region) for region in task.partition),
                 show=self.show,
             )
             if len(world.hosts) > 1:  # another host may read the output, or this one may be lost

@@ -12,12 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from runner.errors import UserError
 from runner.plan.chunks import Chunks
 from runner.plan.grid import grid_size
-from runner.plan.halo import Widths
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.region import Region, Shape
@@ -90,8 +87,8 @@ def is_streamed(
 
 def fills_pipeline(task: Task) -> bool:
     """Whether a device copies and computes long enough for copies, kernels and files to overlap."""
-    largest = max((block.size for block in task.partition), default=0)
-    return largest * task.dtype.itemsize >= FILLS * ON_DEVICE
+    largest = max((task.input_bytes(block) for block in task.partition), default=0)
+    return largest >= FILLS * ON_DEVICE
 
 
 def is_too_large(task: Task, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
@@ -99,7 +96,7 @@ def is_too_large(task: Task, block: Region, limits: MemoryUse, *, asynchronous: 
 
     A result that is not declared counts as large as the input, whether it is known by now or not.
     """
-    use = memory_use(replace(task, result=task.declared(task.shape)), block, asynchronous=asynchronous)
+    use = memory_use(replace(task, results=task.declared(task.shape)), block, asynchronous=asynchronous)
     if asynchronous:  # the function's own arrays are as large as its block
         return 2 * use.device > limits.device
     return use.host > limits.host
@@ -151,15 +148,12 @@ def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
     return text, grid_size(text) or ranks
 
 
-def chunk_memory(
-    cells: Shape, widths: Widths, dtype: np.dtype[np.generic], result: int, *, asynchronous: bool
-) -> MemoryUse:
-    """Return the most bytes that a chunk of `cells` own cells takes. result: bytes of its result.
+def chunk_memory(padded: int, result: int, *, halo: bool, asynchronous: bool) -> MemoryUse:
+    """Return the most bytes that a chunk takes. padded, result: bytes of its inputs and of its results.
 
-    With a halo, the input and the padded block made of it may exist at the same time.
+    With a halo, the inputs and the padded blocks made of them may exist at the same time.
     """
-    padded = math.prod(n + sum(width) for n, width in zip(cells, widths, strict=True)) * dtype.itemsize
-    twice = 2 if any(width != (0, 0) for width in widths) else 1
+    twice = 2 if halo else 1
     if asynchronous:
         return MemoryUse(padded + result, twice * padded + result)
     return MemoryUse(twice * padded + result, 0)
@@ -168,12 +162,10 @@ def chunk_memory(
 def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
     """`chunk_memory` of a region plus one decoded chunk of the input file's own format.
 
-    A result type that is not known yet is assumed to equal the input's.
+    Results whose type is not known yet are assumed to equal the first input.
     """
-    shape, dtype = task.result or (task.shape, task.dtype)
-    cells = math.prod(region.shape[: task.leading]) * math.prod(shape[task.leading :])
-    result = cells * dtype.itemsize
-    use = chunk_memory(region.shape, task.widths, task.dtype, result, asynchronous=asynchronous)
+    padded, result = task.padded_bytes(region), task.result_bytes(region)
+    use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous)
     decoded = math.prod(files.source_chunks) * task.dtype.itemsize if files.source_chunks else 0
     return MemoryUse(use.host + decoded, use.device)
 
@@ -223,8 +215,7 @@ def _extended(block: Region, rows: int) -> Region:
 def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions, align: int) -> int:
     """Return the rows of a chunk if memory were unlimited."""
     low, high = task.widths[0]
-    across = zip(block.shape[1:], task.widths[1:], strict=True)
-    row = math.prod(n + sum(width) for n, width in across) * task.dtype.itemsize
+    row = task.padded_bytes(_extended(block, 1)) // (1 + low + high)
     if options.chunk_bytes is not None:
         if (rows := options.chunk_bytes // row - low - high) < align:
             least = "a row" if align == 1 else f"the {align} rows of a chunk of the output"

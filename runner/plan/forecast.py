@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from runner.plan.chunking import (
@@ -26,7 +26,7 @@ from runner.plan.chunking import (
     streamed_grid,
 )
 from runner.plan.chunks import Chunks
-from runner.plan.grid import Partition, parse_grid
+from runner.plan.grid import parse_grid
 from runner.plan.machine import Machine
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
@@ -156,7 +156,7 @@ def by_ranks(
     found = []
     for ranks in (1 << power for power in range((last.ranks - 1).bit_length())):
         text = "x".join("0" * axes) if axes > 1 else str(ranks)
-        cut = replace(task, partition=Partition(task.shape, parse_grid(text, task.shape, ranks)))
+        cut = task.with_grid(parse_grid(text, task.shape, ranks))
         text_given = None if grid is None else text
         found.append(forecast(cut, machine, -(-ranks // local), options, files, grid=text_given))
     return [*found, last]
@@ -183,7 +183,7 @@ def _streamed(
 ) -> Part:
     """Chunks of the blocks of a grid, or of the whole array, distributed over the ranks."""
     text, blocks = streamed_grid(grid, facts.ranks)
-    task = replace(task, partition=Partition(task.shape, parse_grid(text, task.shape, blocks)))
+    task = task.with_grid(parse_grid(text, task.shape, blocks))
     chunks = plan_chunks(task, facts, options)
     if not len(chunks):
         nothing: Bytes = dict.fromkeys(STAGES, 0)
@@ -203,11 +203,6 @@ def _streamed(
     return Part(True, most, largest.shape[0], memory, mine, of_host, chunks)
 
 
-def _result_bytes(task: Task, region: Region) -> int:
-    assert task.result is not None
-    return task.output_region(region).size * task.result[1].itemsize
-
-
 def _moved(task: Task, region: Region, machine: Machine, *, halo_read: bool, chunks: int = 1) -> Bytes:
     """Bytes of the cells of `region` through each stage.
 
@@ -216,14 +211,20 @@ def _moved(task: Task, region: Region, machine: Machine, *, halo_read: bool, chu
     """
     if region.size == 0:
         return dict.fromkeys(STAGES, 0)
-    padded = [n + sum(width) for n, width in zip(region.shape, task.widths, strict=True)]
-    padded[0] = region.shape[0] + chunks * sum(task.widths[0])
-    from_file = [halo_read and (axis == 0 or parts > 1) for axis, parts in enumerate(task.partition.grid)]
-    read = math.prod(n if f else m for n, m, f in zip(padded, region.shape, from_file, strict=True))
-    read *= task.dtype.itemsize
-    result = _result_bytes(task, region)
+    read = kernel = 0
+    for number, field in enumerate(task.fields):
+        own = task.field_region(number, region).shape
+        padded = [n + sum(width) for n, width in zip(own, field.widths, strict=True)]
+        padded[0] = own[0] + chunks * sum(field.widths[0])
+        from_file = [
+            halo_read and (axis == 0 or parts > 1) for axis, parts in enumerate(field.partition.grid)
+        ]
+        cells = math.prod(n if f else m for n, m, f in zip(padded, own, from_file, strict=True))
+        read += cells * field.dtype.itemsize
+        kernel += math.prod(padded) * field.dtype.itemsize
+    result = task.result_bytes(region)
     copied = (read, result) if machine.gpus else (0, 0)
-    kernel = math.prod(padded) * task.dtype.itemsize + result
+    kernel += result
     return dict(zip(STAGES, (read, copied[0], kernel, copied[1], result), strict=True))
 
 

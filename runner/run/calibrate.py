@@ -213,9 +213,9 @@ class Streaming:
     def __call__(self, source: Source, sink: Sink) -> float:
         world = lone_world(self.backend)
         sink.threads = threads_of(world)
-        task = plan_task(_same, {}, source.shape, source.dtype, 1)
+        task = plan_task(_same, {}, [(source.shape, source.dtype)], 1)
         chunks = Chunks(task.partition, PIECE // ROW)
-        endpoints = Endpoints(world, task, chunks, source, sink, Spans())
+        endpoints = Endpoints(world, task, chunks, [source], [sink], Spans())
         stream(
             DeviceEngine(endpoints),
             endpoints.spans,

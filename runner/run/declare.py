@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 class DeclaredJob(Job):
     """A declared job that can run itself."""
 
-    def __call__(self, array: Any, /, **parameters: Any) -> Any:
-        """Apply the job to a whole array on this process alone; returns the result."""
+    def __call__(self, *arrays: Any, **parameters: Any) -> Any:
+        """Apply the job to whole arrays on this process alone; returns the result, of several a tuple."""
         from runner.run.array_call import apply
 
-        return apply(self, array, parameters)
+        return apply(self, arrays, parameters)
 
     def run(
         self,
         /,
-        input: str | Path,
-        output: str | Path | None = None,
+        input: str | Path | Sequence[str | Path],
+        output: str | Path | Sequence[str | Path] | None = None,
         *,
         device: DeviceChoice = "auto",
         json: str | Path | None = None,
@@ -58,7 +58,9 @@ class DeclaredJob(Job):
         debug: bool = False,
         **parameters: Any,
     ) -> Record:
-        """Run on a file over every rank of this program; collective. Returns the run's record.
+        """Run on files over every rank of this program; collective. Returns the run's record.
+
+        input, output: a path, or a sequence of one for each of the job's inputs and outputs.
 
         The keywords are the options of `meshrun run`, with the same words, and the job's own parameters.
         UserError for what the command refuses; RunError for a run that fails.
@@ -129,6 +131,8 @@ def map_blocks(
     ulps: float = 16.0,
     check: Callable[..., None] | None = None,
     trials: Trials = (),
+    outputs: int | Sequence[str] = 1,
+    feeds: Sequence[str | None] | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def map_blocks(
@@ -142,32 +146,44 @@ def map_blocks(
     ulps: float = 16.0,
     check: Callable[..., None] | None = None,
     trials: Trials = (),
+    outputs: int | Sequence[str] = 1,
+    feeds: Sequence[str | None] | None = None,
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
-    """Declare a function from a block with its halo to that block's result.
+    """Declare a function from blocks with their halo to those blocks' results.
 
-    The function is given the block, a C-contiguous NumPy or CuPy array; it may name `out` (the
-    result's array, to fill), `xp` (numpy or cupy) and `here` (where this block is); its other
-    keyword parameters become options. It is called for any cut of the array, also several times
-    a rank, so that each result cell may depend on no more than its neighbourhood. It may change the
-    block in place. UserError, from this decorator, for functions that could not be called as below;
-    `parameters` stands for those of the job's that they name.
+    The function's leading positional parameters without default are its inputs: it is given a block
+    of each, a C-contiguous NumPy or CuPy array. It may name `out` (the result's array, to fill; with
+    several outputs a tuple of them), `xp` (numpy or cupy) and `here` (where this block is); its other
+    parameters become options. It is called for any cut of the arrays, also several times
+    a rank, so that each result cell may depend on no more than its neighbourhood. It may change a
+    block in place, unless that is an input that steps leave as it is. UserError, from this decorator,
+    for functions that could not be called as below; `parameters` stands for those of the job's that
+    they name.
+
+    Inputs have the same lengths along the axes along which arrays are cut: the first, those with a
+    halo and those that `--grid` names. They may differ in dtype and in their other axes.
 
     Parameters
     ----------
-    halo: cells needed beyond the block: one number for every axis, or one number or (low, high)
-        pair per leading axis, or a function of the job's parameters that returns either.
+    halo: cells needed beyond the block: one number for every axis that all inputs have, or one number
+        or (low, high) pair per leading axis, or a function of the job's parameters that returns either.
     boundary: what lies beyond the array: reflect, mirror, nearest, constant or wrap, as scipy.ndimage.
     cval: the constant of boundary="constant".
     out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of that shape,
-        without halo. Default: the same shape; the dtype that the function returns, or, when it
-        names `out`, the input's.
-    reference: (block, **parameters) -> expected result, all float64, by another way than the
-        function's own; `--verify` compares with it. May return (expected, tolerance).
+        without halo: those of the first input. With several outputs it returns one pair for each.
+        Default: the same shape; the dtype that the function returns, or, when it names `out`, the
+        input's.
+    reference: (blocks, **parameters) -> expected result, all float64, by another way than the
+        function's own; `--verify` compares with it. May return (expected, tolerance). With several
+        outputs it returns one of either for each.
     ulps: tolerance of floating-point results where `reference` gives none, in units of the
         result dtype's epsilon times the largest magnitude in the block.
     check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot take.
     trials: (shape, dtype, parameters) of arrays that `meshrun selftest` verifies the job on.
+    outputs: how many results the function returns, as a tuple, or their names.
+    feeds: for each output, the name of the input that it becomes in the next step of `--steps`; None:
+        of no input. Default: by position.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
@@ -181,7 +197,17 @@ def map_blocks(
         }
         declared = _declare(function, "map", name, **beside)
         widths = declared.halo if callable(halo) else halo
-        return replace(declared, halo=widths, boundary=boundary, cval=cval, ulps=ulps, trials=trials)
+        results = _output_names(declared.name, outputs)
+        return replace(
+            declared,
+            halo=widths,
+            boundary=boundary,
+            cval=cval,
+            ulps=ulps,
+            trials=trials,
+            output_names=results,
+            feeds=_fed_arrays(declared, results, feeds),
+        )
 
     return declare if function is None else declare(function)
 
@@ -260,9 +286,43 @@ def _declare(
     function: Callable[..., Any], kind: Kind, name: str | None, **beside: Callable[..., Any] | None
 ) -> DeclaredJob:
     """Build the job. beside: its auxiliary functions, which are called with the job's parameters."""
-    parameters, services = read_signature(function, kind)
-    chosen, options = name or function.__name__, [parameter.name for parameter in parameters]
+    found = read_signature(function, kind)
+    chosen, options = name or function.__name__, [parameter.name for parameter in found.options]
     fitting: dict[str, Any] = {
-        role: fitted(chosen, role, one, options) for role, one in beside.items() if one is not None
+        role: fitted(chosen, role, one, options, max(len(found.arrays), 1))
+        for role, one in beside.items()
+        if one is not None
     }
-    return replace(DeclaredJob(chosen, kind, function, parameters, services), **fitting)
+    arrays = found.arrays or ("input",)  # a job that does anything is given one source
+    declared = DeclaredJob(chosen, kind, function, found.options, found.services, arrays)
+    return replace(declared, **fitting)
+
+
+def _output_names(job: str, outputs: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 1:
+        return ("output",) if outputs == 1 else tuple(f"output{n}" for n in range(1, outputs + 1))
+    names = () if isinstance(outputs, (str, int)) else tuple(outputs)
+    if not names or len(set(names)) < len(names) or not all(isinstance(n, str) and n for n in names):
+        raise UserError(
+            f"job {job}: outputs is neither a number of results nor their names",
+            got=repr(outputs),
+            expected="2, or ('after', 'old')",
+        )
+    return names
+
+
+def _fed_arrays(
+    job: Job, outputs: Sequence[str], feeds: Sequence[str | None] | None
+) -> tuple[str | None, ...]:
+    """Return, per output, the input that it becomes in the next step."""
+    if feeds is None:
+        return tuple(job.arrays[n] if n < len(job.arrays) else None for n in range(len(outputs)))
+    given = (feeds,) if isinstance(feeds, str) else tuple(feeds)
+    fed = [name for name in given if name is not None]
+    if len(given) != len(outputs) or not set(fed) <= set(job.arrays) or len(set(fed)) < len(fed):
+        raise UserError(
+            f"job {job.name}: feeds must name one input, or None, for each output",
+            got=", ".join(map(str, given)),
+            expected=f"{len(outputs)} of {', '.join(job.arrays)}, each at most once",
+        )
+    return given

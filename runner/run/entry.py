@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from runner.job.declaration import Job
@@ -19,8 +20,8 @@ from runner.world.world import World
 
 def main(
     job: Job,
-    input: str,
-    output: str | None,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
     parameters: dict[str, Any],
     options: Options,
     *,
@@ -44,8 +45,8 @@ def main(
             record = execute(
                 world,
                 job,
-                input,
-                output,
+                inputs,
+                outputs,
                 parameters,
                 options,
                 transaction=handler.transaction,

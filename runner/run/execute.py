@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +17,8 @@ from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.report.phases import Phases
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
+from runner.report.units import counted
+from runner.run.forecast_record import type_record
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record_builder import phase_table, places, versions
@@ -28,17 +31,21 @@ from runner.world.world import World, open_world
 
 __all__ = ["Options", "execute", "run"]
 
+Files = str | Path | Sequence[str | Path] | None
+
 
 def run(
     job: Job,
-    input: str | Path,
-    output: str | Path | None = None,
+    inputs: Files,
+    outputs: Files = (),
     parameters: dict[str, Any] | None = None,
     options: Options | None = None,
     *,
     world: World | None = None,
 ) -> Record:
-    """Run a job on a file over every rank; return the run's record on every rank. Collective.
+    """Run a job on files over every rank; return the run's record on every rank. Collective.
+
+    inputs, outputs: one path, or one for each of the job's inputs and outputs; None: no output.
 
     An error common to all ranks is raised on all of them. An error of a single rank is printed to stderr and
     ends all ranks; in a world of one rank it is raised.
@@ -49,7 +56,7 @@ def run(
     try:
         with Guard(mine, handler):
             return execute(
-                mine, job, input, output, parameters or {}, options, transaction=handler.transaction
+                mine, job, inputs, outputs, parameters or {}, options, transaction=handler.transaction
             )
     finally:  # an error that gets here is every rank's
         if world is None:
@@ -59,8 +66,8 @@ def run(
 def execute(
     world: World,
     job: Job,
-    input: str | Path,
-    output: str | Path | None,
+    inputs: Files,
+    outputs: Files,
     parameters: dict[str, Any],
     options: Options,
     *,
@@ -78,45 +85,50 @@ def execute(
     if options.verify not in VERIFY:
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
     parameters = world.collective_call(lambda: job.complete(parameters))
-    target = world.collective_call(lambda: _target(job, output))
-    source_path = world.collective_call(lambda: named("INPUT", input))
-    folder = world.on_root(lambda: _check_files(source_path, target, options, transaction))
-    inputs = note(world, None if folder else source_path, job, parameters)
+    paths = world.collective_call(lambda: name_files(job, as_list(inputs), as_list(outputs)))
+    sources_at, targets = paths
+    folder = world.on_root(lambda: _check_files(paths, options, transaction))
+    noted = note(world, [] if folder else sources_at, job, parameters)
     phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
         from runner.run.image_run import FolderRun
 
         folder_run = FolderRun(
-            world, job, parameters, folder, target, options, transaction, phases, show, proof, inputs
+            world, job, parameters, folder, targets, options, transaction, phases, show, proof, noted
         )
         details = folder_run.run()
     else:
         with phases("read"):
-            source: Source = world.on_root(lambda: open_source(source_path, options.form))
+            sources: list[Source] = world.on_root(
+                lambda: [open_source(path, options.form) for path in sources_at]
+            )
         run = RunContext(
             world,
             job,
             parameters,
-            source,
-            target,
+            sources,
+            targets,
             options,
             transaction,
             progress,
             phases,
             show,
             proof,
-            inputs,
+            noted,
         )
         details = run_map(run) if job.kind == "map" else _result(run)
-        details = {"shape": list(source.shape), "dtype": str(source.dtype), **details}
+        types = [type_record((source.shape, source.dtype)) for source in sources]
+        details = {**types[0], "types": types, **details}
     transaction.release()
     found = {
         "job": job.name,
         "parameters": plain(parameters),
-        "input": str(input),
+        "input": str(sources_at[0]),
         "shape": details.pop("shape"),
         "dtype": details.pop("dtype"),
-        "output": None if target is None else str(target),
+        "output": str(targets[0]) if targets else None,
+        "inputs": _file_records(job.arrays, sources_at, details.pop("types", None)),
+        "outputs": _file_records(job.output_names, targets, details.pop("results", None)),
         "ranks": world.size,
         "hosts": world.hosts,
         "devices": places(world),
@@ -132,37 +144,98 @@ def execute(
     return envelope("run", SCHEMA, found)
 
 
-def _target(job: Job, output: str | Path | None) -> Path | None:
-    writes = job.kind == "map" or "output" in job.services
-    if output is not None and not writes:
-        raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {output}", hint="leave OUTPUT out")
-    if output is None and writes:
-        raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
-    return None if output is None else named("OUTPUT", output)
+def _file_records(
+    names: Sequence[str], paths: Sequence[Path], types: Sequence[Record] | None
+) -> list[Record]:
+    """Describe files by name, path, shape and dtype; the last two are None where they are not known."""
+    known = types or [{"shape": None, "dtype": None}] * len(paths)
+    return [
+        {"name": name, "path": str(path), **one} for name, path, one in zip(names, paths, known, strict=False)
+    ]
+
+
+def as_list(paths: Files) -> list[str | Path]:
+    """Return one path, several or None as a list."""
+    if paths is None:
+        return []
+    return [paths] if isinstance(paths, (str, Path)) else list(paths)
+
+
+def writes_files(job: Job) -> bool:
+    return job.kind == "map" or "output" in job.services
+
+
+def name_files(
+    job: Job, inputs: Sequence[str | Path], outputs: Sequence[str | Path]
+) -> tuple[list[Path], list[Path]]:
+    """Return the paths of inputs and outputs; raises UserError if they are not as many as the job has."""
+    if not writes_files(job) and outputs:
+        raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {outputs[0]}", hint="leave OUTPUT out")
+    wanted = (job.arrays, job.output_names if writes_files(job) else ())
+    if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
+        if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:
+            raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
+        raise wrong_number(job, [*inputs, *outputs])
+    several = sum(map(len, wanted)) > 2
+    names = file_names(job) if several else ["INPUT", "OUTPUT"]
+    paths = [named(name, path) for name, path in zip(names, [*inputs, *outputs], strict=False)]
+    return paths[: len(inputs)], paths[len(inputs) :]
+
+
+def file_names(job: Job) -> list[str]:
+    """Return what to call each file of a job in order: its inputs, then its outputs."""
+    return [name.upper() for name in (*job.arrays, *(job.output_names if writes_files(job) else ()))]
+
+
+def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
+    """Build the error for too few or too many files: it lists them by name."""
+    given = zip(file_names(job), paths, strict=False)
+    missing = file_names(job)[len(paths) :]
+    rest = [str(path) for path in paths[len(file_names(job)) :]]
+    listed = [f"{name} = {path}" for name, path in given]
+    listed += [f"{name} is missing" for name in missing] + [f"{path} is one too many" for path in rest]
+    ins, outs = len(job.arrays), len(file_names(job)) - len(job.arrays)
+    return UserError(
+        f"job {job.name} takes {counted(ins, 'input')} and writes {counted(outs, 'output')}",
+        got=f"{counted(len(paths), 'file')}: {'; '.join(listed)}",
+        expected=" ".join(file_names(job)),
+    )
 
 
 def _check_files(
-    input: Path, target: Path | None, options: Options, transaction: OutputTransaction
+    paths: tuple[list[Path], list[Path]], options: Options, transaction: OutputTransaction
 ) -> Folder | None:
     """Refuse, before any work, files that could not be written after it. The input, if it is a folder.
 
-    Locks the output until the run ends.
+    Locks the outputs until the run ends.
     """
-    folder = open_folder(input)
-    if target is not None and folder is None:
-        check_output(target)
-    elif target is not None and folder is not None:
-        check_output_folder(target, folder.images)
-    files = {"INPUT": input, "OUTPUT": target, "--json": options.json, "--timeline": options.stream.timeline}
-    given = [(name, named(name, path)) for name, path in files.items() if path is not None]
+    inputs, targets = paths
+    folder = open_folder(inputs[0]) if len(inputs) == 1 else None
+    for target in targets:
+        if folder is None:
+            check_output(target)
+        else:
+            check_output_folder(target, folder.images)
+    more: tuple[tuple[str, str | None], ...] = (
+        ("--json", options.json),
+        ("--timeline", options.stream.timeline),
+    )
+    given: list[tuple[str, Path | str]] = [
+        *(("INPUT", path) for path in inputs),
+        *(("OUTPUT", path) for path in targets),
+        *((name, path) for name, path in more if path is not None),
+    ]
     if options.json is not None:
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
-        in_place = (one, other) == ("INPUT", "OUTPUT")  # the old file is replaced when the new one is whole
-        if not in_place and first.resolve() == second.resolve():
-            raise UserError(f"{one} and {other} name the same file", got=files[other], expected="two files")
-    if target is not None:
-        transaction.lock(split(target)[0])
+        # An input may be read twice; and an old file is replaced when the new one is whole.
+        if one == "INPUT" and other in ("INPUT", "OUTPUT"):
+            continue
+        if split(named(one, first))[0].resolve() == split(named(other, second))[0].resolve():
+            which = "two outputs are" if one == other else f"{one} and {other} name"
+            raise UserError(f"{which} the same file", got=second, expected="two files")
+    if targets:
+        transaction.lock(*(split(target)[0] for target in targets))
     return folder
 
 
@@ -181,7 +254,7 @@ def _result(run: RunContext) -> Record:
             hint="reference= in its decorator",
             everywhere=True,
         )
-    partial, output = (None, None) if run.target is None else job_paths(run.target, run.world.run_id)
+    partial, output = (None, None) if not run.targets else job_paths(run.targets[0], run.world.run_id)
     if partial is not None:
         run.transaction.track_partial(partial)
     value = call(run, output)
@@ -204,8 +277,7 @@ def _result(run: RunContext) -> Record:
 
 def _commit(run: RunContext, partial: Path) -> None:
     """Give a job's own output its name; RunError on every rank where there is none."""
-    target = run.target
-    assert target is not None
+    target = run.targets[0]
 
     def rename_it() -> None:
         if not partial.exists():

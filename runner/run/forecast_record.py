@@ -13,7 +13,7 @@ from runner.plan.chunking import PLAIN, Files
 from runner.plan.forecast import Forecast, enough, forecast
 from runner.plan.machine import Machine, choose, load
 from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task
+from runner.plan.task import ArrayType, Task
 from runner.report.record import Record, envelope, plain
 from runner.report.spans import STAGES
 
@@ -22,7 +22,6 @@ SCHEMA = 1
 
 def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options: StreamOptions) -> Record:
     """Return the last forecast in full and the times of the others, as plain values."""
-    assert task.result is not None
     last = forecasts[-1]
     part, gpu = last.part, machine.gpus > 0
     found = {
@@ -30,7 +29,11 @@ def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options:
         "parameters": plain(task.parameters),
         "shape": list(task.shape),
         "dtype": str(task.dtype),
-        "result": {"shape": list(task.result[0]), "dtype": str(task.result[1])},
+        "result": type_record(task.known[0]),
+        "inputs": {field.name: type_record((field.shape, field.dtype)) for field in task.fields},
+        "results": {
+            name: type_record(known) for name, known in zip(task.job.output_names, task.known, strict=True)
+        },
         "ranks": last.ranks,
         "hosts": last.hosts,
         "grid": list(last.grid),
@@ -65,6 +68,11 @@ def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options:
         "enough_ranks": enough(forecasts),
     }
     return envelope("plan", SCHEMA, found)
+
+
+def type_record(array: ArrayType) -> dict[str, Any]:
+    """Return a shape and dtype as plain values."""
+    return {"shape": list(array[0]), "dtype": str(array[1])}
 
 
 def compare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class FolderRun:
     job: Job
     parameters: dict[str, Any]
     folder: Folder
-    target: Path | None
+    targets: Sequence[Path]
     options: Options
     transaction: OutputTransaction
     phases: Phases
@@ -51,13 +51,12 @@ class FolderRun:
         """Make the output folder; return this part of the run's record."""
         world, options = self.world, self.options
         world.collective_call(self._check)
-        assert self.target is not None
         if self.folder.others:
             self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")
         streamed = StreamedFolder(
             world,
             self.folder,
-            self.target,
+            self.targets[0],
             self.plan_task,
             options.stream,
             self.transaction,
@@ -91,7 +90,7 @@ class FolderRun:
     def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
         options = self.options
         return plan_task(
-            self.job, self.parameters, shape, dtype, 1, boundary=options.boundary, cval=options.cval
+            self.job, self.parameters, [(shape, dtype)], 1, boundary=options.boundary, cval=options.cval
         )
 
     def _warn(self, sentence: str) -> None:
@@ -102,10 +101,11 @@ class FolderRun:
     def _check(self) -> None:
         """Raise UserError for options that do not apply to a folder."""
         options = self.options
-        if self.job.kind != "map":
+        if self.job.kind != "map" or len(self.job.output_names) > 1:
+            takes = "takes one array" if self.job.kind != "map" else "has several outputs"
             raise UserError(
-                f"{self.folder.path} is a folder of images, and job {self.job.name} takes one array",
-                expected="a job made by map_blocks, or a file",
+                f"{self.folder.path} is a folder of images, and job {self.job.name} {takes}",
+                expected="a job made by map_blocks with one input and one output, or a file",
             )
         given = {
             "--grid": options.grid,
@@ -144,11 +144,11 @@ class FolderRun:
             file, written = open_source(self.folder.path / name), open_source(into / name)
             task = self.plan_task(file.shape, file.dtype)
             tail = written.shape[task.leading :]
-            task = task if task.result else task.with_result(tail, written.dtype)
+            task = task if task.results else task.with_results([(tail, written.dtype)])
             wrong = wrong or _unlike(name, task, written)
             for box in () if wrong else self._boxes(task, name):
                 boxes, cells = boxes + 1, cells + box.size
-                if wrong is None and (found := compare(task, file, written, box)):
+                if wrong is None and (found := compare(task, [file], [written], box)):
                     wrong = failure(found, f" of {name}")
         everyone = world.control.allgather((wrong, boxes, cells))
         for found_wrong, _, _ in everyone:
@@ -170,11 +170,11 @@ class FolderRun:
 
 
 def _unlike(name: str, task: Task, written: Source) -> RunError | None:
-    if task.known == (written.shape, written.dtype):
+    if task.known[0] == (written.shape, written.dtype):
         return None
     return RunError(
         f"verification failed: {name} does not match on disk",
         got=f"{written.dtype} of shape {written.shape}",
-        expected=f"{task.known[1]} of shape {task.known[0]}",
+        expected=f"{task.known[0][1]} of shape {task.known[0][0]}",
         everywhere=True,
     )

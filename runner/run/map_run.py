@@ -1,15 +1,16 @@
-"""A map job from file to file: in memory with a block for each rank, or streamed in chunks."""
+"""A map job from files to files: in memory with a block for each rank, or streamed in chunks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.chunk_agreement import in_chunks
+from runner.pipeline.chunk_agreement import file_chunks, in_chunks
 from runner.pipeline.in_memory import Pipeline
-from runner.pipeline.load import load_block
+from runner.pipeline.load import load_blocks
 from runner.pipeline.store import Store
 from runner.pipeline.streaming import StreamedRun
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
@@ -17,6 +18,7 @@ from runner.plan.grid import check_blocks
 from runner.plan.task import Task, plan_task
 from runner.report.record import Record
 from runner.report.spans import STAGES
+from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
 from runner.storage.formats import Sink, open_sink
 from runner.storage.journal import Journal
@@ -27,24 +29,23 @@ from runner.system.host_memory import host_memory
 def run_map(run: RunContext) -> Record:
     world, options = run.world, run.options
     other = has_own_grid(options.grid, world.size)
-    task = world.collective_call(lambda: _cut(run, world.size, None if other else options.grid))
-    assert run.target is not None
+    task = world.collective_call(lambda: planned(run, world.size, None if other else options.grid))
     whole = options.overlap is not None  # applies only to runs in memory
-    known = in_chunks(world, task, run.source, run.target, options.stream, whole)
+    known = in_chunks(world, task, run.sources, run.targets, options.stream, whole)
     if known is not None:
         return _in_chunks(run, known)
     if other:
-        world.collective_call(lambda: _cut(run, world.size, options.grid))  # raises
+        world.collective_call(lambda: planned(run, world.size, options.grid))  # raises
     return _in_one_piece(run, task)
 
 
-def _cut(run: RunContext, blocks: int, grid: str | None) -> Task:
-    options, source = run.options, run.source
+def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
+    """Return the task cut into so many blocks; raises UserError if inputs and options do not fit."""
+    options = run.options
     return plan_task(
         run.job,
         run.parameters,
-        source.shape,
-        source.dtype,
+        [(source.shape, source.dtype) for source in run.sources],
         blocks,
         grid=grid,
         boundary=options.boundary,
@@ -53,23 +54,22 @@ def _cut(run: RunContext, blocks: int, grid: str | None) -> Task:
 
 
 def _in_chunks(run: RunContext, task: Task) -> Record:
-    """task: cut into a block for each rank, its result known."""
+    """task: cut into a block for each rank, its results known."""
     world, options = run.world, run.options
-    assert run.target is not None
     if options.overlap is not None:
         raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
     grid, count = streamed_grid(options.grid, world.size)
     own_grid = has_own_grid(options.grid, world.size)
     if own_grid:
         world.collective_call(lambda: check_blocks(grid))
-    blocks = world.collective_call(lambda: _cut(run, count, grid))
-    if blocks.leading == task.leading:  # else another axis is cut, and the result type must be found again
-        blocks = replace(blocks, result=task.result)
+    blocks = world.collective_call(lambda: planned(run, count, grid))
+    if blocks.leading == task.leading:  # else another axis is cut, and the result types must be found again
+        blocks = replace(blocks, results=task.results)
     streamed = StreamedRun(
         world,
         blocks,
-        run.source,
-        run.target,
+        run.sources,
+        run.targets,
         options.stream,
         run.transaction,
         run.phases,
@@ -78,18 +78,35 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     )
     details = streamed.write()
     try:
-        proof = _proof(run, task, streamed.sink, dealt=True)
+        proof = _proof(run, task, streamed.sinks, dealt=True)
     except RunError:
-        run.transaction.set_recovery_hint(streamed.journal.anew(streamed.sink.partial))
+        run.transaction.set_recovery_hint(streamed.anew)
         raise
-    world.on_root(lambda: run.transaction.commit(streamed.sink.partial, streamed.sink.path))
+    commit(run, streamed.sinks)
     streamed.commit()
     # No forecast for resumed runs, nor for chunks with a grid of their own.
     foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
-    files = Files(True, streamed.sink.chunks is not None, run.source.chunks, streamed.sink.chunks)
+    sink_chunks = file_chunks(streamed.sinks)
+    files = Files(True, sink_chunks is not None, file_chunks(run.sources), sink_chunks)
     plan = world.on_root(lambda: _beside_plan(run, task, wall, True, files) if foreseen else None)
-    return {**_described(streamed.task), "overlap": False, "verify": proof, "plan": plan, "stream": details}
+    return {
+        **describe_task(streamed.task),
+        "overlap": False,
+        "verify": proof,
+        "plan": plan,
+        "stream": details,
+    }
+
+
+def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
+    """Rename every finished output to its final name. Collective."""
+
+    def rename() -> None:
+        for sink in sinks:
+            run.transaction.commit(sink.partial, sink.path)
+
+    run.world.on_root(rename)
 
 
 def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files: Files) -> Any:
@@ -119,72 +136,84 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
 
 
 def _in_one_piece(run: RunContext, task: Task) -> Record:
-    world, source, options = run.world, run.source, run.options
-    world.on_root(lambda: _nothing_unfinished(run))
-    # If the result type is known, disk space is allocated before the computation.
-    known = _create(run, task) if task.result else None
+    world, options = run.world, run.options
+    check_nothing_unfinished(run)
+    # If the result types are known, disk space is allocated before the computation.
+    known = create_outputs(run, task) if task.results else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
     pipeline = Pipeline(world, task, run.phases, overlap, run.progress)
-    block = load_block(world, source, task.partition, pipeline.plan, run.phases)
-    task = pipeline.prepare(block)
-    sink = known or _create(run, task)
-    store = Store(world, task, sink, run.phases)
-    for region, result in pipeline.results(block):
-        store.put(region, result)
-    store.finish()
+    blocks = load_blocks(world, run.sources, task, pipeline.halos.plans, run.phases)
+    task = pipeline.prepare(blocks)
+    sinks = known or create_outputs(run, task)
+    stores = [Store(world, task, sink, run.phases, number) for number, sink in enumerate(sinks)]
+    for region, results in pipeline.results(blocks):
+        for number, result in enumerate(results):
+            stores[number].put(task.output_region(region, number), result)
+    for store in stores:
+        store.finish()
     run.inputs.check(world)
     # Sequential stages; other phases (disk space, kernel compilation) do not depend on the data.
     wall = sum(phase.seconds for name, phase in run.phases.phases.items() if name in (*STAGES, "exchange"))
-    proof = _proof(run, task, sink)
-    world.on_root(lambda: run.transaction.commit(sink.partial, sink.path))
+    proof = _proof(run, task, sinks)
+    commit(run, sinks)
     run.transaction.forget_partial()
-    foreseen = run.source.parallel and sink.parallel  # images are read and written by one rank: no forecast
-    files = Files(source_chunks=run.source.chunks, sink_chunks=sink.chunks)
+    # Images are read and written by one rank: no forecast.
+    foreseen = all(one.parallel for one in run.sources) and all(one.parallel for one in sinks)
+    files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
     plan = world.on_root(lambda: _beside_plan(run, task, wall, False, files) if foreseen else None)
-    return {**_described(task), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
+    return {**describe_task(task), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
 
 
-def _nothing_unfinished(run: RunContext) -> None:
-    assert run.target is not None
-    journal = Journal(split(run.target)[0])
-    if journal.kept() is not None:
-        raise journal.unfinished(partial_path(run.target, KEPT))
+def check_nothing_unfinished(run: RunContext) -> None:
+    """Raise UserError if there is an unfinished streamed run of this output. Collective."""
+
+    def check() -> None:
+        journal = Journal(split(run.targets[0])[0])
+        if journal.kept() is not None:
+            raise journal.unfinished(*(partial_path(target, KEPT) for target in run.targets))
+
+    run.world.on_root(check)
 
 
-def _proof(run: RunContext, task: Task, sink: Sink, dealt: bool = False) -> Record | None:
+def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], dealt: bool = False) -> Record | None:
     if run.options.verify == "off":
         return None
     from runner.run.verify import verify
 
     with run.phases("verify"):
-        return verify(run.world, task, run.source, sink, run.options.verify, dealt=dealt, progress=run.proof)
+        return verify(
+            run.world, task, run.sources, sinks, run.options.verify, dealt=dealt, progress=run.proof
+        )
 
 
-def _described(task: Task) -> Record:
+def describe_task(task: Task) -> Record:
+    """Return a task's part of the record."""
     return {
         "grid": list(task.partition.grid),
         "halo": [list(width) for width in task.widths],
         "boundary": task.boundary,
-        "result": {"shape": list(task.known[0]), "dtype": str(task.known[1])},
+        "result": type_record(task.known[0]),
+        "results": [type_record(known) for known in task.known],  # `execute` adds them to "outputs"
     }
 
 
-def _create(run: RunContext, task: Task) -> Sink:
-    """Create the output file under a temporary name. Collective."""
+def create_outputs(run: RunContext, task: Task) -> list[Sink]:
+    """Create the output files under temporary names. Collective."""
 
-    def create() -> Sink:
-        assert task.result is not None
-        assert run.target is not None
-        sink = open_sink(run.target, *task.result, run.world.run_id)
-        if run.options.verify != "off" and not sink.lossless:
-            raise UserError(
-                f"--verify reads the output back, and {run.target.suffix} does not store it exactly",
-                hint="an output that ends in .png or .npy",
-            )
-        run.transaction.track_partial(sink.partial)
-        sink.create()
-        return sink
+    def create() -> list[Sink]:
+        pairs = zip(run.targets, task.known, strict=True)
+        sinks = [open_sink(target, *known, run.world.run_id) for target, known in pairs]
+        for target, sink in zip(run.targets, sinks, strict=True):
+            if run.options.verify != "off" and not sink.lossless:
+                raise UserError(
+                    f"--verify reads the output back, and {target.suffix} does not store it exactly",
+                    hint="an output that ends in .png or .npy",
+                )
+        run.transaction.track_partial(*(sink.partial for sink in sinks))
+        for sink in sinks:
+            sink.create()
+        return sinks
 
-    sink = run.world.on_root(create)
-    run.transaction.track_partial(sink.partial)
-    return sink
+    sinks = run.world.on_root(create)
+    run.transaction.track_partial(*(sink.partial for sink in sinks))
+    return sinks

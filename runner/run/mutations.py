@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from runner.pipeline import in_memory as pipeline
-from runner.pipeline.halo_exchange import Exchange, HaloPlan
+from runner.pipeline.halo_exchange import Exchange, HaloPlan, Halos
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.reduce import Tiles
 from runner.pipeline.store import Store
@@ -45,7 +45,7 @@ def _replaced(owner: Any, name: str, substitute: Any) -> Iterator[None]:
 
 
 def _halo_skipped() -> AbstractContextManager[None]:
-    return _replaced(HaloPlan, "fill", lambda plan, block, arrays: plan.fill_own(block))
+    return _replaced(Halos, "fill", lambda halos, blocks, arrays: halos.fill_own(blocks))
 
 
 def _missing_wait() -> AbstractContextManager[None]:
@@ -130,10 +130,10 @@ def _stale_result() -> AbstractContextManager[None]:
     original = Task.call
     kept: dict[Any, Any] = {}
 
-    def call(task: Task, block: Any, here: Any, out: Any) -> Any:
-        """A result buffer that is used again and not written again."""
-        result = original(task, block, here, out)
-        return kept.setdefault((here.rank, result.shape), result)
+    def call(task: Task, blocks: Any, here: Any, outs: Any) -> Any:
+        """Result buffers that are used again and not written again."""
+        results = original(task, blocks, here, outs)
+        return kept.setdefault((here.rank, results[0].shape), results)
 
     return _replaced(Task, "call", call)
 
@@ -161,12 +161,13 @@ def _unwritten_block() -> AbstractContextManager[None]:
 def _unfinished_kernel() -> AbstractContextManager[None]:
     original = Task.call
 
-    def call(task: Task, block: Any, here: Any, out: Any) -> Any:
+    def call(task: Task, blocks: Any, here: Any, outs: Any) -> Any:
         """The last row is what the result's memory held before."""
-        result = original(task, block, here, out)
-        if result.shape[0] > 1:
-            result[-1] = np.nan if result.dtype.kind == "f" else 0xA5
-        return result
+        results = original(task, blocks, here, outs)
+        for result in results:
+            if result.shape[0] > 1:
+                result[-1] = np.nan if result.dtype.kind == "f" else 0xA5
+        return results
 
     return _replaced(Task, "call", call)
 
@@ -174,22 +175,22 @@ def _unfinished_kernel() -> AbstractContextManager[None]:
 def _block_used_twice() -> AbstractContextManager[None]:
     original = Pipeline.prepare
 
-    def prepare(mine: Pipeline, block: Any) -> Task:
-        """As if the function were tried on a row before the work, in the block that is to be computed."""
-        task, region = original(mine, block), mine.plan.region
+    def prepare(mine: Pipeline, blocks: Any) -> Task:
+        """As if the function were tried on a row before the work, in the blocks that are to be computed."""
+        task, region = original(mine, blocks), mine.region
         if region.size:
-            out = pipeline.result_buffer(task, region.rows(0, 1).shape, mine.world.backend)
-            window = block[: 1 + sum(mine.plan.widths[0])]
-            pipeline.call_rows(mine.world, task, region, window, (0, 1), out)
+            outs = pipeline.result_buffers(task, region.rows(0, 1).shape, mine.world.backend)
+            window = [block[: 1 + sum(mine.task.widths[0])] for block in blocks]
+            pipeline.call_rows(mine.world, task, region, window, (0, 1), outs)
         return task
 
     return _replaced(Pipeline, "prepare", prepare)
 
 
 def _shared_rows_changed() -> AbstractContextManager[None]:
-    def windows(block: Any, ranges: Any, halo: int) -> Iterator[tuple[tuple[int, int], Any]]:
+    def windows(blocks: Any, ranges: Any, halo: int) -> Iterator[tuple[tuple[int, int], Any]]:
         """Rows that two calls need are for the second one as the first has left them."""
-        return ((rows, block[rows[0] : rows[1] + halo]) for rows in ranges)
+        return ((rows, [block[rows[0] : rows[1] + halo] for block in blocks]) for rows in ranges)
 
     return _replaced(pipeline, "windows", windows)
 

@@ -203,8 +203,8 @@ class RunContext:
     world: World
     job: Job
     parameters: dict[str, Any]
-    source: Source
-    target: Path | None
+    sources: Sequence[Source]
+    targets: Sequence[Path]
     options: Options
     transaction: OutputTransaction
     progress: OnProgress
@@ -212,3 +212,8 @@ class RunContext:
     show: OnStreamProgress = no_stream_progress
     proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)
+
+    @property
+    def source(self) -> Source:
+        """The first input; the only one of a job that is not made by map_blocks."""
+        return self.sources[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise, product
@@ -23,7 +23,7 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
-from runner.pipeline.in_memory import OnProgress, no_progress, result_buffer
+from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
 from runner.pipeline.reduce import Tiles, reduce_array, to_host
 from runner.plan.grid import owner
 from runner.plan.sampling import everything, sample
@@ -40,7 +40,7 @@ OTHER_TILE = 300_007  # elements: another cut than the run's, and not a multiple
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first wrong cell that a rank found."""
+    """The first wrong cell that a rank found. output: the name of the output, if the job has several."""
 
     index: tuple[int, ...]
     got: Any
@@ -49,38 +49,41 @@ class Mismatch:
     wrong: int
     cells: int
     box: Region
+    output: str = ""
 
 
 def verify(
     world: World,
     task: Task,
-    source: Source,
-    sink: Sink,
+    sources: Sequence[Source],
+    sinks: Sequence[Sink],
     mode: str,
     *,
     dealt: bool = False,
     progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
-    """Check the file that `sink` wrote; collective. The record of the check; RunError on every rank if wrong.
+    """Check the files that `sinks` wrote; collective. Returns the record of the check.
 
     mode: "sample" looks at every block's corners and edges and at random boxes, "full" at every cell.
-    dealt: any rank may have computed any cell, not each its block. progress: told this rank's cells, done
-    and in all.
+    RunError on every rank for a wrong cell. dealt: any rank may have computed any cell, not each its block.
+    progress: called with this rank's verified cells, and with all of them.
     """
     begin = time.perf_counter()
     if world.rank == 0:
-        leave_cache(sink.partial)
+        for sink in sinks:
+            leave_cache(sink.partial)
     world.control.barrier()
     wrong: Mismatch | None = None
     boxes = cells = 0
-    mine = partial(_boxes, world, task, mode, alone=not (source.parallel and sink.parallel))
+    mine = partial(_boxes, world, task, mode, alone=not are_parallel(sources, sinks))
     total = sum(box.size for box in mine())
     progress(0, total)
     for box in mine():
         if boxes == 0:
-            file, written = reopen(source), read_back(sink)
+            files = [reopen(source) for source in sources]
+            written = [read_back(sink) for sink in sinks]
         boxes, cells = boxes + 1, cells + box.size
-        wrong = wrong or compare(task, file, written, box)
+        wrong = wrong or compare(task, files, written, box)
         progress(cells, total)
     found = world.control.allgather((wrong, boxes, cells))
     for mismatch, _, _ in found:
@@ -94,6 +97,11 @@ def verify(
         "seed": world.run_id,
         "seconds": time.perf_counter() - begin,
     }
+
+
+def are_parallel(sources: Sequence[Source], sinks: Sequence[Sink]) -> bool:
+    """Whether every rank reads and writes its own part of every file."""
+    return all(one.parallel for one in sources) and all(one.parallel for one in sinks)
 
 
 def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]:
@@ -117,35 +125,48 @@ def leave_cache(written: Path) -> None:
             os.close(descriptor)
 
 
-def compare(task: Task, file: Source, written: Source, box: Region) -> Mismatch | None:
-    """What is wrong in a box of the written result, computed again from the input's file; None: nothing."""
-    region = task.output_region(box)
+def compare(task: Task, files: Sequence[Source], written: Sequence[Source], box: Region) -> Mismatch | None:
+    """What is wrong in a box of the written results, computed again from the inputs' files; None: nothing."""
+    blocks = [padded(task, number, file.array, box) for number, file in enumerate(files)]
+    for number, (expected, tolerance) in enumerate(expect(task, blocks, box)):
+        found = compare_output(task, number, written[number], box, expected, tolerance)
+        if found is not None:
+            return found
+    return None
+
+
+def compare_output(
+    task: Task, number: int, written: Source, box: Region, expected: HostArray, tolerance: HostArray | float
+) -> Mismatch | None:
+    """What is wrong in a box of the written output `number`; None: nothing."""
+    region = task.output_region(box, number)
     got = np.empty(region.shape, written.dtype)
     written.read(region, got)
-    block = padded(task, file.array, box)
-    expected, tolerance = expect(task, block, box)
     bad = differs(got, expected, tolerance)
     if not bad.any():
         return None
     first = tuple(int(i) for i in np.argwhere(bad)[0])
     index = tuple(i + a for i, a in zip(first, region.start, strict=True))
     allowed = float(np.broadcast_to(tolerance, got.shape)[first])
-    return Mismatch(index, got[first], expected[first], allowed, int(bad.sum()), got.size, box)
+    names = task.job.output_names
+    name = names[number] if len(names) > 1 else ""
+    return Mismatch(index, got[first], expected[first], allowed, int(bad.sum()), got.size, box, name)
 
 
-def padded(task: Task, array: Any, box: Region) -> HostArray:
-    """The input's `box` with its halo, cells beyond the array by the boundary's definition.
+def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
+    """Input `number`'s part of `box` with its halo, cells beyond the array by the boundary's definition.
 
     array: sliced, nothing else, for what is not in memory.
     """
+    field, region = task.fields[number], task.field_region(number, box)
     places, beyond = [], []
-    for axis, ((low, high), length) in enumerate(zip(task.widths, task.shape, strict=True)):
-        wanted = np.arange(box.start[axis] - low, box.stop[axis] + high)
+    for axis, ((low, high), length) in enumerate(zip(field.widths, field.shape, strict=True)):
+        wanted = np.arange(region.start[axis] - low, region.stop[axis] + high)
         index = sources(wanted, length, task.boundary)
         beyond.append(index < 0)
         places.append(np.where(index < 0, np.clip(wanted, 0, length - 1), index))
     needed = [np.unique(place) for place in places]
-    cells = np.empty([place.size for place in needed], task.dtype)
+    cells = np.empty([place.size for place in needed], field.dtype)
     for parts in product(*(_stretches(place) for place in needed)):
         cells[tuple(into for into, _ in parts)] = array[tuple(stretch for _, stretch in parts)]
     index_of = (np.searchsorted(one, place) for one, place in zip(needed, places, strict=True))
@@ -179,21 +200,39 @@ def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
     return np.clip(wanted, 0, last)
 
 
-def expect(task: Task, block: HostArray, box: Region) -> tuple[HostArray, HostArray | float]:
-    """The expected result for a padded block, and how far off it may be. RunError for what no result can be.
+def expect(
+    task: Task, blocks: Sequence[HostArray], box: Region
+) -> Iterator[tuple[HostArray, HostArray | float]]:
+    """Yield each output's expected result for padded blocks, and how far off it may be.
 
-    The block is the function's, which may change it.
+    RunError for what no result can be. The blocks are the function's, which may change them.
     """
-    shape, dtype = task.output_region(box).shape, task.known[1]
-    largest = _largest(block) if dtype.kind in "fc" else 0.0
+    count = len(task.known)
+    inexact = any(dtype.kind in "fc" for _, dtype in task.known)
+    largest = max(map(_largest, blocks)) if inexact else 0.0  # before the function changes them
     if task.job.reference is None:
         here = BlockContext(0, 1, "", box.start, box.shape, task.shape, None, np)
-        expected = task.call(block, here, result_buffer(task, box.shape, CpuBackend()))
-        tolerance: Any = None
+        answers: Sequence[Any] = task.call(blocks, here, result_buffers(task, box.shape, CpuBackend()))
     else:
-        wide = block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
-        expected = task.job.reference(wide, **task.parameters)
-        expected, tolerance = expected if isinstance(expected, tuple) else (expected, None)
+        wide = [block.astype(np.complex128 if block.dtype.kind == "c" else np.float64) for block in blocks]
+        answer = task.job.reference(*wide, **task.parameters)
+        answers = [answer] if count == 1 else answer
+        if not isinstance(answers, (tuple, list)) or len(answers) != count:
+            raise RunError(
+                f"job {task.job.name}: its reference did not return {count} results",
+                got=type(answer).__name__,
+                expected=f"a tuple: {', '.join(task.job.output_names)}",
+            )
+    for number, answer in enumerate(answers):
+        expected, tolerance = answer if isinstance(answer, tuple) else (answer, None)
+        yield _with_tolerance(task, number, expected, tolerance, largest, box)
+
+
+def _with_tolerance(
+    task: Task, number: int, expected: Any, tolerance: Any, largest: float, box: Region
+) -> tuple[HostArray, HostArray | float]:
+    """Return the expected cells of output `number` and how far off they may be. largest: input magnitude."""
+    shape, dtype = task.output_region(box, number).shape, task.known[number][1]
     wanted = _of_shape(expected, shape, task.job.name)
     if dtype.kind in "iub":
         return wanted, 0.0 if tolerance is None else tolerance
@@ -257,12 +296,12 @@ def verify_result(
 
 
 def _failure(world: World, task: Task, mismatch: Mismatch, dealt: bool) -> RunError:
-    by = ""
+    by = f" of {mismatch.output}" if mismatch.output else ""
     if not dealt:
         leading = zip(mismatch.index, task.shape, task.partition.grid, strict=False)
         place = [owner(length, parts, i) for i, length, parts in leading]
         place += [0] * (len(task.shape) - len(place))
-        by = f", computed by [{world.ranks[task.partition.rank(place)]}],"
+        by += f", computed by [{world.ranks[task.partition.rank(place)]}],"
     return failure(mismatch, by)
 
 

@@ -107,20 +107,20 @@ class Journal:
                     path.unlink()
             self.folder.rmdir()
 
-    def check(self, kept: Mapping[str, Any], wanted: Mapping[str, Any], partial: Path) -> None:
-        """UserError unless the unfinished run is the one wanted. partial: the output as far as it got."""
+    def check(self, kept: Mapping[str, Any], wanted: Mapping[str, Any], *partials: Path) -> None:
+        """UserError unless the unfinished run is the one wanted. partials: the outputs as far as they got."""
         names = differences(kept, wanted)
         if names:
             raise UserError(
                 f"cannot resume {self.output}, its unfinished run differs in {len(names)} value(s)",
                 got=_values(wanted, names),
                 expected=_values(kept, names),
-                hint=f"the command as it was, or {self.anew(partial)}",
+                hint=f"the command as it was, or {self.anew(*partials)}",
             )
 
-    def unfinished(self, partial: Path) -> UserError:
+    def unfinished(self, *partials: Path) -> UserError:
         """The refusal to begin where there is something to resume."""
-        hint = f"the same command with --resume, or {self.anew(partial)}"
+        hint = f"the same command with --resume, or {self.anew(*partials)}"
         return UserError(f"an earlier run of {self.output} is unfinished", hint=hint)
 
     def anew(self, *others: Path) -> str:  # what to type

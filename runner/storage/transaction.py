@@ -19,11 +19,11 @@ from runner.storage import formats
 class Observer(Protocol):
     """Who must know the state of the output, to clean up when this process is killed."""
 
-    def note_partial(self, output: Path | None) -> None:
-        """The partial output to remove; None: none."""
+    def note_partial(self, *outputs: Path) -> None:
+        """The partial outputs to remove."""
 
-    def note_lock(self, output: Path) -> None:
-        """The output that is locked."""
+    def note_lock(self, *outputs: Path) -> None:
+        """The outputs that are locked."""
 
     def note_recovery_hint(self, hint: str) -> None:
         """What a failed run leaves behind, and how to continue; "": nothing."""
@@ -31,38 +31,39 @@ class Observer(Protocol):
 
 @dataclass
 class OutputTransaction:
-    """The output of one run in one process.
+    """The outputs of one run in one process.
 
-    observer: informed of every change; None: nobody. partial: the unfinished file or folder that `roll_back`
-    removes. recovery_hint: a sentence for the user: what a run that fails from now on leaves behind, and how
-    to continue; None: nothing.
+    observer: informed of every change; None: nobody. partials: the unfinished files and folders that
+    `roll_back` removes. recovery_hint: a sentence for the user: what a run that fails from now on leaves
+    behind, and how to continue; None: nothing.
     """
 
     observer: Observer | None = None
-    partial: Path | None = field(default=None, init=False)
+    partials: tuple[Path, ...] = field(default=(), init=False)
     recovery_hint: str | None = field(default=None, init=False)
-    _unlock: Callable[[], None] | None = field(default=None, init=False)
+    _unlock: list[Callable[[], None]] = field(default_factory=list, init=False)
 
-    def lock(self, output: Path) -> None:
-        """Keep other runs from writing `output` until `release`; UserError if one is writing it."""
-        self._unlock = lock.hold(output)
+    def lock(self, *outputs: Path) -> None:
+        """Keep other runs from writing `outputs` until `release`; UserError if one is writing any."""
+        for output in outputs:
+            self._unlock.append(lock.hold(output))
         if self.observer is not None:
-            self.observer.note_lock(output)
+            self.observer.note_lock(*outputs)
 
     def release(self) -> None:
-        """Unlock the output, if it is locked."""
-        unlock, self._unlock = self._unlock, None
-        if unlock is not None:
+        """Unlock the outputs, if they are locked."""
+        held, self._unlock = self._unlock, []
+        for unlock in held:
             with contextlib.suppress(OSError):
                 unlock()
 
-    def track_partial(self, partial: Path) -> None:
-        """Have `roll_back` remove the unfinished file or folder `partial`."""
-        self._set_partial(partial)
+    def track_partial(self, *partials: Path) -> None:
+        """Have `roll_back` remove the unfinished files and folders `partials`, and no others."""
+        self._set_partials(partials)
 
     def forget_partial(self) -> None:
-        """Have `roll_back` remove nothing: the output is committed, or a later run may resume from it."""
-        self._set_partial(None)
+        """Have `roll_back` remove nothing: the outputs are committed, or a later run may resume from them."""
+        self._set_partials(())
 
     def set_recovery_hint(self, hint: str | None) -> None:
         """Set the sentence to print if the run fails from now on; None: nothing is left behind."""
@@ -78,12 +79,12 @@ class OutputTransaction:
         formats.rename(partial, output)
 
     def roll_back(self) -> None:
-        """Remove the partial output and unlock: the run has failed. May be called again, from any thread."""
-        if self.partial is not None:
-            remove_path(self.partial)
+        """Remove partial outputs and unlock: the run has failed. May be called again, from any thread."""
+        for partial in self.partials:
+            remove_path(partial)
         self.release()
 
-    def _set_partial(self, partial: Path | None) -> None:
-        self.partial = partial
+    def _set_partials(self, partials: tuple[Path, ...]) -> None:
+        self.partials = partials
         if self.observer is not None:
-            self.observer.note_partial(partial)
+            self.observer.note_partial(*partials)

@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,11 +33,11 @@ class RunStatus(Protocol):
     def register(self, rank: int, host: str, pid: int) -> None:
         """Map a process to its rank, so that a launcher's "PID 4711 was killed" gets a name."""
 
-    def note_partial(self, output: Path | None) -> None:
-        """Name the partial output to remove if every rank is killed; None: remove nothing."""
+    def note_partial(self, *outputs: Path) -> None:
+        """Name the partial outputs to remove if every rank is killed."""
 
-    def note_lock(self, output: Path) -> None:
-        """Name the output that this run has locked, to unlock if every rank is killed."""
+    def note_lock(self, *outputs: Path) -> None:
+        """Name the outputs that this run has locked, to unlock if every rank is killed."""
 
     def note_recovery_hint(self, hint: str) -> None:
         """Set what to print after the failure of a run, such as how to resume it; "": nothing."""
@@ -106,24 +107,26 @@ class RunDirectory:
         found = named or known
         return found[0] if len(found) == 1 else None
 
-    def note_partial(self, output: Path | None) -> None:
-        if output is None:
-            (self.path / "partial").unlink(missing_ok=True)
+    def note_partial(self, *outputs: Path) -> None:
+        if outputs:
+            files.write_file(self.path / "partial", _joined(outputs))
         else:
-            files.write_file(self.path / "partial", str(output))
+            (self.path / "partial").unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
-        """Remove the partial output and the lock that killed ranks have left."""
+        """Remove the partial outputs and the locks that killed ranks have left."""
         note = self.path / "partial"
         if note.exists():
-            files.remove_path(Path(note.read_text()))
+            for partial in _split(note.read_text()):
+                files.remove_path(partial)
         held = self.path / "held"
         if held.exists():
-            with contextlib.suppress(OSError):
-                _unlock(Path(held.read_text()))
+            for output in _split(held.read_text()):
+                with contextlib.suppress(OSError):
+                    _unlock(output)
 
-    def note_lock(self, output: Path) -> None:
-        files.write_file(self.path / "held", str(output))
+    def note_lock(self, *outputs: Path) -> None:
+        files.write_file(self.path / "held", _joined(outputs))
 
     def note_recovery_hint(self, hint: str) -> None:
         files.write_file(self.path / "words", hint)
@@ -177,9 +180,9 @@ class RunDirectory:
         if kind == "rank":
             self.register(content["rank"], content["host"], content["pid"])
         elif kind == "partial":
-            self.note_partial(Path(content) if content else None)
+            self.note_partial(*_split(content))
         elif kind == "held":
-            self.note_lock(Path(content))
+            self.note_lock(*_split(content))
         elif kind == "words":
             self.note_recovery_hint(content)
         elif kind == "status":
@@ -207,11 +210,11 @@ class RunLines:
     def register(self, rank: int, host: str, pid: int) -> None:
         self._print("rank", {"rank": rank, "host": host, "pid": pid})
 
-    def note_partial(self, output: Path | None) -> None:
-        self._print("partial", str(output) if output else "")
+    def note_partial(self, *outputs: Path) -> None:
+        self._print("partial", _joined(outputs))
 
-    def note_lock(self, output: Path) -> None:
-        self._print("held", str(output))
+    def note_lock(self, *outputs: Path) -> None:
+        self._print("held", _joined(outputs))
 
     def note_recovery_hint(self, hint: str) -> None:
         self._print("words", hint)
@@ -255,6 +258,15 @@ class RunLines:
         if self.has_reader:  # in a single write, so that lines of several ranks do not mix
             sys.stderr.write(f"{LINE} {self.token} {kind} {json.dumps(content)}\n")
             sys.stderr.flush()
+
+
+def _joined(paths: Sequence[Path]) -> str:
+    """Return paths as one text; no path has a null byte."""
+    return "\0".join(map(str, paths))
+
+
+def _split(text: str) -> list[Path]:
+    return [Path(path) for path in text.split("\0") if path]
 
 
 def _unlock(output: Path) -> None:

@@ -53,8 +53,8 @@ class PoisoningHost(HostEngine):
 
     def release(self, slot: Any) -> None:
         super().release(slot)
-        poisoned(slot.source)
-        poisoned(slot.target)
+        for memory in (*slot.sources, *slot.targets):
+            poisoned(memory)
 
 
 class PoisoningDevice(DeviceEngine):
@@ -62,7 +62,7 @@ class PoisoningDevice(DeviceEngine):
 
     def release(self, slot: Any) -> None:
         super().release(slot)
-        for memory in (slot.device, slot.source, slot.target):
+        for memory in (*slot.device, *slot.source, *slot.target):
             poisoned(memory)
 
 

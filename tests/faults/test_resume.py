@@ -250,7 +250,9 @@ def test_only_the_same_run_is_resumed(unfinished: Site, undisturbed: bytes, what
         assert "the chunks of the unfinished run do not fit this run's memory" in sentence
     else:
         assert "cannot resume out.npy, its unfinished run differs in 1 value(s)" in sentence
-        name = {"code": "code ", "input": "input_changed_ns ", "parameter": "parameters.gain 3.0"}[what]
+        name = {"code": "code ", "input": "inputs.block.changed_ns ", "parameter": "parameters.gain 3.0"}[
+            what
+        ]
         assert f": got {name}" in sentence
         assert LEFT_BEHIND in sentence
 

@@ -31,11 +31,11 @@ from typing import Literal
 import meshrun
 
 @meshrun.map_blocks(halo=3, boundary="mirror")
-def wide(block, *, steps: int = 1, gain: float = 1.0, mode: Literal["soft", "hard"] = "soft"):
+def wide(block, *, passes: int = 1, gain: float = 1.0, mode: Literal["soft", "hard"] = "soft"):
     return block[3:-3, 3:-3]
 
 @meshrun.map_blocks
-def needy(block, *, steps: int):
+def needy(block, *, passes: int):
     return block
 
 @meshrun.reduce_blocks(combine=lambda a, b: a + b)
@@ -176,10 +176,10 @@ CASES: list[tuple[str, ...]] = [
     ("run odd.py in.npy out.npy", "odd.py cannot be imported", "got Odd: very", "odd.py:2", "--debug"),
     ("run leaver.py in.npy out.npy", "leaver.py cannot be imported", "got SystemExit: 0"),
     # Options.
-    (f"run {OURS}:wide float.npy out.npy --steps two", "'--steps'", "'two' is not a valid integer", "Try:"),
+    (f"run {OURS}:wide float.npy out.npy --passes two", "'--passes'", "'two' is not a valid integer", "Try:"),
     (f"run {OURS}:wide float.npy out.npy --gain big", "'--gain'", "'big' is not a valid float", "Try:"),
     (f"run {OURS}:wide float.npy out.npy --mode loud", "'--mode'", "'loud' is not one of", "'hard'", "Try:"),
-    (f"run {OURS}:needy float.npy out.npy", "Missing option '--steps'", "Try:"),
+    (f"run {OURS}:needy float.npy out.npy", "Missing option '--passes'", "Try:"),
     (f"{WORK} --gain 3", "No such option '--gain'", "Try:"),
     (f"{WORK} --dtype uint3", "'--dtype'", "'uint3' is not one of", "'float32'"),
     (f"{WORK} --boundary edge", "'--boundary'", "'edge' is not one of", "'reflect'", "Try:"),

@@ -19,10 +19,10 @@ from runner.comm.threads import run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.job.discover import find
-from runner.pipeline.chunk_agreement import chunks_of, in_chunks, known_result, limits
+from runner.pipeline.chunk_agreement import chunks_of, in_chunks, known_results, limits
 from runner.pipeline.endpoints import PIECE, _pieces
 from runner.pipeline.fingerprint import fingerprint
-from runner.pipeline.inputs import Inputs, State, state_of
+from runner.pipeline.inputs import Inputs, State, input_key, state_of
 from runner.plan import chunking
 from runner.plan.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
 from runner.plan.chunks import Chunks
@@ -46,7 +46,7 @@ def same(block: Any, *, out: Any) -> None:
 
 def task(shape: tuple[int, ...] = (100, 6), *, job: Any = same, ranks: int = 1, **options: Any) -> Task:
     """Of float64."""
-    return plan_task(job, {}, shape, np.dtype(np.float64), ranks, **options)
+    return plan_task(job, {}, [(shape, np.dtype(np.float64))], ranks, **options)
 
 
 def lone(backend: Any = None) -> World:
@@ -70,9 +70,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def asked(source: Any, target: str = "out.npy", *, world: World | None = None, **options: Any) -> bool:
     world = world or lone()
-    cut = plan_task(same, {}, source.shape, source.dtype, world.size)
+    cut = plan_task(same, {}, [(source.shape, source.dtype)], world.size)
     target_path = source.path.with_name(target)
-    return in_chunks(world, cut, source, target_path, StreamOptions(**options)) is not None
+    return in_chunks(world, cut, [source], [target_path], StreamOptions(**options)) is not None
 
 
 def test_an_array_that_fits_is_not_cut(source: Any, memory: Callable[[int], None]) -> None:
@@ -113,9 +113,9 @@ def test_a_device_that_is_kept_busy_gets_chunks(
     device = lone(QueuedBackend(memory=GIB))
     assert asked(source, world=device) == (not missing)
     assert not asked(source)  # a CPU overlaps nothing
-    task = plan_task(same, {}, source.shape, source.dtype, 1)
+    task = plan_task(same, {}, [(source.shape, source.dtype)], 1)
     target = source.path.with_name("out.npy")
-    assert not in_chunks(device, task, source, target, StreamOptions(), whole=True)
+    assert not in_chunks(device, task, [source], [target], StreamOptions(), whole=True)
 
 
 OPTIONS = [
@@ -174,7 +174,7 @@ def rows_of(
     source = SimpleNamespace(chunks=source_chunks)
     sink = SimpleNamespace(chunks=sink_chunks, path=Path("out.zarr"))
     chosen: Any = StreamOptions(**options)
-    return chunks_of(world or lone(backend), cut, source, sink, chosen, kept).rows  # type: ignore[arg-type]
+    return chunks_of(world or lone(backend), cut, [source], [sink], chosen, kept).rows  # type: ignore[arg-type]
 
 
 def halo(*widths: tuple[int, int]) -> Any:
@@ -331,8 +331,8 @@ def test_what_is_not_declared_is_seen_by_a_call_on_zeros_else_on_the_first_row(
 
     np.save(tmp_path / "in.npy", np.arange(60.0).reshape(10, 6))
     source = open_source(tmp_path / "in.npy")
-    known = known_result(lone(backend()), task((10, 6), job=means), source).known
-    assert known == ((10,), np.dtype(np.float32))
+    known = known_results(lone(backend()), task((10, 6), job=means), [source]).known
+    assert known == (((10,), np.dtype(np.float32)),)
     np.testing.assert_array_equal(blocks[0], np.zeros((4, 6)))
     assert len(blocks) == (1 if zeros else 2)
     if not zeros:
@@ -416,6 +416,7 @@ def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None
 
 # ---- what makes two runs the same
 
+KEY = input_key(0)
 JOB = """
 import meshrun
 
@@ -439,11 +440,12 @@ def identified(
 ) -> dict[str, Any]:
     found = find(str(folder / job))
     source = open_source(folder / name)
-    cut = plan_task(found, {"gain": gain}, source.shape, np.dtype(dtype), 1, **options)
+    cut = plan_task(found, {"gain": gain}, [(source.shape, np.dtype(dtype))], 1, **options)
     chunks = Chunks(Partition(source.shape, grid), rows)
-    cut = replace(cut, partition=chunks.partition)
+    cut = cut.with_grid(grid)
+    cut = cut if cut.results else cut.with_results([(source.shape[cut.leading :], np.dtype(dtype))])
     return fingerprint(
-        lone(backend), cut, source, chunks, Inputs({"input": source.path}, {"input": state_of(source.path)})
+        lone(backend), cut, [source], chunks, Inputs({KEY: source.path}, {KEY: state_of(source.path)})
     )
 
 
@@ -457,7 +459,7 @@ def project(tmp_path: Path) -> Path:
 def test_two_runs_alike_have_one_identity(project: Path) -> None:
     one = identified(project)
     assert differences(one, identified(project)) == []
-    assert one["input"] == str((project / "in.npy").resolve())
+    assert one["inputs"]["block"]["path"] == str((project / "in.npy").resolve())
     assert one["parameters"] == {"gain": 1.0}
 
 
@@ -470,7 +472,7 @@ def test_two_runs_alike_have_one_identity(project: Path) -> None:
         ({"rows": 8}, ["rows"]),
         ({"grid": (1, 2)}, ["grid"]),
         ({"backend": QueuedBackend()}, ["device"]),
-        ({"dtype": np.float32}, ["dtype", "result_dtype"]),
+        ({"dtype": np.float32}, ["inputs.block.dtype", "results.output.dtype"]),
     ],
 )
 def test_each_thing_that_makes_other_bytes_makes_another_run(
@@ -486,12 +488,12 @@ def changed(project: Path, do: Callable[[], object], **more: Any) -> list[str]:
 
 
 def test_an_input_that_was_touched_is_another_one(project: Path) -> None:
-    assert changed(project, lambda: os.utime(project / "in.npy", ns=(5, 5))) == ["input_changed_ns"]
+    assert changed(project, lambda: os.utime(project / "in.npy", ns=(5, 5))) == ["inputs.block.changed_ns"]
 
 
 def test_an_input_written_anew_is_another_one(project: Path) -> None:
     names = changed(project, lambda: np.save(project / "in.npy", np.zeros((11, 6))))
-    assert {"input_bytes", "shape", "result_shape"} <= set(names)
+    assert {"inputs.block.bytes", "inputs.block.shape", "results.output.shape"} <= set(names)
 
 
 def test_an_input_of_another_order_is_another_one(project: Path) -> None:
@@ -502,12 +504,12 @@ def test_an_input_of_another_order_is_another_one(project: Path) -> None:
         os.utime(project / "in.npy", ns=(0, before[1]))
 
     names = changed(project, transpose)
-    assert "input_order" in names
+    assert "inputs.block.order" in names
 
 
 def test_a_copy_of_the_input_is_another_one(project: Path) -> None:
     os.link(project / "in.npy", project / "too.npy")
-    assert changed(project, lambda: None, name="too.npy") == ["input"]
+    assert changed(project, lambda: None, name="too.npy") == ["inputs.block.path"]
 
 
 def test_a_link_to_the_input_is_the_same_one(project: Path) -> None:
@@ -560,9 +562,9 @@ def test_a_function_that_is_in_no_file_has_code_too(project: Path) -> None:
         names: dict[str, Any] = {"meshrun": meshrun}
         exec(text, names)
         source = open_source(project / "in.npy")
-        cut = plan_task(names["typed"], {}, source.shape, source.dtype, 1)
+        cut = plan_task(names["typed"], {}, [(source.shape, source.dtype)], 1)
         return fingerprint(
-            lone(), cut, source, Chunks(cut.partition, 2), Inputs({}, {"input": State(0, 0, 1, 0)})
+            lone(), cut, [source], Chunks(cut.partition, 2), Inputs({}, {KEY: State(0, 0, 1, 0)})
         )
 
     text = "@meshrun.map_blocks\ndef typed(block, *, out):\n    out[...] = block + 1"

@@ -293,10 +293,12 @@ def endpoints_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) ->
         shape = (block.shape[0] - 2 * halo, block.shape[1])
         return sum(block[i : i + shape[0]].astype(np.float64) for i in range(2 * halo + 1))
 
-    task = plan_task(neighbours, {}, source.shape, source.dtype, 1).with_result((6,), np.dtype(np.float64))
-    sink = open_sink(folder / "out.npy", *task.known, "stream")
+    task = plan_task(neighbours, {}, [(source.shape, source.dtype)], 1).with_results(
+        [((6,), np.dtype(np.float64))]
+    )
+    sink = open_sink(folder / "out.npy", *task.known[0], "stream")
     sink.create()
-    return Endpoints(lone_world(backend), task, Chunks(task.partition, rows), source, sink, Spans())
+    return Endpoints(lone_world(backend), task, Chunks(task.partition, rows), [source], [sink], Spans())
 
 
 def moved(endpoints: Endpoints) -> dict[tuple[str, int], int]:
@@ -357,12 +359,12 @@ def test_cells_that_a_function_leaves_out_are_poison_not_another_chunks(
         out[:, ::2] = block[:, ::2]
 
     endpoints = endpoints_of(tmp_path, backend(), halo=0)
-    task = plan_task(every_second, {}, (19, 6), np.dtype(np.float32), 1)
-    sink = open_sink(tmp_path / "other.npy", *task.known, "stream")
+    task = plan_task(every_second, {}, [((19, 6), np.dtype(np.float32))], 1)
+    sink = open_sink(tmp_path / "other.npy", *task.known[0], "stream")
     sink.create()
-    endpoints = replace(endpoints, task=task, sink=sink)
+    endpoints = replace(endpoints, task=task, sinks=[sink])
     engine = DeviceEngine(endpoints) if endpoints.world.backend.asynchronous else HostEngine(endpoints)
     flow(engine, range(len(endpoints.chunks)), depth=1, spans=endpoints.spans)
     found = open_source(sink.partial).array
-    np.testing.assert_array_equal(found[:, ::2], endpoints.source.array[:, ::2])
+    np.testing.assert_array_equal(found[:, ::2], endpoints.sources[0].array[:, ::2])
     assert np.isnan(found[:, 1::2]).all()

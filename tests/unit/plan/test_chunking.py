@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,18 +9,19 @@ from hypothesis import strategies as st
 from runner.errors import UserError
 from runner.plan.chunking import Budget, MemoryUse, chunk_memory
 
-FLOAT32 = np.dtype(np.float32)
+
+def of_chunk(cells: tuple[int, int], halo: tuple[int, int], *, asynchronous: bool) -> MemoryUse:
+    """What float32 cells take. halo: on either side of each axis."""
+    (rows, columns), (across, along) = cells, halo
+    padded = (rows + 2 * across) * (columns + 2 * along) * 4
+    return chunk_memory(padded, rows * columns * 4, halo=any(halo), asynchronous=asynchronous)
 
 
 def test_what_a_chunk_takes_by_hand() -> None:
     # 10 rows of 100 float32, one cell of halo round it: 12 x 102 x 4 bytes; the result 10 x 100 x 4.
-    halo = ((1, 1), (1, 1))
-    assert chunk_memory((10, 100), halo, FLOAT32, 4000, asynchronous=False) == MemoryUse(2 * 4896 + 4000, 0)
-    assert chunk_memory((10, 100), halo, FLOAT32, 4000, asynchronous=True) == MemoryUse(
-        4896 + 4000, 2 * 4896 + 4000
-    )
-    none = ((0, 0), (0, 0))
-    assert chunk_memory((10, 100), none, FLOAT32, 4000, asynchronous=True) == MemoryUse(8000, 8000)
+    assert of_chunk((10, 100), (1, 1), asynchronous=False) == MemoryUse(2 * 4896 + 4000, 0)
+    assert of_chunk((10, 100), (1, 1), asynchronous=True) == MemoryUse(4896 + 4000, 2 * 4896 + 4000)
+    assert of_chunk((10, 100), (0, 0), asynchronous=True) == MemoryUse(8000, 8000)
 
 
 @given(
@@ -36,10 +36,9 @@ def test_what_a_chunk_takes_by_hand() -> None:
 def test_the_rows_chosen_are_the_most_that_fit(
     columns: int, halo: int, depth: int, align: int, wanted: int, host: int, device: int
 ) -> None:
-    widths = ((halo, halo), (halo, 0))
 
     def takes(rows: int) -> MemoryUse:
-        return chunk_memory((rows, columns), widths, FLOAT32, rows * columns * 4, asynchronous=True)
+        return of_chunk((rows, columns), (halo, halo), asynchronous=True)
 
     def fits(rows: int) -> bool:
         return depth * takes(rows).host <= host and depth * takes(rows).device <= device
@@ -57,7 +56,7 @@ def test_the_rows_chosen_are_the_most_that_fit(
 
 
 def test_a_row_that_does_not_fit_is_told_with_both_numbers() -> None:
-    one = chunk_memory((1, 1000), ((1, 1), (0, 0)), FLOAT32, 4000, asynchronous=False)
+    one = chunk_memory(12_000, 4000, halo=True, asynchronous=False)  # 1 row of 1000 float32, 2 of halo
     with pytest.raises(UserError) as refusal:
         Budget(MemoryUse(10_000, 0), 3).rows(one, one, wanted=10, align=1)
     assert str(refusal.value) == (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import meshrun
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.pipeline.result_type import with_known_result
+from runner.pipeline.result_type import with_known_results
 from runner.plan.chunking import FILLS, ON_DEVICE
 from runner.plan.forecast import Forecast, by_ranks, enough, forecast
 from runner.plan.machine import Machine, Rate, nominal, nominal_cpu
@@ -37,11 +37,11 @@ CPUS = replace(GPUS, gpus=0, cores=4)
 
 def task(shape: tuple[int, ...], ranks: int, *, halo: Any = 0, grid: str | None = None) -> Task:
     job = meshrun.map_blocks(halo=halo, boundary="nearest")(identity)
-    return settled(plan_task(job, {}, shape, np.dtype(np.uint8), ranks, grid=grid))
+    return settled(plan_task(job, {}, [(shape, np.dtype(np.uint8))], ranks, grid=grid))
 
 
 def settled(cut: Task) -> Task:
-    return with_known_result(cut, CpuBackend())
+    return with_known_results(cut, CpuBackend())
 
 
 def identity(block: Any, *, out: Any) -> None:
@@ -151,15 +151,15 @@ def test_a_result_that_is_not_declared_is_seen_by_a_call() -> None:
     def halves(block: Any) -> Any:
         return (block[1:-1] / 2).sum(axis=-1)
 
-    found = settled(plan_task(halves, {}, (50, 40, 3), np.dtype(np.int16), 5))
-    assert found.result == ((50, 40), np.dtype(np.float64))
+    found = settled(plan_task(halves, {}, [((50, 40, 3), np.dtype(np.int16))], 5))
+    assert found.results == (((50, 40), np.dtype(np.float64)),)
 
     @meshrun.map_blocks
     def wrong(block: Any) -> Any:
         return block[:0]
 
     with pytest.raises(RunError, match="wrong shape"):
-        settled(plan_task(wrong, {}, (50, 40), np.dtype(np.int16), 5))
+        settled(plan_task(wrong, {}, [((50, 40), np.dtype(np.int16))], 5))
 
 
 def test_a_chunk_that_fits_no_memory_is_refused() -> None:

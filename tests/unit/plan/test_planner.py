@@ -57,7 +57,7 @@ class Facts:
 
     def cut(self, ranks: int, grid: str | None) -> Task:
         job = meshrun.map_blocks(halo=self.widths, boundary="nearest")(self.function)
-        return plan_task(job, {}, self.shape, np.dtype(np.float32), ranks, grid=grid)
+        return plan_task(job, {}, [(self.shape, np.dtype(np.float32))], ranks, grid=grid)
 
     @property
     def whole(self) -> Task:
@@ -81,7 +81,7 @@ class Facts:
 
 
 def known(task: Task) -> Task:
-    return task if task.result else task.with_result(task.shape[task.leading :], WIDE)
+    return task if task.results else task.with_results([(task.shape[task.leading :], WIDE)])
 
 
 NONE = ((0, 0), (0, 0))
@@ -146,12 +146,12 @@ def decided_by_run(given: Facts) -> tuple[Chunks, int] | str | None:
     def rank(control: Any) -> tuple[Chunks, int] | None:
         world, source, sink = world_of(control, given), given.source(), given.sink()
         target = Path("out.zarr" if given.files.chunked_output else "out.npy")
-        if not in_chunks(world, given.whole, source, target, given.options, given.keep_whole):
+        if not in_chunks(world, given.whole, [source], [target], given.options, given.keep_whole):
             return None
         text, blocks = streamed_grid(given.grid, given.ranks)
         task = known(given.cut(blocks, text))
-        found = chunks_of(world, task, source, sink, given.options, None)
-        buffers = sum(Endpoints(world, task, found, source, sink, Spans()).largest)
+        found = chunks_of(world, task, [source], [sink], given.options, None)
+        buffers = sum(map(sum, Endpoints(world, task, found, [source], [sink], Spans()).largest))
         return found, buffers * given.options.under_way
 
     try:
@@ -188,7 +188,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(chunking, "ON_DEVICE", 100)
     monkeypatch.setattr(chunking, "ON_HOST", 80)
     monkeypatch.setattr(chunk_agreement, "open_sink", lambda *_: SimpleNamespace(parallel=True))
-    monkeypatch.setattr(chunk_agreement, "known_result", lambda world, task, source: known(task))
+    monkeypatch.setattr(chunk_agreement, "known_results", lambda world, task, sources: known(task))
     return monkeypatch
 
 

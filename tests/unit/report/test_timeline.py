@@ -245,7 +245,7 @@ def test_another_suffix_is_refused_before_any_work(tmp_path: Path, name: str) ->
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
     def refuse(timeline: Path) -> None:
         output = tmp_path / "out.npy"
-        find_unfinished(Journal(output), output, StreamOptions(timeline=str(timeline)))
+        find_unfinished(Journal(output), StreamOptions(timeline=str(timeline)), output)
 
     with pytest.raises(UserError, match=r"timeline's folder does not exist.*nowhere"):
         refuse(tmp_path / "nowhere" / "a.html")

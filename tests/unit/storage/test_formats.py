@@ -450,7 +450,7 @@ def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data:
     box = Region(tuple(a for a, _ in pairs), tuple(b + 1 for _, b in pairs))
     array = np.random.default_rng(0).random(shape)
     job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=7.0)(lambda block: block)
-    task = plan_task(job, {}, shape, array.dtype, 1)
+    task = plan_task(job, {}, [(shape, array.dtype)], 1)
     more = {"constant_values": 7} if boundary == "constant" else {}
     whole_padded = np.pad(array, widths, PAD[boundary], **more)
     expected = whole_padded[
@@ -459,4 +459,4 @@ def test_verification_looks_up_padded_boxes_of_arrays_that_are_only_sliced(data:
             for (a, b), (low, high) in zip(zip(box.start, box.stop, strict=True), widths, strict=True)
         )
     ]
-    np.testing.assert_array_equal(padded(task, Unmapped(MemorySource(array)), box), expected)
+    np.testing.assert_array_equal(padded(task, 0, Unmapped(MemorySource(array)), box), expected)

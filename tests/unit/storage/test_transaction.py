@@ -14,15 +14,15 @@ class Recorder:
     """An observer that remembers what it was last told."""
 
     def __init__(self) -> None:
-        self.partial: Path | None = None
-        self.locked: Path | None = None
+        self.partial: tuple[Path, ...] = ()
+        self.locked: tuple[Path, ...] = ()
         self.hint = ""
 
-    def note_partial(self, output: Path | None) -> None:
-        self.partial = output
+    def note_partial(self, *outputs: Path) -> None:
+        self.partial = outputs
 
-    def note_lock(self, output: Path) -> None:
-        self.locked = output
+    def note_lock(self, *outputs: Path) -> None:
+        self.locked = outputs
 
     def note_recovery_hint(self, hint: str) -> None:
         self.hint = hint
@@ -105,8 +105,9 @@ def test_an_observer_knows_what_to_clean_up(output: Path, partial: Path) -> None
     transaction.lock(output)
     transaction.track_partial(partial)
     transaction.set_recovery_hint("continue with --resume")
-    assert (observer.locked, observer.partial, observer.hint) == (output, partial, "continue with --resume")
+    assert (observer.locked, observer.partial) == ((output,), (partial,))
+    assert observer.hint == "continue with --resume"
     transaction.forget_partial()
     transaction.set_recovery_hint(None)
-    assert (observer.partial, observer.hint) == (None, "")
+    assert (observer.partial, observer.hint) == ((), "")
     transaction.release()

@@ -78,7 +78,7 @@ def test_without_room_for_status_files_the_rest_is_cleaned_up(tmp_path: Path) ->
     partial.touch()
     saved: list[str] = []
     handler = FailureHandler(RunDirectory(tmp_path / "gone"), before_exit=lambda: saved.append("saved"))
-    handler.transaction.partial = partial
+    handler.transaction.partials = (partial,)
     handler.terminate()
     assert saved == ["saved"]
     assert not partial.exists()

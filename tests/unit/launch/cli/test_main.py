@@ -70,7 +70,9 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     found = Calls()
 
-    def run(job: Any, input: str, output: str | None, parameters: Any, options: Options, **rest: Any) -> int:
+    def run(
+        job: Any, input: list[str], output: list[str], parameters: Any, options: Options, **rest: Any
+    ) -> int:
         found.ran.append(
             {
                 "job": job.name,
@@ -135,7 +137,7 @@ def test_a_job_gets_its_defaults(calls: Calls, monkeypatch: pytest.MonkeyPatch) 
         "label": "x",
     }
     assert ran["options"] == Options(rates=Path("/configuration/meshrun/rates.json"))
-    assert (ran["job"], ran["input"], ran["output"]) == ("edges", "in.npy", "out.npy")
+    assert (ran["job"], ran["input"], ran["output"]) == ("edges", ["in.npy"], ["out.npy"])
     assert (ran["started"], ran["columns"]) == (BY_HAND, None)
 
 
@@ -183,13 +185,13 @@ def test_every_job_has_the_runners_options(calls: Calls, words: list[str], name:
 @pytest.mark.usefixtures("job_file")
 def test_verify_alone_takes_no_file_for_its_value(calls: Calls) -> None:
     assert main(["run", "edges.py:edges", "--verify", "in.npy", "out.npy"]) == 0
-    assert (calls.ran[0]["input"], calls.ran[0]["options"].verify) == ("in.npy", "sample")
+    assert (calls.ran[0]["input"], calls.ran[0]["options"].verify) == (["in.npy"], "sample")
 
 
 @pytest.mark.usefixtures("job_file")
 def test_a_missing_output_is_left_to_the_runner(calls: Calls) -> None:
     assert main(["run", "edges.py:edges", "in.npy"]) == 0
-    assert calls.ran[0]["output"] is None
+    assert calls.ran[0]["output"] == []
 
 
 @pytest.mark.usefixtures("job_file", "calls")
