@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 VERIFY = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
+STEPS = (
+    "steps",
+    "steps_per_exchange",
+    "until",
+    "check_finite",
+    "every",
+    "frames",
+    "frame_field",
+    "frame_range",
+    "frame_colors",
+    "checkpoint",
+)
 STREAM = ("chunk_bytes", "host_memory", "device_memory", "depth", "resume", "static", "timeline")
 
 
@@ -50,6 +63,7 @@ def job_command(name: str) -> click.Command:
 
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from runner.plan.machine import rates_file
+        from runner.plan.step_options import StepOptions
         from runner.plan.stream_options import StreamOptions
         from runner.run.entry import main
         from runner.run.execute import wrong_number
@@ -66,6 +80,8 @@ def job_command(name: str) -> click.Command:
         values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
         values["rates"] = rates_file()
         values["stream"] = StreamOptions(**{name: values.pop(name) for name in STREAM})
+        if job.kind == "map":
+            values["steps"] = StepOptions(**{name: values.pop(name) for name in STEPS})
         cli_context = click.get_current_context().obj
         return main(
             job,
@@ -83,7 +99,7 @@ def job_command(name: str) -> click.Command:
         params=[
             *files_of(job),
             *own,
-            *runner_options({parameter.name for parameter in job.parameters}),
+            *runner_options({parameter.name for parameter in job.parameters}, steps=job.kind == "map"),
         ],
         help=_help_text(job),
         short_help=job.summary,
@@ -101,6 +117,38 @@ def files_of(job: Job) -> list[click.Argument]:
         click.Argument(["input"]),
         click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
     ]
+
+
+class Parsed(click.ParamType[Any]):
+    """A text as `function` parses it; its UserError is a usage error."""
+
+    def __init__(self, name: str, function: Callable[[str], Any]) -> None:
+        self.name, self._function = name, function
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from runner.errors import UserError
+
+        if not isinstance(value, str):  # a default
+            return value
+        try:
+            return self._function(value)
+        except UserError as reason:
+            self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
+
+
+class Tolerance(click.FloatRange):
+    """A number of at least 0; rejects "nan", which would pass every range."""
+
+    name = "number"
+
+    def __init__(self) -> None:
+        super().__init__(min=0.0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a valid number.", param, ctx)
+        return number
 
 
 class JobCommand(click.Command):
@@ -155,8 +203,11 @@ def _click_type(declared: Any) -> Any:
     return click.Path(path_type=Path) if declared is Path else declared
 
 
-def runner_options(taken: Container[str] = ()) -> list[click.Option]:
-    """The options that every job has, as in `runner.run.options`. taken: the job's own names."""
+def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Option]:
+    """The options that every job has, as in `runner.run.options`. taken: the job's own names.
+
+    steps: those of jobs that take steps, too.
+    """
     from runner.plan.halo import BOUNDARIES
 
     return [
@@ -177,6 +228,7 @@ def runner_options(taken: Container[str] = ()) -> list[click.Option]:
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
         *form_options(taken),
+        *(step_options() if steps else ()),
         *stream_options(),
         debug_option(),
     ]
@@ -200,6 +252,51 @@ def input_option(name: str, taken: Container[str], **details: Any) -> click.Opti
     """--input-NAME, and --NAME where that is not among the job's own names."""
     short = [] if name in taken else [f"--{name}"]
     return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
+
+
+def step_options() -> list[click.Option]:
+    """The fields of `runner.plan.step_options.StepOptions`."""
+    from runner.plan.step_options import COLORS, STEPS_MOST, parse_interval, parse_range
+
+    count = click.IntRange(1, STEPS_MOST)
+    return [
+        click.Option(
+            ["--steps"], type=click.IntRange(1, STEPS_MOST), metavar="N",
+            help="Take N steps: each result is the next step's input.",
+        ),
+        click.Option(
+            ["--steps-per-exchange"], type=count, default=1, metavar="K",
+            help="Exchange halos K times as wide, every K steps.  [default: 1]",
+        ),
+        click.Option(
+            ["--until"], type=Tolerance(), metavar="TOLERANCE",
+            help="Stop when no cell changes by more in a step, checked every 10 or --every steps.",
+        ),
+        click.Option(
+            ["--check-finite"], type=count, metavar="N",
+            help="Fail if a value is not finite, checked every N steps.",
+        ),
+        click.Option(
+            ["--every"], type=count, metavar="N", help="Steps between two frames, or checks of --until."
+        ),
+        click.Option(
+            ["--frames"], metavar="DIR|FILE",
+            help="Write frames: a folder of PNGs, a .gif, .webp or .png, or every cell to a .npy or .zarr.",
+        ),
+        click.Option(["--frame-field"], metavar="NAME", help="Input that frames show.  [default: the first]"),
+        click.Option(
+            ["--frame-range"], type=Parsed("LOW:HIGH", parse_range), metavar="LOW:HIGH",
+            help="Values of the first and the last colour.  [default: the first frame's]",
+        ),
+        click.Option(
+            ["--frame-colors"], type=click.Choice(COLORS), default=COLORS[0],
+            help=f"Colour map.  [default: {COLORS[0]}]",
+        ),
+        click.Option(
+            ["--checkpoint"], type=Parsed("EVERY", parse_interval), metavar="EVERY",
+            help="Save the state every N steps, or every 30s, 5min or 1h; continue with --resume.",
+        ),
+    ]  # fmt: skip
 
 
 def stream_options() -> list[click.Option]:

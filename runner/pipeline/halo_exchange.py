@@ -8,7 +8,7 @@ costs two messages, however many axes have a halo.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
 from runner.region import Array, Region, Shape
 
-Landing = tuple[Transfer, Array]  # cells received beside the place they go to
+Arrival = tuple[Transfer, Array]  # cells received beside the place they go to
 
 
 @dataclass
@@ -26,14 +26,14 @@ class Exchange:
     """An exchange in progress: of each block, the cells that arrive beside the place they go to."""
 
     pending: Pending
-    arriving: list[tuple[HaloPlan, Array, list[Landing]]]
+    arriving: list[tuple[HaloPlan, Array, list[Arrival]]]
 
     def finish(self) -> None:
         """Wait until the halos are complete (for work issued to the current stream afterwards)."""
         self.pending.wait()
-        for plan, block, landings in self.arriving:
+        for plan, block, arrivals in self.arriving:
             inner = block[plan.inner]
-            for transfer, buffer in landings:
+            for transfer, buffer in arrivals:
                 inner[transfer.target] = _flip(buffer, transfer.flip)
             for slab in plan.halo_slabs:
                 plan.fill_whole_axes(block[slab])
@@ -79,9 +79,9 @@ class Halos:
         arriving = []
         for number, (plan, block) in enumerate(zip(self.plans, blocks, strict=True)):
             outgoing += packed[number] if packed else plan.messages(block)
-            received, landings = plan.landings(block)
+            received, arrivals = plan.arrivals(block)
             incoming += received
-            arriving.append((plan, block, landings))
+            arriving.append((plan, block, arrivals))
         return Exchange(arrays.exchange(outgoing, incoming), arriving)
 
     def fill(self, blocks: Sequence[Array], arrays: Arrays) -> None:
@@ -151,8 +151,7 @@ class HaloPlan:
 
     def fill_own(self, block: Array) -> None:
         """Fill the halo cells that need no other rank. The block's own cells must be filled."""
-        for slab in self._outside:
-            block[slab] = self.cval
+        self.fill_outside(block)
         inner, core = block[self.inner], block[self.core]
         for transfer in self._own:
             inner[transfer.target] = _flip(core[transfer.source], transfer.flip)
@@ -168,30 +167,40 @@ class HaloPlan:
         core = block[self.core]
         return [(t.receiver, _packed(core[t.source])) for t in self.sends]
 
-    def landings(self, block: Array) -> tuple[list[Message], list[Landing]]:
+    def arrivals(self, block: Array) -> tuple[list[Message], list[Arrival]]:
         """Return where cells are received, and those of them that must be moved to the halo afterwards."""
         inner = block[self.inner]
         incoming: list[Message] = []
-        landings: list[Landing] = []
+        arrivals: list[Arrival] = []
         for transfer in self.receives:
             buffer = inner[transfer.target]
             shape = tuple(part.stop - part.start for part in transfer.source)
             # Receive in place if the cells are contiguous in the order of the message.
             if transfer.flip or buffer.shape != shape or not buffer.flags.c_contiguous:
                 buffer = np.empty_like(buffer, shape=shape, order="C")
-                landings.append((transfer, buffer))
+                arrivals.append((transfer, buffer))
             incoming.append((transfer.sender, buffer))
-        return incoming, landings
+        return incoming, arrivals
+
+    def fill_outside(self, block: Array) -> None:
+        """Fill the cells beyond the array with the constant, for that boundary."""
+        for slab in self._outside:
+            block[slab] = self.cval
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in any part of the block that holds those axes whole."""
         for axis, copy in self._within:
             low = self.widths[axis][0]
-            first, last = copy.source_range
-            source = _along(block, axis, slice(low + first, low + last))
-            if copy.step < 0:
-                source = _flip(source, (axis,))
-            _along(block, axis, slice(copy.target, copy.target + copy.count))[...] = source
+            self.copy_along(block, axis, replace(copy, target=copy.target - low), low)
+
+    def copy_along(self, block: Array, axis: int, copy: AxisCopy, shift: int) -> None:
+        """Copy cells along one axis. shift: from the copy's indices to the block's."""
+        first, last = copy.source_range
+        source = _along(block, axis, slice(first + shift, last + shift))
+        if copy.step < 0:
+            source = _flip(source, (axis,))
+        target = copy.target + shift
+        _along(block, axis, slice(target, target + copy.count))[...] = source
 
     def _slabs(self, axis: int) -> list[Slices]:
         low, high = self.widths[axis]

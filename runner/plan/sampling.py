@@ -54,11 +54,15 @@ def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> I
     shape = partition.shape
     if 0 in shape:
         return
-    box = box_shape(shape, cut_axes, FULL_CELLS)
-    starts = product(*(range(0, n, m) for n, m in zip(shape, box, strict=True)))
-    for number, start in enumerate(starts):
+    for number, region in enumerate(cover(shape, box_shape(shape, cut_axes, FULL_CELLS))):
         if number % partition.size == rank:
-            yield _clip(start, box, shape)
+            yield region
+
+
+def cover(shape: Shape, box: Shape) -> Iterator[Region]:
+    """Yield boxes of shape `box`, smaller at the ends, that cover an array."""
+    for start in product(*(range(0, n, m) for n, m in zip(shape, box, strict=True))):
+        yield _clip(start, box, shape)
 
 
 def _clip(start: Shape, box: Shape, shape: Shape) -> Region:

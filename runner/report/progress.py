@@ -34,11 +34,15 @@ class ProgressBar:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        self._show(self._title, done, total, "rows")
+        self._show(self._title, done, total, "rank 0's rows")
+
+    def steps(self, done: int, total: int) -> None:
+        """Show the steps taken."""
+        self._show(self._title, done, total, f"the steps: {done:,} of {total:,}")
 
     def proof(self, done: int, total: int) -> None:
         """Show the verification: the same bar under another title."""
-        self._show(f"{self._title}: verify", done, total, "part")
+        self._show(f"{self._title}: verify", done, total, "rank 0's part")
 
     def _show(self, title: str, done: int, total: int, what: str) -> None:
         if self._bar is not None:
@@ -46,7 +50,7 @@ class ProgressBar:
             self._bar.update(self._task, description=title, completed=done, total=total)
         elif self._columns is None and time.monotonic() - self._last > QUIET:
             self._last = time.monotonic()
-            sys.stderr.write(f"meshrun: {title}: {100 * done // max(total, 1)} % of rank 0's {what}\n")
+            sys.stderr.write(f"meshrun: {title}: {100 * done // max(total, 1)} % of {what}\n")
             sys.stderr.flush()
 
 

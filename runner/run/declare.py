@@ -55,6 +55,16 @@ class DeclaredJob(Job):
         resume: bool = False,
         static: bool = False,
         timeline: str | Path | None = None,
+        steps: int | None = None,
+        steps_per_exchange: int | None = None,
+        until: float | None = None,
+        check_finite: int | None = None,
+        every: int | None = None,
+        frames: str | Path | None = None,
+        frame_field: str | None = None,
+        frame_range: str | tuple[float, float] | None = None,
+        frame_colors: str | None = None,
+        checkpoint: int | str | None = None,
         debug: bool = False,
         **parameters: Any,
     ) -> Record:
@@ -82,6 +92,14 @@ class DeclaredJob(Job):
         resume: continue an unfinished run of this command.
         static: disable work stealing.
         timeline: file for a drawing of the run: .html or .json.
+        steps: take so many steps: each result becomes the next step's input, as the job's `feeds` says.
+        steps_per_exchange: exchange halos so many times as wide, every so many steps.
+        until: stop when no cell changes by more than this in a step.
+        check_finite: fail if a value is not finite, checked every so many steps.
+        every: steps between two frames, or two checks of `until`.
+        frames: a folder of PNGs, a .gif, .webp or .png, or a .npy or .zarr with a time axis.
+        frame_field, frame_range, frame_colors: the input that frames show; (low, high); a colour map.
+        checkpoint: save the state every so many steps, or every "5min"; continue with resume=True.
         debug: show the traceback of an error that ends the ranks.
         """
         from runner.plan.machine import rates_file
@@ -108,6 +126,16 @@ class DeclaredJob(Job):
             "resume": resume,
             "static": static,
             "timeline": timeline,
+            "steps": steps,
+            "steps_per_exchange": steps_per_exchange,
+            "until": until,
+            "check_finite": check_finite,
+            "every": every,
+            "frames": frames,
+            "frame_field": frame_field,
+            "frame_range": frame_range,
+            "frame_colors": frame_colors,
+            "checkpoint": checkpoint,
             "debug": debug,
         }
         try:

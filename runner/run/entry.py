@@ -53,6 +53,7 @@ def main(
                 progress=rows,
                 show=flow.update,
                 proof=proof,
+                stepped=rows.steps,
             )
         if world.rank == 0:
             if record["output"] is None:

@@ -75,11 +75,13 @@ def execute(
     progress: OnProgress = no_progress,
     show: OnStreamProgress = no_stream_progress,
     proof: OnProgress = no_progress,
+    stepped: OnProgress = no_progress,
 ) -> Record:
     """`run` in an open world; the caller handles failures and rolls `transaction` back.
 
     progress: called with this rank's finished rows and their total. show: called with the state of a streamed
-    run. proof: called with this rank's verified cells and their total.
+    run. proof: called with this rank's verified cells and their total. stepped: called with the steps taken
+    and their total.
     """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
@@ -115,6 +117,7 @@ def execute(
             show,
             proof,
             noted,
+            stepped,
         )
         details = run_map(run) if job.kind == "map" else _result(run)
         types = [type_record((source.shape, source.dtype)) for source in sources]

@@ -28,6 +28,11 @@ from runner.system.host_memory import host_memory
 
 def run_map(run: RunContext) -> Record:
     world, options = run.world, run.options
+    world.collective_call(options.steps.check)
+    if options.steps.steps is not None:
+        from runner.run.step_run import run_steps
+
+        return run_steps(run)
     other = has_own_grid(options.grid, world.size)
     task = world.collective_call(lambda: planned(run, world.size, None if other else options.grid))
     whole = options.overlap is not None  # applies only to runs in memory

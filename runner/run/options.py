@@ -5,36 +5,40 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runner.errors import MeshrunError, UserError
+from runner.errors import MeshrunError, UserError, tell
 from runner.job.declaration import Job
 from runner.job.signature import FORM
 from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
 from runner.pipeline.in_memory import OnProgress, no_progress
 from runner.pipeline.inputs import Inputs
 from runner.plan.halo import BOUNDARIES
+from runner.plan.step_options import COLORS, STEPS_MOST, StepOptions, parse_interval, parse_range
 from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.report.phases import Phases
 from runner.storage.formats import Form, Source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import DeviceChoice, World
 
+TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range}
 VERIFY = ("off", "sample", "full")
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "verify": VERIFY,
     "boundary": BOUNDARIES,
     "input_order": ("C", "F"),
+    "frame_colors": COLORS,
 }
 FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
 SIZES = ("chunk_bytes", "host_memory", "device_memory")
-FILES = ("json", "timeline")
+FILES = ("json", "timeline", "frames")
+COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Options:
     """Values of the command's options of the same names.
 
     overlap: None chooses by device. boundary, cval: None takes the job's own. form: declared form of an
-    input without a header. stream: options of streamed runs. rates: file of this machine's measured rates.
+    input without a header. stream, steps: options of streamed runs, and of runs that take steps. rates: file
+    of this machine's measured rates.
     """
 
     device: DeviceChoice = "auto"
@@ -56,6 +61,7 @@ class Options:
     debug: bool = False
     form: Form | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)
+    steps: StepOptions = field(default_factory=StepOptions)
     rates: Path | None = None
 
 
@@ -67,7 +73,9 @@ def read_options(keywords: Mapping[str, Any], rates: Path | None = None) -> Opti
     values = {name: _checked(name, value) for name, value in keywords.items()}
     form = form_of(*(values.pop(f"input_{name}") for name in FORM))
     stream = StreamOptions(**{name: values.pop(name) for name in StreamOptions.__dataclass_fields__})
-    return Options(**values, form=form, stream=stream, rates=rates)
+    given = {name: values.pop(name) for name in StepOptions.__dataclass_fields__}
+    steps = StepOptions(**{name: value for name, value in given.items() if value is not None})
+    return Options(**values, form=form, stream=stream, steps=steps, rates=rates)
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -79,21 +87,10 @@ def _checked(name: str, value: Any) -> Any:
         raise _invalid(name, f"{value!r} is not one of {', '.join(map(repr, CHOICES[name]))}")
     if name in FLAGS and not isinstance(value, bool):
         raise _invalid(name, f"{value!r} is neither True nor False")
-    if name in FILES:
-        return str(value)
-    if name in SIZES:
-        return _size(name, value)
-    if name == "depth":
-        return _depth(value)
-    if name == "cval":
-        return _number(name, value)
-    if name == "grid" and not isinstance(value, str):
-        return _joined(name, value)
-    if name == "input_shape" and not isinstance(value, str):
-        return _joined(name, value)
-    if name == "input_dtype" and not isinstance(value, str):
-        return _dtype(name, value)
-    return value
+    reader = READERS.get(name)
+    if reader is None or (name in AS_TEXT and isinstance(value, str)):
+        return value
+    return reader(name, value)
 
 
 def _invalid(name: str, what: str) -> UserError:
@@ -117,13 +114,31 @@ def _size(name: str, value: Any) -> int:
         raise _invalid(name, f"{reason.what}; expected {reason.expected}") from reason
 
 
-def _depth(value: Any) -> int:
+def _depth(name: str, value: Any) -> int:
     number = int(value) if isinstance(value, str) and value.strip().isdecimal() else _integer(value)
     if number is None:
         raise _invalid("depth", f"{value!r} is not a valid integer")
     if not 1 <= number <= DEPTH_MOST:
         raise _invalid("depth", f"{number} is not in the range 1<=x<={DEPTH_MOST}")
     return number
+
+
+def _count(name: str, value: Any) -> int:
+    number = _integer(value)
+    if number is None:
+        raise _invalid(name, f"{value!r} is not a valid integer")
+    if not 1 <= number <= STEPS_MOST:
+        raise _invalid(name, f"{number} is not in the range 1<=x<={STEPS_MOST}")
+    return number
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """Parse an option whose text a function of its own reads; other values are their text."""
+    text = ":".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+    try:
+        return TEXTS[name](text)
+    except UserError as reason:
+        raise _invalid(name, f"{reason.what}; expected {reason.expected}") from reason
 
 
 def _number(name: str, value: Any) -> float:
@@ -146,6 +161,19 @@ def _dtype(name: str, value: Any) -> str:
         return str(np.dtype(value))
     except TypeError:
         raise _invalid(name, f"{value!r} is not a dtype") from None
+
+
+AS_TEXT = ("grid", "input_shape", "input_dtype")  # texts of these are parsed later
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(FILES, lambda name, value: str(value)),
+    **dict.fromkeys(SIZES, _size),
+    **dict.fromkeys(COUNTS, _count),
+    **dict.fromkeys(TEXTS, _parsed),
+    **dict.fromkeys(("cval", "until"), _number),
+    **dict.fromkeys(("grid", "input_shape"), _joined),
+    "depth": _depth,
+    "input_dtype": _dtype,
+}
 
 
 def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | None:
@@ -212,6 +240,13 @@ class RunContext:
     show: OnStreamProgress = no_stream_progress
     proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)
+    stepped: OnProgress = no_progress
+
+    def warn(self, sentence: str) -> None:
+        """Add a warning to the record, and print it once."""
+        self.world.warnings.append(sentence)
+        if self.world.rank == 0:
+            tell(f"warning: {sentence}")
 
     @property
     def source(self) -> Source:

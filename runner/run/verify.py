@@ -88,7 +88,7 @@ def verify(
     found = world.control.allgather((wrong, boxes, cells))
     for mismatch, _, _ in found:
         if mismatch is not None:
-            raise _failure(world, task, mismatch, dealt)
+            raise mismatch_error(world, task, mismatch, dealt)
     return {
         "mode": mode,
         "against": REFERENCE if task.job.reference else RERUN,
@@ -242,6 +242,14 @@ def _with_tolerance(
     return wanted, tolerance
 
 
+def tolerance_of(task: Task, number: int, expected: HostArray, steps: int) -> float:
+    """Return how far off output `number` may be after so many steps: `ulps` for each of them."""
+    dtype = task.known[number][1]
+    if dtype.kind in "iub":
+        return 0.0
+    return task.job.ulps * float(np.finfo(dtype).eps) * _largest(expected) * max(steps, 1)
+
+
 def _largest(array: HostArray) -> float:
     """The largest magnitude of the finite cells."""
     finite = array[np.isfinite(array)]
@@ -295,7 +303,7 @@ def verify_result(
     return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
 
 
-def _failure(world: World, task: Task, mismatch: Mismatch, dealt: bool) -> RunError:
+def mismatch_error(world: World, task: Task, mismatch: Mismatch, dealt: bool) -> RunError:
     by = f" of {mismatch.output}" if mismatch.output else ""
     if not dealt:
         leading = zip(mismatch.index, task.shape, task.partition.grid, strict=False)

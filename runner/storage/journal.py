@@ -113,8 +113,8 @@ class Journal:
         if names:
             raise UserError(
                 f"cannot resume {self.output}, its unfinished run differs in {len(names)} value(s)",
-                got=_values(wanted, names),
-                expected=_values(kept, names),
+                got=show_values(wanted, names),
+                expected=show_values(kept, names),
                 hint=f"the command as it was, or {self.anew(*partials)}",
             )
 
@@ -252,7 +252,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _values(values: Mapping[str, Any], names: list[str]) -> str:
+def show_values(values: Mapping[str, Any], names: list[str]) -> str:
+    """Return the first of the named values as a text."""
     flat = _flat(values)
     return ", ".join(f"{name} {flat.get(name, 'not given')}" for name in names[:SHOWN])
 

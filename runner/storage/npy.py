@@ -63,10 +63,14 @@ class NpySink(FlatSink):
 
     @cached_property
     def _header(self) -> bytes:
+        return self.header_of(self.shape)
+
+    def header_of(self, shape: Shape) -> bytes:
+        """Return the header of a file with an array of `shape`; as long for an array of fewer rows."""
         buffer = io.BytesIO()
         description = np.lib.format.dtype_to_descr(self.dtype)
         np.lib.format.write_array_header_2_0(
-            buffer, {"descr": description, "fortran_order": False, "shape": self.shape}
+            buffer, {"descr": description, "fortran_order": False, "shape": shape}
         )
         return buffer.getvalue()
 

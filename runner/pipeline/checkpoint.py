@@ -1,0 +1,145 @@
+"""Checkpoints of a run that takes steps: when to write them, and how ranks write one together.
+
+OUTPUT.checkpoint/step-N holds, for the state after step N, a file for each input that an output feeds, and
+state.json: the step and the run's fingerprint. It is written under another name and renamed when all of it is
+on the disk, so that each step-N is complete. The newest two are kept; all go when the run is complete.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.comm.api import Control
+from runner.errors import UserError
+from runner.pipeline.fingerprint import fingerprint
+from runner.pipeline.inputs import Inputs
+from runner.pipeline.step_loop import NEVER, next_multiple
+from runner.pipeline.stepper import Stepper
+from runner.pipeline.store import Store
+from runner.plan.step_options import Interval
+from runner.plan.task import Task
+from runner.report.phases import Phases
+from runner.storage.checkpoint_folder import CheckpointFolder, State
+from runner.storage.formats import Source, open_sink
+from runner.storage.paths import split
+from runner.world.world import World
+
+LOOKS = 8  # how often ranks look at the clock within an interval of seconds
+
+
+@dataclass
+class Checkpoints:
+    """Writes checkpoints of one run. interval: None: none, only one to resume from is looked for."""
+
+    world: World
+    task: Task
+    sources: Sequence[Source]
+    target: Path
+    interval: Interval | None
+    steps: int
+    inputs: Inputs
+    written: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = CheckpointFolder(split(self.target)[0])
+
+    def fingerprint(self) -> dict[str, object]:
+        """On rank 0."""
+        return fingerprint(self.world, self.task, self.sources, None, self.inputs)
+
+    def begin(self, stepper: Stepper) -> None:
+        self._began, self._at = time.monotonic(), stepper.done
+        self._saved_at = stepper.done
+        self._next = self._later(stepper.world.control, stepper.done, first=True)
+
+    def next_step(self, done: int) -> int:
+        return self._next
+
+    def observe(self, stepper: Stepper) -> bool:
+        assert self.interval is not None
+        if stepper.done == self.steps:  # the outputs come next
+            return False
+        control, seconds = stepper.world.control, self.interval.seconds
+        due = seconds is None or control.broadcast(time.monotonic() - self._began >= seconds)
+        if due:
+            self._save(stepper)
+            self._began, self._saved_at = time.monotonic(), stepper.done
+        self._next = self._later(control, stepper.done)
+        return False
+
+    def end(self, stepper: Stepper) -> None:
+        """Write nothing: the outputs hold the last state."""
+
+    def remove(self) -> None:
+        """Remove all checkpoints: the run is complete."""
+        self.world.on_root(self.folder.remove)
+
+    def _later(self, control: Control, done: int, *, first: bool = False) -> int:
+        """Return the next step at which to save, or to look at the clock: the same on all ranks."""
+        if self.interval is None:
+            return NEVER
+        if self.interval.steps is not None:
+            return next_multiple(done, self.interval.steps)
+        assert self.interval.seconds is not None
+        passed, steps = time.monotonic() - self._began, done - self._saved_at
+        wait = 1
+        if not first and steps and passed > 0:
+            wait = max(math.floor(steps / passed * self.interval.seconds / LOOKS), 1)
+            wait = min(wait, max(2 * steps, 1))  # the first steps may be slower than the others
+        chosen: int = control.broadcast(done + wait)
+        return chosen
+
+    def _save(self, stepper: Stepper) -> None:
+        world, folder = self.world, self.folder
+        phases = stepper.phases
+        stepper.settle()
+        with phases("checkpoint"):
+            partial = world.on_root(lambda: folder.begin(stepper.done))
+            quiet = Phases(world.backend.synchronize)
+            for place in stepper.fed:
+                one = self.task.fields[place]
+                number = stepper.feeds.index(place)
+                sink = open_sink(partial / f"{one.name}.npy", one.shape, one.dtype, world.run_id)
+                world.on_root(sink.create)
+                store = Store(world, self.task, sink, quiet, number)
+                store.put(store.region, stepper.own(place))
+                store.finish()
+                world.collective_call(sink.sync)
+                world.on_root(lambda sink=sink: sink.partial.rename(sink.path))  # type: ignore[misc]
+            world.on_root(lambda: folder.commit(stepper.done, self.fingerprint()))
+        self.written += 1
+
+
+def find_state(checkpoints: Checkpoints, *, resume: bool) -> State | None:
+    """Return the state to continue from; None to start at the beginning. Collective.
+
+    Raises UserError if there are checkpoints and --resume is not given, if they are of another program, or if
+    they are not before the last step.
+    """
+    folder = checkpoints.folder
+
+    def find() -> State | None:
+        state = folder.newest()
+        if state is None:
+            if checkpoints.interval is not None:
+                folder.check_place()
+            return None
+        if not resume:
+            raise UserError(
+                f"an earlier run of {folder.output} has left checkpoints, the last after step {state.step:,}",
+                hint=f"the same command with --resume, or {folder.discard}",
+            )
+        folder.check(state, checkpoints.fingerprint())
+        if state.step >= checkpoints.steps:
+            raise UserError(
+                f"the checkpoint of {folder.output} is not before the last step",
+                got=f"--steps {checkpoints.steps}",
+                expected=f"at least {state.step + 1}: the checkpoint is of step {state.step}",
+            )
+        return state
+
+    return checkpoints.world.on_root(find)

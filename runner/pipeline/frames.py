@@ -1,0 +1,291 @@
+"""Frames of a run that takes steps: one field, every so many steps, as pictures or as an array over time.
+
+After a step the cells to show are copied on the device, then to the host on a stream of its own while further
+steps run. A thread converts and writes them. Pictures are made on rank 0 of every `stride`-th cell along both
+axes, so that a picture has at most PIXELS rows and columns; rank 0 gathers these cells when the next frame is
+due. An array over time holds every cell; each rank writes its own part of a .npy, rank 0 all of a .zarr.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.device.api import Lanes, Mark
+from runner.errors import UserError
+from runner.pipeline.step_loop import next_multiple
+from runner.pipeline.stepper import Stepper
+from runner.plan.step_options import StepOptions
+from runner.plan.task import Task
+from runner.region import Array, HostArray, Region, Shape
+from runner.report.colors import indices, palette, value_range
+from runner.storage.frame_files import (
+    ARRAYS,
+    ArrayOfFrames,
+    PictureWriter,
+    check_frames,
+    check_room,
+    picture_writer,
+)
+from runner.world.world import World
+
+PIXELS = 1024  # most rows and columns of a picture
+WAITING = 3  # frames that a rank's thread may still have to write
+LINE = 32  # rows of the picture of an array with one axis
+
+
+@dataclass
+class Snapshot:
+    """Cells of one frame on their way to the host. kept: device memory that is still being copied."""
+
+    step: int
+    number: int
+    host: HostArray
+    ready: Mark = None
+    kept: Array = None
+
+
+@dataclass
+class Frames:
+    """Writes frames: an observer of the steps. first: the step of the first frame."""
+
+    world: World
+    task: Task
+    options: StepOptions
+    place: int
+    every: int
+    path: Path
+    first: int = 0
+    written: int = field(default=0, init=False)
+    _waiting: Snapshot | None = field(default=None, init=False)
+    _writing: deque[Future[None]] = field(default_factory=deque, init=False)
+    _lanes: Lanes | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._field = self.task.fields[self.place]
+        self._as_array = self.path.suffix.lower() in ARRAYS
+        self._slices = (
+            whole_slices(self._field.shape) if self._as_array else picture_slices(self.task, self.place)
+        )
+        self.shape = tuple(
+            len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
+        )
+        self._range = self.options.frame_range
+        self._array: ArrayOfFrames | None = None
+        self._pictures: PictureWriter | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of frames if all steps are taken, the state before the first step included."""
+        assert self.options.steps is not None
+        return self.options.steps // self.every - -(-self.first // self.every) + 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all frames, of pictures before they are compressed."""
+        itemsize = self._field.dtype.itemsize if self._as_array else 1
+        return self.count * math.prod(self.shape) * itemsize
+
+    @property
+    def partial(self) -> Path | None:
+        """The unfinished file; None for a folder of pictures, which has no unfinished ones."""
+        return self._array.sink.partial if self._array is not None else None
+
+    def begin(self, stepper: Stepper) -> None:
+        world = self.world
+        self._pool = ThreadPoolExecutor(1, "frames")
+        if world.backend.asynchronous:
+            self._lanes = world.backend.lanes()
+            self._pool.submit(self._lanes.join).result()
+        if self._as_array:
+            array = ArrayOfFrames(self.path, self.count, self.shape, self._field.dtype, world.run_id)
+            self._array = array
+            world.on_root(array.sink.create)
+        elif world.rank == 0:
+            self._pictures = picture_writer(self.path, palette(self.options.frame_colors), world.run_id)
+        if stepper.done % self.every == 0:
+            self.observe(stepper)
+
+    def next_step(self, done: int) -> int:
+        return next_multiple(done, self.every)
+
+    def observe(self, stepper: Stepper) -> bool:
+        self._deliver()
+        self._waiting = self._snapshot(stepper)
+        self.written += 1
+        return False
+
+    def end(self, stepper: Stepper) -> None:
+        self._deliver()
+        while self._writing:
+            self._writing.popleft().result()
+        self.world.control.barrier()
+
+        def complete() -> None:
+            if self._array is not None:
+                self._array.complete(self.written)
+            if self._pictures is not None:
+                self._pictures.close()
+
+        self.world.on_root(complete)
+        self._pool.shutdown()
+
+    def _snapshot(self, stepper: Stepper) -> Snapshot:
+        """Start copying this rank's cells to the host."""
+        backend = self.world.backend
+        cells = stepper.own(self.place)[self._own_slices(stepper)]
+        host = backend.host_empty(cells.shape, np.dtype(cells.dtype))
+        if self._lanes is None or cells.size == 0:
+            host[...] = cells.get() if hasattr(cells, "get") else cells
+            return Snapshot(stepper.done, self.written, host)
+        kept = cells.copy(order="C")  # the next step but one overwrites the field
+        _, ready = self._lanes.fetch(kept, host, self._lanes.mark())
+        return Snapshot(stepper.done, self.written, host, ready, kept)
+
+    def _own_slices(self, stepper: Stepper) -> tuple[slice, ...]:
+        """Return the slices of this rank's own cells that are shown."""
+        region = stepper.plans[self.place].region
+        found = []
+        for one, start, stop, length in zip(
+            self._slices, region.start, region.stop, self._field.shape, strict=True
+        ):
+            first, last, stride = one.indices(length)
+            begin = max(first, first + -(-(start - first) // stride) * stride)
+            found.append(slice(begin - start, max(min(stop, last) - start, 0), stride))
+        return tuple(found)
+
+    def _shown(self, rank: int) -> Region:
+        """Return the region of a frame that a rank's cells fill."""
+        region = self._field.partition[rank]
+        starts, stops = [], []
+        for one, start, stop, length in zip(
+            self._slices, region.start, region.stop, self._field.shape, strict=True
+        ):
+            chosen = range(*one.indices(length))
+            starts.append(sum(1 for _ in range(chosen.start, min(start, chosen.stop), chosen.step)))
+            stops.append(len(range(chosen.start, min(max(stop, chosen.start), chosen.stop), chosen.step)))
+        return Region(tuple(starts), tuple(max(a, b) for a, b in zip(starts, stops, strict=True)))
+
+    def _deliver(self) -> None:
+        """Pass the frame that was copied last to the thread that writes it. Collective."""
+        snapshot, self._waiting = self._waiting, None
+        if snapshot is None:
+            return
+        while len(self._writing) >= WAITING:
+            self._writing.popleft().result()
+        if self._array is not None and self._array.parallel:
+            self._writing.append(self._pool.submit(self._write_part, snapshot))
+            return
+        whole = self._gathered(snapshot)
+        if whole is not None:
+            self._writing.append(self._pool.submit(self._write_whole, snapshot, whole))
+
+    def _write_part(self, snapshot: Snapshot) -> None:
+        assert self._array is not None
+        self._wait(snapshot)
+        if snapshot.host.size:
+            self._array.write(snapshot.number, self._shown(self.world.rank), snapshot.host)
+
+    def _wait(self, snapshot: Snapshot) -> None:
+        if snapshot.ready is not None:
+            assert self._lanes is not None
+            self._lanes.passed(snapshot.ready)
+            snapshot.kept = None
+
+    def _gathered(self, snapshot: Snapshot) -> HostArray | None:
+        """Return the whole frame on rank 0, None elsewhere. Collective."""
+        self._wait(snapshot)
+        control = self.world.control
+        if control.size == 1:
+            return snapshot.host
+        if control.rank:
+            control.exchange([(0, snapshot.host)] if snapshot.host.size else [], []).wait()
+            return None
+        regions = [self._shown(rank) for rank in range(control.size)]
+        parts = [np.empty(region.shape, snapshot.host.dtype) for region in regions]
+        parts[0] = snapshot.host
+        control.exchange([], [(rank, part) for rank, part in enumerate(parts) if rank and part.size]).wait()
+        whole = np.empty(self.shape, snapshot.host.dtype)
+        for region, part in zip(regions, parts, strict=True):
+            whole[region.slices] = part
+        return whole
+
+    def _write_whole(self, snapshot: Snapshot, whole: HostArray) -> None:
+        if self._array is not None:
+            self._array.write(snapshot.number, Region((0,) * whole.ndim, whole.shape), whole)
+            return
+        assert self._pictures is not None
+        if whole.dtype.kind == "c":
+            whole = np.abs(whole)
+        if self._range is None:
+            self._range = (0.0, 1.0) if whole.dtype.kind == "b" else value_range(whole)
+        picture = indices(whole.reshape(_flat(self.shape)), *self._range)
+        if len(picture) == 1 and len(self._field.shape) == 1:
+            picture = np.repeat(picture, LINE, axis=0)
+        self._pictures.write(snapshot.step, picture)
+
+
+def open_frames(world: World, task: Task, options: StepOptions, first: int) -> Frames | None:
+    """Check the options of frames and return what writes them; None if there are none. Collective.
+
+    first: the step at which the run starts. Raises UserError before the first step for an unknown format, an
+    unknown field, or frames that do not fit the disk.
+    """
+    if options.frames is None or options.every is None:
+        return None
+    path, every = Path(options.frames), options.every
+    names = [field.name for field in task.fields]
+    fed = [name for name in names if name in task.job.feeds]
+
+    def check() -> Frames:
+        check_frames(path, resume=first > 0)
+        chosen = options.frame_field or fed[0]
+        if chosen not in names:
+            raise UserError("--frame-field names no input", got=chosen, expected=", ".join(names))
+        frames = Frames(world, task, options, names.index(chosen), every, path, -(-first // every) * every)
+        check_room(path, frames.bytes, frames.count)
+        return frames
+
+    place = world.on_root(lambda: check().place)
+    return Frames(world, task, options, place, every, path, -(-first // every) * every)
+
+
+def whole_slices(shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(0, n, 1) for n in shape)
+
+
+def picture_slices(task: Task, place: int) -> tuple[slice, ...]:
+    """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
+
+    Of an array with more than two axes: the first element along axes after the shared ones, such as a
+    vector's, and the middle along others.
+    """
+    shape, shared = task.fields[place].shape, task.leading
+    axes = max(len(shape) - 2, 0)
+    fixed = [axis for axis in reversed(range(len(shape))) if axis >= shared][:axes]
+    fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
+    shown = [n for axis, n in enumerate(shape) if axis not in fixed]
+    stride = max(-(-max(shown, default=1) // PIXELS), 1)
+    slices = []
+    for axis, length in enumerate(shape):
+        if axis in fixed:
+            at = 0 if axis >= shared else length // 2
+            slices.append(slice(at, min(at + 1, length), 1))
+        else:
+            slices.append(slice(0, length, stride))
+    return tuple(slices)
+
+
+def _flat(shape: Shape) -> Shape:
+    """Return the rows and columns of a picture of cells of `shape`."""
+    longer: list[Any] = [n for n in shape if n != 1]
+    if len(longer) > 2:
+        raise AssertionError(f"no plane: {shape}")
+    rows, columns = ([1, 1, *longer])[-2:]
+    return (rows, columns)

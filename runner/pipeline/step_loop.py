@@ -1,0 +1,148 @@
+"""The loop over time steps, and what looks at the fields on the way: convergence, non-finite values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from runner.errors import RunError
+from runner.pipeline.stepper import Stepper
+from runner.region import Array
+
+NEVER = 1 << 62
+
+
+class Observer(Protocol):
+    """Looks at the fields after some steps. Every method is collective, and called on every rank alike."""
+
+    def begin(self, stepper: Stepper) -> None:
+        """Before the first step."""
+
+    def next_step(self, done: int) -> int:
+        """Return the step, after `done`, after which to call `observe`."""
+
+    def observe(self, stepper: Stepper) -> bool:
+        """Look at the fields after a step that `next_step` returned; return whether to stop."""
+
+    def end(self, stepper: Stepper) -> None:
+        """After the last step."""
+
+
+def take_steps(stepper: Stepper, steps: int, observers: Sequence[Observer]) -> int:
+    """Take steps until `steps` are done or an observer stops the loop; return how many are done."""
+    for observer in observers:
+        observer.begin(stepper)
+    stopped = False
+    while stepper.done < steps and not stopped:
+        wanted = [observer.next_step(stepper.done) for observer in observers]
+        target = min([steps, *wanted])
+        stepper.advance(target - stepper.done, last=target == steps)
+        for observer, step in zip(observers, wanted, strict=True):
+            if step == target:
+                stopped |= observer.observe(stepper)
+    stepper.settle()
+    for observer in observers:
+        observer.end(stepper)
+    return stepper.done
+
+
+def next_multiple(done: int, every: int) -> int:
+    """Return the smallest multiple of `every` that is larger than `done`."""
+    return (done // every + 1) * every
+
+
+@dataclass
+class Until:
+    """Stops when no cell of any fed input changes by more than `tolerance` in one step.
+
+    every: steps between two checks. change: the largest change at the last check; None before it.
+    """
+
+    tolerance: float
+    every: int
+    change: float | None = field(default=None, init=False)
+    reached: bool = field(default=False, init=False)
+    _before: list[Array] = field(default_factory=list, init=False)
+
+    def begin(self, stepper: Stepper) -> None:
+        self._before = self._copies(stepper) if self.every == 1 else []
+
+    def next_step(self, done: int) -> int:
+        # The fields before the checked step are copied: a function may change its blocks.
+        check = next_multiple(done, self.every)
+        return check - 1 if done < check - 1 else check
+
+    def observe(self, stepper: Stepper) -> bool:
+        if stepper.done % self.every == 0 and self._before:
+            pairs = zip(self._own(stepper), self._before, strict=True)
+            mine = max((_largest_change(new, old) for new, old in pairs), default=0.0)
+            everyone = stepper.world.control.allgather(mine)
+            self.change = math.nan if any(map(math.isnan, everyone)) else max(everyone)
+            self.reached = self.change <= self.tolerance
+        self._before = self._copies(stepper) if (stepper.done + 1) % self.every == 0 else []
+        return self.reached
+
+    def _own(self, stepper: Stepper) -> list[Array]:
+        return [stepper.own(place) for place in stepper.fed]
+
+    def _copies(self, stepper: Stepper) -> list[Array]:
+        return [cells.copy() for cells in self._own(stepper)]
+
+    def end(self, stepper: Stepper) -> None:
+        self._before = []
+
+
+def _largest_change(new: Array, old: Array) -> float:
+    if new.size == 0:
+        return 0.0
+    if new.dtype.kind == "b":
+        return float((new != old).any())
+    if new.dtype.kind in "iu":  # a difference of integers may not fit their dtype
+        new, old = new.astype(np.float64), old.astype(np.float64)
+    return float(abs(new - old).max())
+
+
+@dataclass
+class CheckFinite:
+    """Raises RunError on every rank for a value that is not finite. every: steps between two checks."""
+
+    every: int
+
+    def begin(self, stepper: Stepper) -> None:
+        self._check(stepper)
+
+    def next_step(self, done: int) -> int:
+        return next_multiple(done, self.every)
+
+    def observe(self, stepper: Stepper) -> bool:
+        self._check(stepper)
+        return False
+
+    def end(self, stepper: Stepper) -> None:
+        self._check(stepper)
+
+    def _check(self, stepper: Stepper) -> None:
+        found: tuple[str, list[int], str] | None = None
+        for place in stepper.fed:
+            cells = stepper.own(place)
+            if found is None and cells.size and cells.dtype.kind in "fc":
+                finite = stepper.world.xp.isfinite(cells)
+                if not bool(finite.all()):
+                    first = [int(i) for i in np.unravel_index(int((~finite).argmax()), cells.shape)]
+                    start = stepper.plans[place].region.start
+                    cell = [i + a for i, a in zip(first, start, strict=True)]
+                    found = (stepper.task.fields[place].name, cell, str(cells[tuple(first)]))
+        for rank, wrong in enumerate(stepper.world.control.allgather(found)):
+            if wrong is not None:
+                name, cell, value = wrong
+                when = f"after step {stepper.done:,}" if stepper.done else "before the first step"
+                raise RunError(
+                    f"{name} is not finite {when}: cell {cell}, on [{stepper.world.ranks[rank]}]",
+                    got=value,
+                    expected="finite values (--check-finite)",
+                    everywhere=True,
+                )

@@ -1,0 +1,103 @@
+"""Options of runs that take steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from runner.errors import UserError
+
+STEPS_MOST = 10**12
+EVERY = 10  # steps between two checks of --until, unless --every says otherwise
+COLORS = ("viridis", "inferno", "coolwarm", "gray")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between two checkpoints: steps, or seconds; the other is None."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Options of a run that takes steps; None or False: not given.
+
+    steps_per_exchange: steps between two halo exchanges. until: largest change at which the run stops.
+    check_finite: steps between two checks for values that are not finite. every: steps between two frames,
+    and between two checks of `until`. frames: where to write them; frame_field: of which input;
+    frame_range: values of the first and the last colour; frame_colors: name of the colour map. checkpoint:
+    interval; resume: continue from the last one.
+    """
+
+    steps: int | None = None
+    steps_per_exchange: int = 1
+    until: float | None = None
+    check_finite: int | None = None
+    every: int | None = None
+    frames: str | None = None
+    frame_field: str | None = None
+    frame_range: tuple[float, float] | None = None
+    frame_colors: str = COLORS[0]
+    checkpoint: Interval | None = None
+
+    @property
+    def named(self) -> str | None:
+        """Name of the first given option that applies only to runs that take steps; None: none."""
+        given = {
+            "--steps": self.steps is not None,
+            "--steps-per-exchange": self.steps_per_exchange != 1,
+            "--until": self.until is not None,
+            "--check-finite": self.check_finite is not None,
+            "--every": self.every is not None,
+            "--frames": self.frames is not None,
+            "--frame-field": self.frame_field is not None,
+            "--frame-range": self.frame_range is not None,
+            "--frame-colors": self.frame_colors != COLORS[0],
+            "--checkpoint": self.checkpoint is not None,
+        }
+        return next((name for name, is_given in given.items() if is_given), None)
+
+    def check(self) -> None:
+        """Raise UserError for options that need others."""
+        if self.steps is None and self.named is not None:
+            raise UserError(f"{self.named} applies only to runs that take steps", hint="--steps N")
+        if self.frames is not None and self.every is None:
+            raise UserError("--frames needs the number of steps between two frames", hint="--every N")
+        for name, given in (
+            ("--frame-field", self.frame_field is not None),
+            ("--frame-range", self.frame_range is not None),
+            ("--frame-colors", self.frame_colors != COLORS[0]),
+        ):
+            if given and self.frames is None:
+                raise UserError(f"{name} applies only to frames", hint="--frames FILE")
+        if self.every is not None and self.frames is None and self.until is None:
+            raise UserError("--every is the interval of --frames and --until", hint="--frames FILE")
+
+
+def parse_interval(text: str) -> Interval:
+    """Parse the interval of checkpoints: 100 (steps), 30s, 5min or 1.5h; raises UserError."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(|steps?|s|sec|m|min|minutes?|h|hours?)", text.strip())
+    if found is not None:
+        number, unit = float(found[1]), found[2]
+        if unit in ("", "step", "steps"):
+            if number >= 1 and number == int(number):
+                return Interval(steps=int(number))
+        elif number > 0:
+            return Interval(seconds=number * {"s": 1, "m": 60, "h": 3600}[unit[0]])
+    raise UserError(
+        f"{text!r} is not an interval", expected="a number of steps, or a time such as 30s or 5min"
+    )
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """Parse the range of colours, LOW:HIGH; raises UserError."""
+    low, colon, high = text.partition(":")
+    try:
+        values = float(low), float(high)
+    except ValueError:
+        values = (0.0, 0.0)
+    if not colon or not values[0] < values[1] or abs(values[0]) == float("inf") == values[1]:
+        raise UserError(f"{text!r} is not a range", expected="two numbers such as 0:1 or -2.5:2.5")
+    return values

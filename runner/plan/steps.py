@@ -1,0 +1,105 @@
+"""Time steps between two halo exchanges: which cells each step computes, and where. Pure arithmetic.
+
+With a halo `steps` times as wide as one step needs, a rank takes so many steps between two exchanges. Each
+step computes, beyond the rank's own cells, those that the following steps need of its neighbours:
+
+    own cells 8..11, halo 1, 3 steps       exchanged  5 6 7|8 9 10 11|12 13 14
+                                           step 1       6 7|8 9 10 11|12 13
+                                           step 2         7|8 9 10 11|12
+                                           step 3           8 9 10 11
+
+Cells beyond the array are never computed: before each step they are filled as the boundary says. Beyond a
+boundary that wraps around there are the array's own cells, which are computed like any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from runner.plan.grid import Partition
+from runner.plan.halo import AxisCopy, Widths, copies_beyond
+from runner.plan.task import Field, Task
+from runner.region import Region
+
+Rows = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Cells of one call. place: in indices that go on beyond the array where it wraps around; region: in the
+    array's own indices."""
+
+    place: Region
+    region: Region
+
+
+def wide_widths(field: Field, steps: int) -> Widths:
+    """Return the halo of a block for so many steps: wider along the axes that are split between ranks."""
+    return tuple(
+        (steps * low, steps * high) if parts > 1 else (low, high)
+        for (low, high), parts in zip(field.widths, field.partition.grid, strict=True)
+    )
+
+
+def most_steps(task: Task) -> int:
+    """Return the most steps between two exchanges: the halo must lie within the neighbouring block.
+
+    A mirrored boundary needs one cell more. 0: no limit, as nothing is exchanged.
+    """
+    limits = []
+    for length, parts, width in zip(task.shape, task.partition.grid, task.widths, strict=True):
+        if parts > 1 and width != (0, 0):
+            smallest = length // parts - (task.boundary == "mirror")
+            limits.append(max(smallest // max(width), 1))
+    return min(limits, default=0)
+
+
+def step_pieces(task: Task, own: Region, remaining: int, *, apart: bool) -> list[Piece]:
+    """Return the cells that a rank computes in a step after which `remaining` follow without an exchange.
+
+    own: the rank's cells, in the first input's indices. apart: cells beyond the array, where it wraps
+    around, get pieces of their own, for a function that is told its place.
+    """
+    if own.size == 0:
+        return []
+    per_axis: list[list[tuple[Rows, int]]] = []
+    axes = zip(own.start, own.stop, task.shape, task.partition.grid, task.widths, strict=True)
+    for start, stop, length, parts, (low, high) in axes:
+        first, last = (start - remaining * low, stop + remaining * high) if parts > 1 else (start, stop)
+        if task.boundary != "wrap":
+            first, last = max(first, 0), min(last, length)
+        cuts = [first, *(cut for cut in (0, length) if apart and first < cut < last), last]
+        ranges = pairwise(cuts)
+        # Without `apart`, cells beyond the array keep their unwrapped indices.
+        per_axis.append([((a, b), (a // length) * length if apart else 0) for a, b in ranges])
+    found = []
+    for box in product(*per_axis):
+        place = Region(tuple(a for (a, _), _ in box), tuple(b for (_, b), _ in box))
+        region = Region(tuple(a - shift for (a, _), shift in box), tuple(b - shift for (_, b), shift in box))
+        found.append(Piece(place, region))
+    return found
+
+
+def edge_copies(
+    partition: Partition, own: Region, widths: Widths, boundary: str
+) -> list[tuple[int, AxisCopy]]:
+    """Return, axis by axis, the copies that fill the cells beyond the array along the split axes.
+
+    own: the rank's cells. A copy's target is an index of the whole array, negative before it. Its source
+    is among the rank's own cells if the halo is no wider than allowed by `most_steps`.
+    """
+    found = []
+    for axis, (parts, length) in enumerate(zip(partition.grid, partition.shape, strict=True)):
+        if parts == 1 or boundary in ("wrap", "constant"):
+            continue
+        low, high = widths[axis]
+        beyond: Sequence[range] = (
+            range(-low, 0) if own.start[axis] == 0 else range(0),
+            range(length, length + high) if own.stop[axis] == length else range(0),
+        )
+        for positions in beyond:
+            copies: Iterator[AxisCopy] = copies_beyond(length, 1, positions, positions.start, boundary)
+            found += [(axis, copy) for copy in copies]
+    return found

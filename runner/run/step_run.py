@@ -1,0 +1,173 @@
+"""A map job that takes steps: from files to files, with the fields in memory between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from runner.errors import UserError
+from runner.pipeline.checkpoint import Checkpoints, find_state
+from runner.pipeline.chunk_agreement import known_results
+from runner.pipeline.frames import Frames, open_frames
+from runner.pipeline.load import load_blocks
+from runner.pipeline.step_loop import CheckFinite, Observer, Until, take_steps
+from runner.pipeline.stepper import Stepper
+from runner.pipeline.store import Store
+from runner.plan.step_options import EVERY, StepOptions
+from runner.plan.task import Task
+from runner.report.record import Record
+from runner.run.map_run import commit, create_outputs, describe_task, planned
+from runner.run.options import RunContext
+from runner.storage.formats import Sink, Source
+from runner.world.world import World
+
+
+def check_feeds(task: Task) -> None:
+    """Raise UserError if an output cannot become the input that it feeds, or none feeds any."""
+    job = task.job
+    if not any(job.feeds):
+        raise UserError(
+            f"job {job.name} cannot take steps: none of its outputs feeds an input",
+            expected="feeds= in its decorator",
+        )
+    fields = {field.name: field for field in task.fields}
+    for output, name, (shape, dtype) in zip(job.output_names, job.feeds, task.known, strict=True):
+        if name is None:
+            continue
+        field = fields[name]
+        if (shape, dtype) != (field.shape, field.dtype):
+            hint = f"return result.astype({field.dtype})" if shape == field.shape else "one pass, no --steps"
+            raise UserError(
+                f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
+                f"input {name}",
+                got=f"{dtype} of shape {'x'.join(map(str, shape))}",
+                expected=f"{field.dtype} of shape {'x'.join(map(str, field.shape))}",
+                hint=hint,
+            )
+
+
+def _what(names: Sequence[str], name: str) -> str:
+    return "result" if len(names) == 1 else f"result {name}"
+
+
+def check_options(run: RunContext) -> None:
+    """Raise UserError for options of other kinds of runs."""
+    stream = run.options.stream
+    named = stream.named if stream.named != "--resume" else None
+    if stream.timeline is not None or named is not None:
+        raise UserError(f"{named or '--timeline'} does not apply to a run that takes steps")
+
+
+def run_steps(run: RunContext) -> Record:
+    """Take the steps and write the outputs; return this part of the run's record. Collective."""
+    world, options, steps = run.world, run.options, run.options.steps
+    assert steps.steps is not None
+    world.collective_call(lambda: check_options(run))
+    task = world.collective_call(lambda: planned(run, world.size, options.grid))
+    task = known_results(world, task, run.sources)
+    world.collective_call(lambda: check_feeds(task))
+    checkpoints = Checkpoints(
+        world, task, run.sources, run.targets[0], steps.checkpoint, steps.steps, run.inputs
+    )
+    state = find_state(checkpoints, resume=options.stream.resume)
+    frames = open_frames(world, task, steps, state.step if state else 0)
+    sinks = create_outputs(run, task)
+    stepper = Stepper(
+        world,
+        task,
+        run.phases,
+        steps.steps_per_exchange,
+        world.backend.asynchronous if options.overlap is None else options.overlap,
+        progress=lambda done: run.stepped(done, steps.steps or 0),
+        done=state.step if state else 0,
+    )
+    if stepper.limited:
+        run.warn(
+            f"--steps-per-exchange {steps.steps_per_exchange} is lowered to {stepper.steps_per_exchange}: "
+            f"the halo of {steps.steps_per_exchange} steps is wider than the smallest block"
+        )
+    sources = _sources(task, run.sources, state.fields if state else {})
+    stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases))
+    run.inputs.check(world)
+    observers, until = _observers(steps, checkpoints, frames)
+    begin = time.perf_counter()
+    done = take_steps(stepper, steps.steps, observers)
+    world.control.barrier()
+    seconds = time.perf_counter() - begin
+    stepper.finish()
+    for number, sink in enumerate(sinks):
+        store = Store(world, task, sink, run.phases, number)
+        store.put(store.region, stepper.result(number))
+        store.finish()
+    proof = _verified(run, task, sinks, done)
+    commit(run, sinks)
+    run.transaction.forget_partial()
+    checkpoints.remove()
+    record = {
+        "steps": done,
+        "first": state.step if state else 0,
+        "steps_per_exchange": stepper.steps_per_exchange,
+        "exchanges": stepper.exchanges,
+        "seconds": seconds,
+        "until": until and {"tolerance": until.tolerance, "change": until.change, "reached": until.reached},
+        "checkpoints": checkpoints.written,
+        "frames": frames.written if frames else 0,
+        **_rates(world, task, stepper, seconds),
+    }
+    about = describe_task(task)
+    return {
+        **about,
+        "overlap": stepper.overlap,
+        "verify": proof,
+        "plan": None,
+        "stream": None,
+        "steps": record,
+    }
+
+
+def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) -> list[Source]:
+    """Return where to load each input from: a checkpoint's file, or else its own."""
+    return [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
+
+
+def _observers(
+    steps: StepOptions, checkpoints: Checkpoints, frames: Frames | None
+) -> tuple[list[Observer], Until | None]:
+    """Return what looks at the fields, non-finite values first: these are not to reach a checkpoint."""
+    observers: list[Observer] = []
+    until = None
+    if steps.check_finite is not None:
+        observers.append(CheckFinite(steps.check_finite))
+    if frames is not None:
+        observers.append(frames)
+    if steps.checkpoint is not None:
+        observers.append(checkpoints)
+    if steps.until is not None:
+        until = Until(steps.until, steps.every or EVERY)
+        observers.append(until)
+    return observers, until
+
+
+def _rates(world: World, task: Task, stepper: Stepper, seconds: float) -> dict[str, Any]:
+    """Return the loop's rates. bytes_per_second: of one rank, inputs read and results written once a step."""
+    cells = sum(region.size for region in task.partition)
+    largest = max((task.input_bytes(one) + task.result_bytes(one) for one in task.partition), default=0)
+    world.control.barrier()  # ranks may share a memory: each measures its share
+    copy = min(world.control.allgather(world.backend.copy_rate()))
+    rate = largest * stepper.taken / seconds if seconds else None
+    return {
+        "cells_per_second": cells * stepper.taken / seconds if seconds else None,
+        "bytes_per_second": rate,
+        "copy_bytes_per_second": copy,
+        "fraction_of_copy": rate / copy if rate else None,
+    }
+
+
+def _verified(run: RunContext, task: Task, sinks: Sequence[Sink], done: int) -> Record | None:
+    if run.options.verify == "off":
+        return None
+    from runner.run.verify_steps import verify_steps
+
+    with run.phases("verify"):
+        return verify_steps(run.world, task, run.sources, sinks, done, run.options.verify, progress=run.proof)

@@ -1,0 +1,128 @@
+"""The folder of a run's checkpoints on disk. Knows nothing of ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import files
+from runner.errors import UserError
+from runner.storage.file_errors import write_error
+from runner.storage.formats import Source, open_source
+from runner.storage.journal import differences, show_values
+
+KEPT = 2  # complete checkpoints
+STATE = "state.json"
+NAME = re.compile(r"step-([0-9]+)")
+
+
+@dataclass(frozen=True)
+class State:
+    """A complete checkpoint. fields: by input name."""
+
+    step: int
+    fingerprint: dict[str, Any]
+    fields: dict[str, Source]
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The checkpoints of `output`. One process calls its methods; RunError where the disk fails."""
+
+    output: Path
+
+    @property
+    def path(self) -> Path:
+        return self.output.with_name(f"{self.output.name}.checkpoint")
+
+    @property
+    def discard(self) -> str:
+        """The command that discards all checkpoints."""
+        return f"to start from the beginning: {shlex.join(['rm', '-r', str(self.path)])}"
+
+    def check_place(self) -> None:
+        """Raise an error if the folder cannot be made; leaves it made, as an empty folder."""
+        try:
+            self.path.mkdir(exist_ok=True)
+            files.check_own(self.path, True, self.discard)
+        except OSError as reason:
+            raise write_error(self.path, reason) from reason
+
+    def newest(self) -> State | None:
+        """Return the newest complete checkpoint; None if there is none.
+
+        UserError for what no run of this user has left.
+        """
+        if not self.path.exists() and not self.path.is_symlink():
+            return None
+        files.check_own(self.path, True, self.discard)
+        for folder in reversed(self._complete()):
+            try:
+                found = json.loads((folder / STATE).read_bytes())
+                fields = {name: open_source(folder / f"{name}.npy") for name in found["fields"]}
+                return State(int(found["step"]), dict(found["fingerprint"]), fields)
+            except (OSError, ValueError, KeyError, TypeError, UserError):
+                continue  # damaged since it was written: an older one may be whole
+        if self._complete():
+            raise UserError(f"no checkpoint in {self.path} is readable", hint=self.discard)
+        return None
+
+    def begin(self, step: int) -> Path:
+        """Make the folder of a new checkpoint, under a temporary name, and return it."""
+        partial = self._partial(step)
+        try:
+            self.path.mkdir(exist_ok=True)
+            for stray in self.path.glob("*.partial"):
+                shutil.rmtree(stray)
+            partial.mkdir()
+        except OSError as reason:
+            raise write_error(self.path, reason) from reason
+        return partial
+
+    def commit(self, step: int, fingerprint: Mapping[str, Any]) -> None:
+        """Complete the checkpoint begun last, and remove those that are too old."""
+        partial = self._partial(step)
+        fields = sorted(path.stem for path in partial.glob("*.npy"))
+        text = json.dumps({"step": step, "fields": fields, "fingerprint": fingerprint}, indent=1)
+        final = self.path / f"step-{step}"
+        try:
+            files.write_file(partial / STATE, text, durable=True)
+            if final.exists():  # damaged: a complete one would have been resumed
+                shutil.rmtree(final)
+            partial.rename(final)
+            files.sync_folder(self.path)
+            for old in self._complete()[:-KEPT]:
+                shutil.rmtree(old)
+        except OSError as reason:
+            raise write_error(final, reason) from reason
+
+    def remove(self) -> None:
+        files.remove_path(self.path)
+
+    def check(self, state: State, wanted: Mapping[str, Any]) -> None:
+        """Raise UserError unless the checkpoint was left by the wanted program."""
+        plain = json.loads(json.dumps(wanted))
+        names = differences(state.fingerprint, plain)
+        if names:
+            raise UserError(
+                f"cannot resume {self.output}, its checkpoint differs in {len(names)} value(s)",
+                got=show_values(plain, names),
+                expected=show_values(state.fingerprint, names),
+                hint=f"the command as it was, or {self.discard}",
+            )
+
+    def _partial(self, step: int) -> Path:
+        return self.path / f".step-{step}.partial"
+
+    def _complete(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        found = [
+            (int(match[1]), path) for path in self.path.iterdir() if (match := NAME.fullmatch(path.name))
+        ]
+        return [path for _, path in sorted(found)]
