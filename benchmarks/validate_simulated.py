@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import Fault, FleetSpec, parse_fleet, random_fault

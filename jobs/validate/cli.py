@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from jobs.measure.exit_codes import Finite, StrictCommand
-from jobs.validate.budget import parse_duration
-from jobs.validate.budget import quick as quick_plan
-from jobs.validate.options import Options
-from jobs.validate.outputs import Outputs, check
+from jobs.validate.ladder.budget import parse_duration
+from jobs.validate.ladder.budget import quick as quick_plan
 from jobs.validate.plan import RUNGS, Plan, RungName
+from jobs.validate.run.options import Options
+from jobs.validate.run.outputs import Outputs, check
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
 from runner.world.rank_process import run_as_rank
@@ -34,7 +34,7 @@ class ValidateCommand(StrictCommand):
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
     ) -> int:
         """Give the verdict of a run that ended without one; called by `launch.cli.plugins.conclude`."""
-        from jobs.validate.ended import conclude
+        from jobs.validate.run.early_end import conclude
 
         try:
             typed = self.make_context("validate", list(words)).params
@@ -149,12 +149,12 @@ def validate(
     typed = (*(() if cli_context.ranks is None else ("-n", str(cli_context.ranks))), *cli_context.words)
     options = Options(plan, outputs=Outputs(**files), words=typed, **words)
     if options.simulate is not None:
-        from jobs.validate.run import rehearse
+        from jobs.validate.run.run import rehearse
 
         if cli_context.ranks not in (None, 1):
             raise click.UsageError("--simulate needs no ranks: without -n")
         return rehearse(options, cli_context)
-    from jobs.validate.run import report_unopened, run
+    from jobs.validate.run.run import report_unopened, run
 
     return run_as_rank(
         lambda world, handler: run(world, handler, options, cli_context),

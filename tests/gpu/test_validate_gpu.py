@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import single_rank
 from jobs.validate.probe.api import SINGLE_RANK_OPS

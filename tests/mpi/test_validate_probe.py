@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jobs.validate import plan as validate_plan
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import sampling
 from jobs.validate.probe.api import Wrong

@@ -10,8 +10,7 @@ from typing import Protocol
 from jobs.measure.outliers import FEW_RUNS
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline import sqlite as baseline_sqlite
-from jobs.validate.baseline.drift import drifted
-from jobs.validate.baseline.run import (
+from jobs.validate.baseline.baseline_run import (
     FINGERPRINT,
     KEPT,
     BaselineRun,
@@ -20,6 +19,7 @@ from jobs.validate.baseline.run import (
     run_of_report,
     unwritable,
 )
+from jobs.validate.baseline.drift import drifted
 from jobs.validate.plan import RUNGS
 from jobs.validate.report.model import Drift, Member, Report
 from runner.errors import UserError

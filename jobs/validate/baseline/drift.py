@@ -15,7 +15,7 @@ from jobs.measure.outliers import (
     run_deviation,
     score_needed,
 )
-from jobs.validate.baseline.run import Figure
+from jobs.validate.baseline.baseline_run import Figure
 from jobs.validate.report.model import Drift
 
 

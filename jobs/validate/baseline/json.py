@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs.validate.baseline.run import (
+from jobs.validate.baseline.baseline_run import (
     FORMAT,
     VERSION,
     BaselineRun,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
-from jobs.validate.baseline.run import (
+from jobs.validate.baseline.baseline_run import (
     VERSION,
     BaselineRun,
     Row,

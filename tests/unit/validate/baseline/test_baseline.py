@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from jobs.measure.outliers import run_deviation as deviation
 from jobs.validate.baseline import json as baseline_json
+from jobs.validate.baseline.baseline_run import KEPT, Figure
 from jobs.validate.baseline.compare import check, check_saving, compare, save
 from jobs.validate.baseline.drift import drifted
-from jobs.validate.baseline.run import KEPT, Figure
 from jobs.validate.probe.api import Wrong
 from jobs.validate.report.model import Member, Report
 from jobs.validate.verdict import Verdict

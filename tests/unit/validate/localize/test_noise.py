@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.measurements.repeats import repeats_needed
 from jobs.validate.plan import CPU_SHARE, Plan
 from jobs.validate.probe.api import Seconds

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.localize import retest
 from jobs.validate.measurements import repeats
 from jobs.validate.plan import CPU_SHARE

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers as ranks_buffers
 from jobs.validate.probe import sampling, single_rank

@@ -93,7 +93,7 @@ def test_an_interrupted_rehearsal_is_unknown(
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jobs.validate.run.rehearse", interrupted)
+    monkeypatch.setattr("jobs.validate.run.run.rehearse", interrupted)
     assert main(["validate", "--simulate", "hosts=2,gpus=2", "--nagios"]) == 130
     assert capsys.readouterr().out.startswith("MESHRUN UNKNOWN - interrupted | ")
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import meshrun
-from jobs.validate import hardware_limits
-from jobs.validate.hardware_limits import RankFacts, Rate, gather, limits
+from jobs.validate.health import hardware_limits
+from jobs.validate.health.hardware_limits import RankFacts, Rate, gather, limits
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit

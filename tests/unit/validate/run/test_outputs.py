@@ -9,12 +9,12 @@ from pathlib import Path
 from made_report import healthy, unknown
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder import Ladder
-from jobs.validate.options import Options
-from jobs.validate.outputs import Outputs, write
+from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.plan import Plan
 from jobs.validate.report.model import Limit
-from jobs.validate.validation import Validation
+from jobs.validate.run.options import Options
+from jobs.validate.run.outputs import Outputs, write
+from jobs.validate.run.validation import Validation
 
 
 def all_of(folder: Path) -> Outputs:

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_fleet import ToyFleet
 
-from jobs.validate.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
-from jobs.validate.budget import fit as fit_plan
-from jobs.validate.costs import SIZES, calibrate, calls, estimate, estimate_rungs, sizes, work
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
+from jobs.validate.ladder.budget import fit as fit_plan
+from jobs.validate.ladder.costs import SIZES, calibrate, calls, estimate, estimate_rungs, sizes, work
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp, Wrong
 from jobs.validate.simulation.fleet import SimulatedFleet

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from jobs.validate import costs
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.budget import Deadline, fit
-from jobs.validate.ended import NOTHING, cut_short
 from jobs.validate.health.alarms import beside, unjudged
-from jobs.validate.ladder import Ladder, NoTime, OnRung, unlimited
-from jobs.validate.options import Options
-from jobs.validate.part_rates import PartRates, matrices, part_rates
+from jobs.validate.ladder import costs
+from jobs.validate.ladder.budget import Deadline, fit
+from jobs.validate.ladder.ladder import Ladder, NoTime, OnRung, unlimited
+from jobs.validate.ladder.part_rates import PartRates, matrices, part_rates
+from jobs.validate.ladder.soak import soak
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.report.model import Limit, Member, Report
-from jobs.validate.soak import soak
+from jobs.validate.run.early_end import NOTHING, cut_short
+from jobs.validate.run.options import Options
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
 from runner.errors import UserError, tell

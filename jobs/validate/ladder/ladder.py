@@ -12,6 +12,7 @@ import numpy as np
 from jobs.measure.outliers import BLIND, is_critical
 from jobs.validate.health.alarms import alarms
 from jobs.validate.health.counters import changes
+from jobs.validate.ladder.not_judged import failed_measurements, missing_siblings
 from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
@@ -21,7 +22,6 @@ from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.measurements.intra_node import IntraNode, PairOperation
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
 from jobs.validate.measurements.single_gpu import SingleGpu
-from jobs.validate.not_judged import failed_measurements, missing_siblings
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe.api import Probe, SingleRankOp, Wrong, operation_work
 from jobs.validate.probe.metered import MeteredProbe

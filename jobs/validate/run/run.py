@@ -12,14 +12,10 @@ from typing import Any
 
 from jobs.measure.record_file import recorded_environment
 from jobs.measure.status_line import CLEAR
-from jobs.validate import outputs
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.dead_ranks import dead_ranks, stay_alive
-from jobs.validate.ended import FROM_OUTSIDE, say, sentence
-from jobs.validate.hardware_limits import gather, limits
 from jobs.validate.health.alarms import unjudged
-from jobs.validate.ladder import OnRung
-from jobs.validate.options import Options
+from jobs.validate.health.hardware_limits import gather, limits
+from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.buffers import fit_to_devices
@@ -27,9 +23,13 @@ from jobs.validate.probe.rank_probe import Read, open_probe
 from jobs.validate.report.formats import json as json_format
 from jobs.validate.report.model import Member, Report
 from jobs.validate.report.wording import headline
+from jobs.validate.run import outputs
+from jobs.validate.run.dead_ranks import dead_ranks, stay_alive
+from jobs.validate.run.early_end import FROM_OUTSIDE, say, sentence
+from jobs.validate.run.options import Options
+from jobs.validate.run.validation import Validation, measure
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
 from runner.errors import BadResult, RunError, UserError, tell

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jobs.measure.outliers import group_medians
-from jobs.validate.ladder import Ladder
+from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations
 from jobs.validate.plan import RungName
 from jobs.validate.report.model import Matrix

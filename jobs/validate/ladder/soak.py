@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.validate.budget import Deadline
+from jobs.validate.ladder.budget import Deadline
 from jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict
 
 # Names that one fault may be given in one round and in the next.

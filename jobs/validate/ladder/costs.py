@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs.measure.outliers import sample_noise
-from jobs.validate.budget import FLOORS
-from jobs.validate.ladder import CURVE
+from jobs.validate.ladder.budget import FLOORS
+from jobs.validate.ladder.ladder import CURVE
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
 from jobs.validate.measurements.repeats import repeats_needed
 from jobs.validate.measurements.schedule import all_at_once_rounds, inter_node_rounds, intra_node_rounds

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.budget import Deadline
-from jobs.validate.soak import SoakResult, soak
+from jobs.validate.ladder.budget import Deadline
+from jobs.validate.ladder.soak import SoakResult, soak
 from jobs.validate.verdict import Alarm, Evidence, Finding, Kind, Status, Verdict
 
 EVIDENCE = Evidence("flows", 30e9, 48e9, 20, (), 1.0)

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from jobs.validate import outputs
 from jobs.validate.health.alarms import unjudged, with_alarms
-from jobs.validate.outputs import Outputs
 from jobs.validate.plan import RUNGS
 from jobs.validate.report.formats import json as json_format
 from jobs.validate.report.formats import nagios as nagios_format
 from jobs.validate.report.formats import terminal
 from jobs.validate.report.model import Report
 from jobs.validate.report.wording import headline
+from jobs.validate.run import outputs
+from jobs.validate.run.outputs import Outputs
 from jobs.validate.verdict import EXIT, Alarm, Rung, Verdict
 
 NOTHING = Verdict("ok", (), tuple(Rung(name, "not measured", "the run ended before") for name in RUNGS), ())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import RUNGS, Plan
 from jobs.validate.probe.api import Place, SingleRankOp
 from jobs.validate.verdict import Verdict
