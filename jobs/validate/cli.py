@@ -13,7 +13,7 @@ from jobs.measure.exit_codes import Finite, StrictCommand
 from jobs.validate.ladder.budget import parse_duration
 from jobs.validate.ladder.budget import quick as quick_plan
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.run.options import Options
+from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.outputs import Outputs, check
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
@@ -23,12 +23,12 @@ FILES = ("json", "html", "junit", "prometheus")
 UNKNOWN = EXIT["unknown"]  # of a check that could not be made, a usage error included
 
 
-class BadUsage(click.UsageError):
+class ValidateUsageError(click.UsageError):
     exit_code = UNKNOWN
 
 
 class ValidateCommand(StrictCommand):
-    bad_usage = BadUsage
+    bad_usage = ValidateUsageError
 
     def conclude(
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
@@ -147,7 +147,7 @@ def validate(
     files = {name: words.pop(name) for name in FILES}
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
     typed = (*(() if cli_context.ranks is None else ("-n", str(cli_context.ranks))), *cli_context.words)
-    options = Options(plan, outputs=Outputs(**files), words=typed, **words)
+    options = ValidateOptions(plan, outputs=Outputs(**files), words=typed, **words)
     if options.simulate is not None:
         from jobs.validate.run.run import rehearse
 

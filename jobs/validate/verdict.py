@@ -17,7 +17,7 @@ EXIT: dict[Status, int] = {
     "critical": 2,
     "unknown": 3,
 }  # of monitoring plugins
-Kind = Literal[
+FindingKind = Literal[
     "gpu",  # memory or arithmetic of one GPU
     "pcie",  # the link between a GPU and its host
     "nvlink",  # of one GPU to all others of its host
@@ -72,7 +72,7 @@ class Finding:
     `instead`.
     """
 
-    kind: Kind
+    kind: FindingKind
     hosts: tuple[str, ...]
     gpus: tuple[int, ...]
     factor: float
@@ -136,7 +136,7 @@ def part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU
 
 
 @dataclass(frozen=True)
-class Rung:
+class RungResult:
     """why: of a rung that was not measured. rounds, messages: sent, repeats included."""
 
     name: RungName
@@ -163,7 +163,7 @@ class Verdict:
 
     status: Status
     findings: tuple[Finding, ...]
-    rungs: tuple[Rung, ...]
+    rungs: tuple[RungResult, ...]
     not_judged: tuple[str, ...]
     alarms: tuple[Alarm, ...] = ()
 

@@ -83,7 +83,7 @@ def test_rates_are_those_of_a_gpu(world: World) -> None:
 @pytest.mark.parametrize("what", SINGLE_RANK_OPS)
 def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device, or in the host's pinned memory: where the copy went."""
-    timed, reserve = single_rank.timed, single_rank.Buffers.reserve
+    timed, reserve = single_rank.timed, single_rank.ProbeBuffers.reserve
     held: list[Any] = []
 
     def reserving(buffers: Any, *nbytes: int) -> None:
@@ -98,7 +98,7 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
         target[777_777] ^= 16
         return seconds
 
-    monkeypatch.setattr(single_rank.Buffers, "reserve", reserving)
+    monkeypatch.setattr(single_rank.ProbeBuffers, "reserve", reserving)
     monkeypatch.setattr(single_rank, "timed", flipping)
 
     def script(probe: Any) -> Any:

@@ -18,7 +18,7 @@ from jobs.validate import plan as validate_plan
 from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import sampling
-from jobs.validate.probe.api import Wrong
+from jobs.validate.probe.api import WrongData
 from jobs.validate.probe.buffers import fit_to_devices
 from runner.errors import UserError
 from runner.world.world import World, open_world
@@ -116,7 +116,7 @@ def test_a_flipped_bit_is_named(world: World) -> None:
         return flows, probe.wrong()
 
     (flow,), (ring,) = on_rank_0(world, script)
-    expected = Wrong("flows", 1, 0, 100 * KIB, 77_777, 1, flow.got, flow.expected)
+    expected = WrongData("flows", 1, 0, 100 * KIB, 77_777, 1, flow.got, flow.expected)
     assert flow == expected
     assert flow.got != flow.expected
     assert ring == dataclasses.replace(

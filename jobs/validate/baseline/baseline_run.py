@@ -15,7 +15,7 @@ from runner.errors import UserError
 
 Hosts = tuple[tuple[str, int], ...]
 Figure = tuple[RungName, str, str]  # rung, measurement, part: "" (the fleet's median) or "host c7, GPU 3"
-Row = tuple[str, str, str, float]  # a figure and its rate
+FigureRow = tuple[str, str, str, float]  # a figure and its rate
 
 NAMES: dict[str, RungName] = {name: name for name in RUNGS}
 FORMAT = "meshrun validate baseline"
@@ -109,7 +109,7 @@ def header(run: BaselineRun) -> dict[str, Any]:
     }
 
 
-def parse_run(kept: Any, rows: Iterable[Row]) -> BaselineRun:
+def parse_run(kept: Any, rows: Iterable[FigureRow]) -> BaselineRun:
     """The inverse of `header` and rows. Raises ValueError, TypeError, KeyError or AttributeError."""
     figures: dict[Figure, float] = {}
     for rung, what, part, rate in rows:

@@ -23,7 +23,7 @@ from jobs.validate.baseline.baseline_run import (
     FORMAT,
     VERSION,
     BaselineRun,
-    Row,
+    FigureRow,
     broken,
     header,
     newer,
@@ -83,7 +83,7 @@ def parsed(path: Path, content: bytes) -> list[BaselineRun]:
         raise broken(path, f"{type(reason).__name__}: {reason}") from reason
 
 
-def rows(figures: Any) -> Iterator[Row]:
+def rows(figures: Any) -> Iterator[FigureRow]:
     for rung, measured in figures.items():
         for what, parts in measured.items():
             for part, rate in parts.items():

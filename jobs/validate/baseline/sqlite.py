@@ -15,7 +15,7 @@ from pathlib import Path
 from jobs.validate.baseline.baseline_run import (
     VERSION,
     BaselineRun,
-    Row,
+    FigureRow,
     broken,
     header,
     newer,
@@ -103,7 +103,7 @@ def is_new(path: Path, base: sqlite3.Connection) -> bool:
 
 def runs_in(base: sqlite3.Connection, figures: bool = True) -> dict[int, BaselineRun]:
     """Runs by id, in the order in which they were saved."""
-    rows: dict[int, list[Row]] = defaultdict(list)
+    rows: dict[int, list[FigureRow]] = defaultdict(list)
     if figures:
         for run, *row in base.execute("SELECT run, rung, what, part, rate FROM figures"):
             rows[run].append((row[0], row[1], row[2], row[3]))

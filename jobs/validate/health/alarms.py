@@ -11,8 +11,8 @@ from typing import Literal
 
 from jobs.measure.outliers import far_below_limit
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import Place, Wrong
-from jobs.validate.report.model import Change, Drift, Limit, Report
+from jobs.validate.probe.api import RankPlace, WrongData
+from jobs.validate.report.model import Change, Drift, HardwareLimit, Report
 from jobs.validate.report.wording import change_sentence, drift_sentence, percent, rate_text, unit_name
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
@@ -22,9 +22,9 @@ SINGLE_GPU = ("host",)  # likewise where a host has one GPU: several share its m
 
 def alarms(
     ended: str,
-    wrong: Sequence[Wrong],
+    wrong: Sequence[WrongData],
     changes: Sequence[Change],
-    places: Sequence[Place],
+    places: Sequence[RankPlace],
     hosts: Sequence[str],
     unit: Unit = "GPU",
 ) -> tuple[Alarm, ...]:
@@ -80,7 +80,7 @@ def drift_status(one: Drift, plan: Plan) -> Literal["critical", "warning"]:
     return "critical" if one.rate < plan.critical * one.usual and one.score < 0 else "warning"
 
 
-def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limit) -> str:
+def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: HardwareLimit) -> str:
     rate, unit = rates[what], unit_of(what)
     copies = rates.get("copies", 0.0) if what == "flows" else 0.0
     good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not the cause"
@@ -91,7 +91,7 @@ def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limi
     )
 
 
-def wrong_data(one: Wrong, name: Callable[[int], str]) -> str:
+def wrong_data(one: WrongData, name: Callable[[int], str]) -> str:
     origin = "" if one.source is None or one.source == one.rank else f" from {name(one.source)}"
     return (
         f"{name(one.rank)}: wrong data{origin} ({one.what}, {one.nbytes:,} bytes): {one.count:,} bytes, the "

@@ -9,18 +9,18 @@ weight. Thresholds for NVLink and PCIe are those of NVIDIA DCGM's health checks
 from __future__ import annotations
 
 import math
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Counter
+from jobs.validate.probe.api import CounterKey
 from jobs.validate.report.model import Change
 
 Weight = Literal["fault", "note"]
 Value = float | str
-Values = Mapping[Counter, Value]
+Values = Mapping[CounterKey, Value]
 Part = tuple[str, str]  # host, part
 
 MINUTE = 60.0
@@ -28,7 +28,7 @@ NEGLIGIBLE = 0.01  # seconds; clocks throttled for less do not show in any rate
 
 
 @dataclass(frozen=True)
-class Known:
+class CounterRule:
     """What a change of a counter means.
 
     reported: a count that grows by more than `least` (one that falls was reset); a state that rises; that
@@ -45,25 +45,25 @@ class Known:
     share: tuple[str, str] | None = None
 
 
-def fault(meaning: str) -> Known:
-    return Known("fault", meaning)
+def fault(meaning: str) -> CounterRule:
+    return CounterRule("fault", meaning)
 
 
-def note(meaning: str) -> Known:
-    return Known("note", meaning)
+def note(meaning: str) -> CounterRule:
+    return CounterRule("note", meaning)
 
 
-def throttle(weight: Weight, meaning: str) -> Known:
-    return Known(weight, meaning, least=NEGLIGIBLE)
+def throttle(weight: Weight, meaning: str) -> CounterRule:
+    return CounterRule(weight, meaning, least=NEGLIGIBLE)
 
 
-def state(weight: Weight, meaning: str) -> Known:
-    return Known(weight, meaning, reported="rises")
+def state(weight: Weight, meaning: str) -> CounterRule:
+    return CounterRule(weight, meaning, reported="rises")
 
 
 GPU = {
-    "PCIe replays": Known("note", "packets repeated on the GPU's PCIe link", usual=(8, MINUTE)),
-    "PCIe width": Known("fault", "lanes of the GPU's PCIe link in use: it lost some", reported="falls"),
+    "PCIe replays": CounterRule("note", "packets repeated on the GPU's PCIe link", usual=(8, MINUTE)),
+    "PCIe width": CounterRule("fault", "lanes of the GPU's PCIe link in use: it lost some", reported="falls"),
     "ECC corrected": note("single-bit errors of the GPU's memory, corrected"),
     "ECC uncorrected": fault("uncorrectable errors of the GPU's memory: data was lost"),
     "retired pages, corrected": note("memory pages no longer used because of repeated single-bit errors"),
@@ -100,16 +100,20 @@ GPU = {
     ),
     "slowed now by power cap": state("note", "the clocks are reduced to stay within the power limit"),
     "slowed now by sync boost": state("note", "the clocks are those of the slowest GPU of its group"),
-    "SM clock": Known("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
-    "memory clock": Known("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
+    "SM clock": CounterRule("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
+    "memory clock": CounterRule("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
 }
 NVLINK = {
     "replays": fault("packets repeated on this NVLink"),
     "recoveries": fault("this NVLink was retrained after errors"),
-    "CRC flit errors": Known("note", "corrupt flits received on this NVLink, and repeated", usual=(100, 1.0)),
-    "CRC data errors": Known("note", "corrupt data received on this NVLink, and repeated", usual=(100, 1.0)),
+    "CRC flit errors": CounterRule(
+        "note", "corrupt flits received on this NVLink, and repeated", usual=(100, 1.0)
+    ),
+    "CRC data errors": CounterRule(
+        "note", "corrupt data received on this NVLink, and repeated", usual=(100, 1.0)
+    ),
     # They increase together with those: on healthy H200s by 0 to 5 on most links during a rung.
-    "ECC data errors": Known(
+    "ECC data errors": CounterRule(
         "note", "errors in data received on this NVLink, corrected or repeated", usual=(100, 1.0)
     ),
     "symbol errors": fault("errors of this NVLink that error correction could not repair"),
@@ -124,9 +128,9 @@ NVLINK = {
     "transmit discards": note("packets that this NVLink discarded instead of sending"),
 }
 RDMA = {
-    "state": Known("fault", "the link went down or came back", reported="changes"),
-    "physical state": Known("fault", "the link was lost or trained again", reported="changes"),
-    "rate": Known("fault", "the link trained to another rate", reported="changes"),
+    "state": CounterRule("fault", "the link went down or came back", reported="changes"),
+    "physical state": CounterRule("fault", "the link was lost or trained again", reported="changes"),
+    "rate": CounterRule("fault", "the link trained to another rate", reported="changes"),
     "symbol_error": fault("corrupt symbols on the wire: cable, transceiver or port"),
     "link_error_recovery": fault("the link recovered from errors: cable, transceiver or port"),
     "link_downed": fault("the link went down"),
@@ -168,7 +172,7 @@ ETHERNET = {
 }
 OF_SENT = ("OutSegs", "of the segments sent")
 TCP = {
-    "RetransSegs": Known(
+    "RetransSegs": CounterRule(
         "note", "segments retransmitted: the network, often shared, dropped some", share=OF_SENT
     ),
     "TCPLostRetransmit": note("retransmitted segments that were lost, too"),
@@ -176,14 +180,14 @@ TCP = {
     "InErrs": note("corrupt segments received"),
 }
 PROCESSORS = {
-    "stolen": Known(
+    "stolen": CounterRule(
         "note",
         "seconds of processors with work that the hypervisor gave to others",
         least=1.0,
         share=("seconds", "of all processors' time"),
     ),
 }
-KNOWN: dict[str, Known] = GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSORS
+KNOWN: dict[str, CounterRule] = GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSORS
 
 
 def changes(rung: RungName, before: Values, after: Values) -> tuple[Change, ...]:
@@ -224,7 +228,7 @@ def merge_nvlinks(found: Sequence[Change]) -> Iterator[Change]:
         yield Change(first.rung, first.host, part, first.counter, before, after, "note", first.meaning)
 
 
-def weigh(known: Known, old: Value, new: Value, elapsed: float, throttled: bool) -> Weight | None:
+def weigh(known: CounterRule, old: Value, new: Value, elapsed: float, throttled: bool) -> Weight | None:
     """The weight of a change from `old` to `new`; None where it means nothing.
 
     elapsed: seconds between the two. throttled: whether the GPU's clocks were reduced meanwhile.
@@ -253,8 +257,8 @@ def lost_parts(before: Values, after: Values) -> list[Part]:
     """Hardware that lost most of its counters: of a GPU that fell off its bus, the driver remembers a few."""
     # Only hardware has one of these; other interfaces come and go.
     hardware = dict.fromkeys(key[:2] for key in before if key[2] in ("state", "SM clock"))
-    had = Tally(key[:2] for key in before)
-    has = Tally(key[:2] for key in before if key in after)
+    had = Counter(key[:2] for key in before)
+    has = Counter(key[:2] for key in before if key in after)
     return [part for part in hardware if 2 * has[part] < had[part]]
 
 
@@ -269,7 +273,7 @@ def is_inside(part: Part, other: Part) -> bool:
     return part[0] == other[0] and part[1].startswith(f"{other[1]},")
 
 
-def meaning(known: Known, key: Counter, before: Values, after: Values) -> str:
+def meaning(known: CounterRule, key: CounterKey, before: Values, after: Values) -> str:
     grown = growth(before, after, key)
     if known.reported == "grows" and grown < 0:
         return f"{known.meaning}; was reset meanwhile, so the increase is unknown"
@@ -280,7 +284,7 @@ def meaning(known: Known, key: Counter, before: Values, after: Values) -> str:
     return f"{known.meaning} ({100 * grown / total:.2g} % {words})" if total > 0 else known.meaning
 
 
-def growth(before: Values, after: Values, key: Counter) -> float:
+def growth(before: Values, after: Values, key: CounterKey) -> float:
     """By how much a counter grew; 0.0 where it was not read both times."""
     old, new = before.get(key), after.get(key)
     return new - old if isinstance(old, float | int) and isinstance(new, float | int) else 0.0

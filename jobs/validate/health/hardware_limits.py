@@ -14,8 +14,8 @@ from typing import Literal
 
 from jobs.measure.link_rates import Assumed, Layout, assumed_algorithm, wire_rate
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Place
-from jobs.validate.report.model import Limit
+from jobs.validate.probe.api import RankPlace
+from jobs.validate.report.model import HardwareLimit
 from meshrun import World
 from runner.system.launcher import environment
 from runner.system.links import gpu_links, network_rate, nics
@@ -26,7 +26,7 @@ HEADERS = "packet headers are not taken off"
 
 
 @dataclass(frozen=True)
-class Rate:
+class NominalRate:
     """Bytes per second, and where that was read; None, and why."""
 
     rate: float | None
@@ -41,10 +41,10 @@ class RankFacts:
     host's NICs. capability: 90 for 9.0, 0 on a CPU. settings: NCCL variables that choose an algorithm.
     """
 
-    memory: Rate
-    nvlink: Rate
-    pcie: Rate
-    network: Rate
+    memory: NominalRate
+    nvlink: NominalRate
+    pcie: NominalRate
+    network: NominalRate
     nvlinks: int = 0
     capability: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -56,19 +56,21 @@ Members = Sequence[tuple[int, RankFacts]]  # by rank
 def gather(world: World) -> list[RankFacts]:
     """The facts of all ranks, in rank order, on every rank. Collective."""
     device = world.here.device
-    cpu = Rate(None, "it computes on a CPU")
+    cpu = NominalRate(None, "it computes on a CPU")
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
     share = network_rate(nics(), beside)
-    network = Rate(share.rate and share.rate * GB, share.source)
+    network = NominalRate(share.rate and share.rate * GB, share.source)
     wanted = ("NCCL_ALGO", "NCCL_NVLS_ENABLE")
     settings = {name: value for name, value in environment().items() if name in wanted}
     mine = RankFacts(cpu, cpu, cpu, network)
     if device.kind == "cuda":
         links = gpu_links(device.uuid)
         mine = RankFacts(
-            Rate(device.bandwidth, device.bandwidth_source if device.bandwidth else "CUDA does not tell it"),
-            Rate(links.nvlink.rate and links.nvlink.rate * GB, links.nvlink.source),
-            Rate(links.pcie.rate and links.pcie.rate * GB, links.pcie.source),
+            NominalRate(
+                device.bandwidth, device.bandwidth_source if device.bandwidth else "CUDA does not tell it"
+            ),
+            NominalRate(links.nvlink.rate and links.nvlink.rate * GB, links.nvlink.source),
+            NominalRate(links.pcie.rate and links.pcie.rate * GB, links.pcie.source),
             network,
             links.nvlinks_active,
             device.compute_capability,
@@ -77,7 +79,7 @@ def gather(world: World) -> list[RankFacts]:
     return world.control.allgather(mine)
 
 
-def limits(facts: Sequence[RankFacts], places: Sequence[Place]) -> tuple[Limit, ...]:
+def limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> tuple[HardwareLimit, ...]:
     """One limit for each measurement of each rung, in the order of the rungs.
 
     facts, places: in rank order.
@@ -89,12 +91,14 @@ def limits(facts: Sequence[RankFacts], places: Sequence[Place]) -> tuple[Limit, 
     outside = [member for rail in rails for member in rail] if len(hosts) > 1 else []
     memory = _least([(rank, one.memory) for rank, one in members], "a copy reads and writes each byte")
     pcie = _least([(rank, one.pcie) for rank, one in members], f"each GPU by a way of its own; {HEADERS}")
-    product = Rate(None, "neither CUDA nor NVML tells the arithmetic rate of the units that the product uses")
+    product = NominalRate(
+        None, "neither CUDA nor NVML tells the arithmetic rate of the units that the product uses"
+    )
     flows = _least([inside for host in pairs for inside in _inside(host)], f"{_joins(pairs)}; {HEADERS}")
     rings = [(host[0][0], _ring_of_host(host)) for host in pairs]
     ring = next((one for _, one in rings if one.rate is None), _least(rings))
     network = [(rank, _way_out(one)) for rank, one in outside]
-    found: list[tuple[RungName, str, Rate, str]] = [
+    found: list[tuple[RungName, str, NominalRate, str]] = [
         ("gpu", "memory", memory, ""),
         ("gpu", "product", product, ""),
         ("host", "to_device", pcie, ""),
@@ -107,7 +111,9 @@ def limits(facts: Sequence[RankFacts], places: Sequence[Place]) -> tuple[Limit, 
         ("all", "ring", _ring_of_all(hosts), ""),
     ]
     return tuple(
-        Limit(rung, what, None, missing) if missing else Limit(rung, what, rate.rate, rate.source)
+        HardwareLimit(rung, what, None, missing)
+        if missing
+        else HardwareLimit(rung, what, rate.rate, rate.source)
         for rung, what, rate, missing in found
     )
 
@@ -121,27 +127,27 @@ def _grouped(members: Members, keys: Sequence[int]) -> list[Members]:
     return [list(group) for _, group in groupby(order, key=lambda member: keys[member[0]])]
 
 
-def _least(rates: Sequence[tuple[int, Rate]], assumption: str = "") -> Rate:
+def _least(rates: Sequence[tuple[int, NominalRate]], assumption: str = "") -> NominalRate:
     """The smallest of the ranks' rates; None where one of them is not known."""
     known = [(one.rate, rank, one.source) for rank, one in rates if one.rate is not None]
     if len(known) < len(rates):
         rank, one = next((rank, one) for rank, one in rates if one.rate is None)
-        return Rate(None, f"rank {rank}: {one.source}")
+        return NominalRate(None, f"rank {rank}: {one.source}")
     if not known:
-        return Rate(None, "")
+        return NominalRate(None, "")
     least, rank, source = min(known)
     most = max(known)[0]
     words = [source, assumption]
     if most > least:
         words.append(f"rank {rank} has the least, others up to {most / GB:g} GB/s")
-    return Rate(least, "; ".join(filter(None, words)))
+    return NominalRate(least, "; ".join(filter(None, words)))
 
 
 def _kind(host: Members) -> Literal["NVLink", "PCIe"]:
     return "NVLink" if all(one.nvlinks for _, one in host) else "PCIe"
 
 
-def _inside(host: Members) -> list[tuple[int, Rate]]:
+def _inside(host: Members) -> list[tuple[int, NominalRate]]:
     """For each rank of a host, the rate of what joins its GPUs."""
     return [(rank, one.nvlink if _kind(host) == "NVLink" else one.pcie) for rank, one in host]
 
@@ -154,23 +160,23 @@ def _joins(hosts: Sequence[Members]) -> str:
     return f"{words}, where they have no NVLink" if "NVLink" in kinds else words
 
 
-def _ring_of_host(host: Members) -> Rate:
+def _ring_of_host(host: Members) -> NominalRate:
     """Bus bandwidth of an all_reduce inside one host."""
     link = _least(_inside(host))
     layout = Layout(len(host), 1, _kind(host))
     return link if link.rate is None else _filled(link, layout, _algorithm(host, layout))
 
 
-def _ring_of_all(hosts: Sequence[Members]) -> Rate:
+def _ring_of_all(hosts: Sequence[Members]) -> NominalRate:
     """Bus bandwidth of an all_reduce of all ranks."""
     ranks = sum(map(len, hosts))
     everyone = [member for host in hosts for member in host]
     if ranks < 2:
-        return Rate(None, "there is one rank")
+        return NominalRate(None, "there is one rank")
     if len(hosts) == 1:
         return _ring_of_host(everyone)
     if not all(one.capability for _, one in everyone):
-        return Rate(None, "which algorithm MPI uses between CPUs is not known")
+        return NominalRate(None, "which algorithm MPI uses between CPUs is not known")
     network = _least([(rank, _way_out(one)) for rank, one in everyone])
     layout = Layout(ranks, len(hosts))
     assumed = _algorithm(everyone, layout)
@@ -183,7 +189,7 @@ def _ring_of_all(hosts: Sequence[Members]) -> Rate:
     words = f"all_reduce: ring assumed ({assumed.reason}); it crosses every host by all its NICs; {HEADERS}"
     inside = _least([one for host in hosts if len(host) > 1 for one in _inside(host)])
     tight = inside if inside.rate is not None and inside.rate < (together.rate or 0.0) else together
-    return Rate(tight.rate, f"{tight.source}; {words}")
+    return NominalRate(tight.rate, f"{tight.source}; {words}")
 
 
 def _algorithm(members: Members, layout: Layout) -> Assumed:
@@ -191,23 +197,23 @@ def _algorithm(members: Members, layout: Layout) -> Assumed:
     return assumed_algorithm("all_reduce", layout, members[0][1].settings, switch)
 
 
-def _filled(link: Rate, layout: Layout, assumed: Assumed) -> Rate:
+def _filled(link: NominalRate, layout: Layout, assumed: Assumed) -> NominalRate:
     """Bus bandwidth of an all_reduce that fills this link; the link of several hosts is a NIC."""
     n = layout.ranks
     wire = wire_rate("all_reduce", layout, assumed, n / (2 * (n - 1)), 1.0)  # of a bus bandwidth of 1
     if link.rate is None or wire.rate is None:
-        return Rate(None, wire.assumption)
-    return Rate(link.rate / wire.rate, f"{link.source}; {wire.assumption}")
+        return NominalRate(None, wire.assumption)
+    return NominalRate(link.rate / wire.rate, f"{link.source}; {wire.assumption}")
 
 
-def _way_out(one: RankFacts) -> Rate:
+def _way_out(one: RankFacts) -> NominalRate:
     """From a rank's memory to the network: its share of the NICs, or its GPU's PCIe where that is less."""
     if one.network.rate is None or one.pcie.rate is None or one.network.rate <= one.pcie.rate:
         return one.network
-    return Rate(one.pcie.rate, f"{one.pcie.source}, less than its share of the network")
+    return NominalRate(one.pcie.rate, f"{one.pcie.source}, less than its share of the network")
 
 
-def _sum(rates: Sequence[Rate]) -> Rate:
+def _sum(rates: Sequence[NominalRate]) -> NominalRate:
     """The sum over the ranks of one host, all of whose rates are known."""
     each = rates[0].source if len({one.source for one in rates}) == 1 else "its ranks' ways to the network"
-    return Rate(sum(one.rate or 0.0 for one in rates), f"{len(rates)} ranks a host, {each}")
+    return NominalRate(sum(one.rate or 0.0 for one in rates), f"{len(rates)} ranks a host, {each}")

@@ -22,8 +22,8 @@ from jobs.validate.topology import Ints, Topology, topology_of
 
 FEW, MANY = 1, 4  # samples of a calibration
 
-Key = tuple[RungName, str]  # rung, what, as in `Rung.rates`
-SIZES: dict[Key, str] = {  # field of the plan
+MeasurementKey = tuple[RungName, str]  # rung, what, as in `RungResult.rates`
+SIZES: dict[MeasurementKey, str] = {  # field of the plan
     ("gpu", "memory"): "memory_bytes",
     ("gpu", "product"): "product_bytes",
     ("host", "to_device"): "copy_bytes",
@@ -39,7 +39,7 @@ SIZES: dict[Key, str] = {  # field of the plan
 
 
 @dataclass(frozen=True)
-class Cost:
+class CallCost:
     """Seconds of one call of the probe: `call` + `fill` x work + samples x (`sample` + `move` x work).
 
     call: communicators, warm-up. fill: data made and checked. work: the bytes, of a product their power 1.5.
@@ -56,14 +56,14 @@ class Cost:
         return self.call + self.fill * work + samples * (self.sample + self.move * work)
 
 
-Rates = Mapping[Key, Cost]
+CallCosts = Mapping[MeasurementKey, CallCost]
 
 
-def work(key: Key, nbytes: int) -> float:
+def work(key: MeasurementKey, nbytes: int) -> float:
     return float(nbytes**1.5 if key[1] == "product" else nbytes)
 
 
-def size(plan: Plan, key: Key) -> int:
+def size(plan: Plan, key: MeasurementKey) -> int:
     return int(getattr(plan, SIZES[key]))
 
 
@@ -74,17 +74,17 @@ def sizes(plan: Plan) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Calls:
+class ProbeCalls:
     """Calls of a probe that are alike. judged: of a first measurement, which noise makes longer."""
 
-    key: Key
+    key: MeasurementKey
     count: int
     nbytes: int
     samples: int
     judged: bool = True
 
 
-def calls(plan: Plan, topology: Topology) -> Iterator[Calls]:
+def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
     """What a climb without suspects calls. Rungs without partners call nothing."""
     largest = max(len(topology.on(host)) for host in range(topology.hosts))
     meetings = sum(1 for _ in inter_node_rounds(topology, plan))
@@ -99,53 +99,55 @@ def calls(plan: Plan, topology: Topology) -> Iterator[Calls]:
             continue
         if key == ("all", "flows"):  # as in `measure_leaf_switches`
             if topology.hosts >= LEAST_HOSTS:
-                yield Calls(key, ROUNDS, plan.nic_bytes, plan.samples)
+                yield ProbeCalls(key, ROUNDS, plan.nic_bytes, plan.samples)
             continue
         if rung != "all":
             samples = of_nic if rung == "host pairs" else plan.samples
-            yield Calls(key, count.get(rung, 1), size(plan, key), samples)
+            yield ProbeCalls(key, count.get(rung, 1), size(plan, key), samples)
         if rung in ("node", "all"):  # as in `Ladder.measure_curve`
             for halved in CURVE:
                 if nbytes := plan.ring_bytes >> halved:
-                    yield Calls(key, 1, nbytes, plan.samples, judged=False)
+                    yield ProbeCalls(key, 1, nbytes, plan.samples, judged=False)
 
 
-def estimate_rungs(plan: Plan, topology: Topology, rates: Rates) -> dict[RungName, float]:
+def estimate_rungs(plan: Plan, topology: Topology, rates: CallCosts) -> dict[RungName, float]:
     """Seconds that each rung of the plan is expected to take, without suspects.
 
     rates: of `calibrate`; what they lack is not measured.
     """
     found: dict[RungName, float] = dict.fromkeys(plan.rungs, 0.0)
-    for one in calls(plan, topology):
+    for one in probe_calls(plan, topology):
         if cost := rates.get(one.key):
             times = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
             found[one.key[0]] += one.count * times * cost.seconds(work(one.key, one.nbytes), one.samples)
     return found
 
 
-def estimate(plan: Plan, topology: Topology, rates: Rates) -> float:
+def estimate(plan: Plan, topology: Topology, rates: CallCosts) -> float:
     """Seconds that a climb without suspects is expected to take. rates: of `calibrate`."""
     return sum(estimate_rungs(plan, topology, rates).values())
 
 
-def calibrate(probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic) -> dict[Key, Cost]:
+def calibrate(
+    probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic
+) -> dict[MeasurementKey, CallCost]:
     """Measure what calls cost here: each kind at two sizes with two numbers of samples, after a warm-up.
 
     The rounds are the ladder's first ones: all ranks at once. clock: as for `Deadline`.
     """
     topology = topology_of(probe)
-    found: dict[Key, Cost] = {}
-    for key in dict.fromkeys(one.key for one in calls(plan, topology)):
+    found: dict[MeasurementKey, CallCost] = {}
+    for key in dict.fromkeys(one.key for one in probe_calls(plan, topology)):
         if key[0] not in probe.unavailable and not (key[1] == "copies" and probe.copies_unavailable()):
             large = min(4 * FLOORS[SIZES[key]], size(plan, key))
             found[key] = fit_cost(key, call_of(probe, topology, plan, key), max(large // 4, 1), large, clock)
     return found
 
 
-Call = Callable[[int, int], Seconds]  # bytes, samples
+ProbeCall = Callable[[int, int], Seconds]  # bytes, samples
 
 
-def call_of(probe: Probe, topology: Topology, plan: Plan, key: Key) -> Call:
+def call_of(probe: Probe, topology: Topology, plan: Plan, key: MeasurementKey) -> ProbeCall:
     rung, what = key
     for single in SINGLE_RANK_OPS:
         if single == what:
@@ -167,7 +169,9 @@ def first_round(rung: RungName, topology: Topology, plan: Plan) -> Ints:
     return next(intra_node_rounds(topology) if rung == "pairs" else inter_node_rounds(topology, plan))
 
 
-def fit_cost(key: Key, call_probe: Call, small: int, large: int, clock: Callable[[], float]) -> Cost:
+def fit_cost(
+    key: MeasurementKey, call_probe: ProbeCall, small: int, large: int, clock: Callable[[], float]
+) -> CallCost:
     """The cost of four calls, solved for its four terms; never less than the longest of them took."""
     call_probe(small, FEW)
 
@@ -183,5 +187,5 @@ def fit_cost(key: Key, call_probe: Call, small: int, large: int, clock: Callable
     move, fill = (max((b - a) / max(high - low, 1), 0.0) for a, b in (each, rest))
     call, sample = max(rest[0] - fill * low, 0.0), max(each[0] - move * low, 0.0)
     longest, measured = once[1][1]
-    short = max(longest / max(Cost(call, fill, sample, move).seconds(high, MANY), 1e-9), 1.0)
-    return Cost(short * call, short * fill, short * sample, short * move, sample_noise(measured))
+    short = max(longest / max(CallCost(call, fill, sample, move).seconds(high, MANY), 1e-9), 1.0)
+    return CallCost(short * call, short * fill, short * sample, short * move, sample_noise(measured))

@@ -16,18 +16,18 @@ from jobs.validate.ladder.not_judged import failed_measurements, missing_sibling
 from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.retest import Localization, Measurement, localize
+from jobs.validate.localize.retest import Localization, RungMeasurement, localize
 from jobs.validate.measurements.allreduce import AllReduce
 from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.measurements.intra_node import IntraNode, PairOperation
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
 from jobs.validate.measurements.single_gpu import SingleGpu
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import Probe, SingleRankOp, Wrong, operation_work
+from jobs.validate.probe.api import Probe, SingleRankOp, WrongData, operation_work
 from jobs.validate.probe.metered import MeteredProbe
-from jobs.validate.report.model import Change, Curve
+from jobs.validate.report.model import Change, RateCurve
 from jobs.validate.topology import topology_of
-from jobs.validate.verdict import Finding, Rung, Status, Verdict
+from jobs.validate.verdict import Finding, RungResult, Status, Verdict
 
 NEEDS: dict[RungName, str] = {
     "pairs": "no host has two ranks",
@@ -63,12 +63,12 @@ class Ladder:
         self.probe, self.plan, self.topology = MeteredProbe(probe), plan, topology_of(probe)
         self.on_rung, self.no_time = on_rung, no_time
         self.findings: list[Finding] = []
-        self.rungs: list[Rung] = []
+        self.rungs: list[RungResult] = []
         self.not_judged: list[str] = []
         self.tables: dict[tuple[RungName, str], tuple[Observations, int]] = {}
         self.changes: list[Change] = []
-        self.wrong: list[Wrong] = []
-        self.curves: list[Curve] = []
+        self.wrong: list[WrongData] = []
+        self.curves: list[RateCurve] = []
         self.incomplete = False
         self.ended = ""
 
@@ -88,7 +88,7 @@ class Ladder:
         for name in RUNGS:
             why = self.why_not(name, broken)
             if why:
-                self.rungs.append(Rung(name, "not measured", why))
+                self.rungs.append(RungResult(name, "not measured", why))
                 continue
             self.on_rung(name)
             if self.measure_rung(name):
@@ -98,7 +98,9 @@ class Ladder:
     def verdict(self) -> Verdict:
         """What the rungs so far say; those that were not reached are not measured."""
         reached = {rung.name for rung in self.rungs}
-        rest = [Rung(name, "not measured", "the run ended before") for name in RUNGS if name not in reached]
+        rest = [
+            RungResult(name, "not measured", "the run ended before") for name in RUNGS if name not in reached
+        ]
         raised = alarms(
             self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts, self.topology.unit
         )
@@ -175,7 +177,7 @@ class Ladder:
         measured = self.probe.seconds
         analysed = time.perf_counter() - begin - measured
         self.rungs.append(
-            Rung(
+            RungResult(
                 name,
                 "broken" if broken else "ok",
                 "",
@@ -188,7 +190,7 @@ class Ladder:
         )
         return broken
 
-    def measurements(self, name: RungName) -> list[tuple[str, int, Measurement, dict[str, str]]]:
+    def measurements(self, name: RungName) -> list[tuple[str, int, RungMeasurement, dict[str, str]]]:
         """What a rung measures: operation, what its rates count, how, and what its parts are called."""
         probe, topology, plan, faults = self.probe, self.topology, self.plan, self.faults
         single: tuple[SingleRankOp, ...]
@@ -241,7 +243,7 @@ class Ladder:
                     self.leave_open(f"{name}: some of the measurements failed")
                 points.append((nbytes, float(np.median(nbytes * share / np.median(seconds, axis=1)))))
         title = "all_reduce of all ranks" if name == "all" else "all_reduce of each host's GPUs, median"
-        self.curves.append(Curve(name, title, tuple(points)))
+        self.curves.append(RateCurve(name, title, tuple(points)))
 
     def note_gaps(self, name: str, what: str, located: Localization) -> None:
         """Note what this operation leaves open."""

@@ -10,7 +10,7 @@ from jobs.measure.outliers import group_medians
 from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations
 from jobs.validate.plan import RungName
-from jobs.validate.report.model import Matrix
+from jobs.validate.report.model import RateMatrix
 from jobs.validate.topology import Ints, Topology
 
 PartRates = dict[
@@ -51,12 +51,12 @@ def _parts(name: RungName, topology: Topology, keys: Ints) -> list[str]:
     return [f"host {topology.names[topology.host[key]]}, {topology.unit} {topology.gpu[key]}" for key in keys]
 
 
-def matrices(ladder: Ladder) -> tuple[Matrix, ...]:
+def matrices(ladder: Ladder) -> tuple[RateMatrix, ...]:
     """Rates between the GPUs of a host, and between hosts on each rail (of many hosts: the slowest rail)."""
     return (*_inside(ladder, "copies"), *_inside(ladder, "flows"), *_between(ladder))
 
 
-def _inside(ladder: Ladder, what: str) -> Iterator[Matrix]:
+def _inside(ladder: Ladder, what: str) -> Iterator[RateMatrix]:
     if ("pairs", what) not in ladder.tables:
         return
     topology = ladder.topology
@@ -76,10 +76,10 @@ def _inside(ladder: Ladder, what: str) -> Iterator[Matrix]:
         )  # fmt: skip
         labels = tuple(f"{topology.unit} {topology.gpu[rank]}" for rank in ranks)
         title = f"host {topology.names[number]}, {topology.unit} to {topology.unit}{few}"
-        yield Matrix("pairs", what, title, labels, rates)
+        yield RateMatrix("pairs", what, title, labels, rates)
 
 
-def _between(ladder: Ladder) -> Iterator[Matrix]:
+def _between(ladder: Ladder) -> Iterator[RateMatrix]:
     if ("host pairs", "flows") not in ladder.tables:
         return
     topology = ladder.topology
@@ -89,12 +89,12 @@ def _between(ladder: Ladder) -> Iterator[Matrix]:
     if topology.hosts > RAILS_DRAWN:
         title = "host to host, the slowest rail of each pair"
         square = _square(a[same], b[same], rate[same], topology.hosts)
-        yield Matrix("host pairs", "flows", title, topology.names, square)
+        yield RateMatrix("host pairs", "flows", title, topology.names, square)
         return
     for rail in range(topology.rails):
         rows = same & (topology.gpu[table.a] == rail)
         rates = _square(a[rows], b[rows], rate[rows], topology.hosts)
-        yield Matrix("host pairs", "flows", f"host to host, rail {rail}", topology.names, rates)
+        yield RateMatrix("host pairs", "flows", f"host to host, rail {rail}", topology.names, rates)
 
 
 def _square(a: Ints, b: Ints, rate: np.ndarray, size: int) -> tuple[tuple[float | None, ...], ...]:

@@ -43,7 +43,7 @@ class SoakResult:
 
 
 @dataclass(frozen=True)
-class Round:
+class SoakRound:
     """One climb. at: when it ended, in seconds. upheld: some of its findings were there before."""
 
     number: int
@@ -51,7 +51,7 @@ class Round:
     verdict: Verdict
     upheld: bool
 
-    def judged(self, after: Round | None) -> Verdict:
+    def judged(self, after: SoakRound | None) -> Verdict:
         """The verdict that counts. after: the next round, None when there was none."""
         if not single(self, after):
             return self.verdict
@@ -70,12 +70,12 @@ def soak(climb: Callable[[], Verdict], until: Deadline, on_round: Callable[[str]
     """
     first: Finding | Alarm | None = None
     worst: Verdict | None = None
-    last: Round | None = None
+    last: SoakRound | None = None
     at, once, over = 0.0, 0, False
     for number in itertools.count(1):
         verdict = climb()
         again = common(last.verdict, verdict) if last else ()
-        this = Round(number, until.elapsed(), verdict, bool(again))
+        this = SoakRound(number, until.elapsed(), verdict, bool(again))
         on_round(describe(last, this))
         if last is not None:
             worst = worse(worst, last.judged(this))
@@ -94,7 +94,7 @@ def soak(climb: Callable[[], Verdict], until: Deadline, on_round: Callable[[str]
     return SoakResult(first, at if first else last.at, last.number, worst, once)
 
 
-def describe(last: Round | None, this: Round) -> str:
+def describe(last: SoakRound | None, this: SoakRound) -> str:
     text = f"round {this.number}, {this.at:.0f} s: {this.verdict.line}"
     if this.verdict.findings:
         text += " (as in the round before)" if this.upheld else " (once so far)"
@@ -103,7 +103,7 @@ def describe(last: Round | None, this: Round) -> str:
     return text
 
 
-def single(one: Round, after: Round | None) -> bool:
+def single(one: SoakRound, after: SoakRound | None) -> bool:
     """Whether its findings were there in this round only."""
     return bool(one.verdict.findings) and not one.upheld and not (after and after.upheld)
 

@@ -14,7 +14,7 @@ from jobs.validate.localize.retest import Confirmed, Localization
 from jobs.validate.localize.set_cover import PartName
 from jobs.validate.plan import RungName
 from jobs.validate.topology import Topology
-from jobs.validate.verdict import Evidence, Finding, Kind, part, unit_of
+from jobs.validate.verdict import Evidence, Finding, FindingKind, part, unit_of
 
 WITH_PARTNERS = ("flows",)  # operations whose evidence names the partners
 ALIKE = 0.15  # difference of the factors of parts that may be one
@@ -66,7 +66,7 @@ def finding(
     hosts, gpus, ranks = location(one.name, topology)
     if one.ranks is not None:
         hosts, ranks = tuple(topology.names[host] for host in topology.host[list(one.ranks)]), one.ranks
-    kind = cast(Kind, kinds.get(one.name[0], one.name[0]))
+    kind = cast(FindingKind, kinds.get(one.name[0], one.name[0]))
     met = set(table.a[one.rows].tolist()) | set(table.b[one.rows].tolist())
     partners = tuple(
         f"{topology.names[topology.host[rank]]}:{topology.gpu[rank]}"
@@ -148,7 +148,7 @@ def join_groups(found: list[Finding], topology: Topology) -> list[Finding]:
         if len(members) < max(2, len(ranks)) or np.ptp([one.factor for one in members]) > ALIKE:
             continue
         hosts, gpus, all_ranks = location((kind, key), topology)
-        whole = replace(members[0], kind=cast(Kind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)
+        whole = replace(members[0], kind=cast(FindingKind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)
         found = [one for one in found if one not in members] + [whole]
         for rank in all_ranks:
             by_rank.pop(rank, None)

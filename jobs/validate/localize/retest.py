@@ -25,7 +25,7 @@ HIDDEN = (
 )
 
 
-class Measurement(Protocol):
+class RungMeasurement(Protocol):
     """One operation of a rung: how it is measured, and the parts that its measurements go through."""
 
     topology: Topology
@@ -77,7 +77,7 @@ class Localization:
     left: list[PartName] = field(default_factory=list)
 
 
-def localize(measurement: Measurement, plan: Plan) -> Localization:
+def localize(measurement: RungMeasurement, plan: Plan) -> Localization:
     """Measure, and name the slow parts; measure longer where noise may have hidden them."""
     found = confirm_suspects(measurement, plan, measurement.measure())
     if not found.confirmed and found.table.visible < HIDDEN * plan.critical:
@@ -85,7 +85,7 @@ def localize(measurement: Measurement, plan: Plan) -> Localization:
     return found
 
 
-def confirm_suspects(measurement: Measurement, plan: Plan, first: Observations) -> Localization:
+def confirm_suspects(measurement: RungMeasurement, plan: Plan, first: Observations) -> Localization:
     """Search and measure again in turns. first: the table of the first measurement."""
     table, retested = first, set[PartName]()
     for turn in range(plan.max_retests + 1):
@@ -104,7 +104,7 @@ class Search:
     """One turn: suspect after suspect is confirmed, cleared, or queued for a retest."""
 
     def __init__(
-        self, measurement: Measurement, table: Observations, retested: set[PartName], plan: Plan
+        self, measurement: RungMeasurement, table: Observations, retested: set[PartName], plan: Plan
     ) -> None:
         self.measurement, self.retested, self.plan = measurement, retested, plan
         self.cover = Cover(table, measurement.part_kinds(table), plan.slow_share)

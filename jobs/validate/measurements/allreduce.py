@@ -11,7 +11,7 @@ import numpy as np
 from jobs.measure.outliers import ratio_threshold, row_medians
 from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Confirmed, Measurement
+from jobs.validate.localize.retest import Confirmed, RungMeasurement
 from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.plan import Plan
@@ -21,7 +21,7 @@ from jobs.validate.topology import Ints, Topology
 OTHERS = 5  # siblings that are measured again with a suspect
 
 
-class AllReduce(Measurement):
+class AllReduce(RungMeasurement):
     """One ring for each group, a row for each. kind: what a group is, "ring" (a host) or "rail".
 
     faults: ranks that a finding explains.

@@ -11,7 +11,7 @@ from jobs.measure.outliers import healthy_pairs
 from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import (
     Cover,
     Mask,
@@ -31,7 +31,7 @@ PARTNERS = 4  # of each suspect that is measured again
 CONTROLS = 8  # ranks without suspicion that are measured with the suspects
 
 
-class InterNode(Measurement):
+class InterNode(RungMeasurement):
     """Flows between hosts: a row for each. faults: what findings of lower rungs explain."""
 
     def __init__(self, probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> None:

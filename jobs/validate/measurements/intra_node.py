@@ -11,7 +11,7 @@ import numpy as np
 from jobs.measure.outliers import healthy_pairs
 from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.measurements.schedule import intra_node_rounds, isolated_rounds
@@ -23,7 +23,7 @@ from jobs.validate.topology import Ints, Topology
 PairOperation = Literal["copies", "flows"]  # by a copy engine, by the communication library
 
 
-class IntraNode(Measurement):
+class IntraNode(RungMeasurement):
     """One operation between the GPUs of each host: a row for each pair and direction.
 
     faults: what findings of lower rungs explain.

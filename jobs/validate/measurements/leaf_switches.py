@@ -31,7 +31,7 @@ STEPS = 8  # in which the search for a cluster ends
 
 
 @dataclass
-class LeafSwitches:
+class LeafSwitchResult:
     """rate: median of all flows when everything sends at once, bytes per second.
 
     failed: ranks of which something could not be measured. notes: what could not be judged.
@@ -44,7 +44,7 @@ class LeafSwitches:
 
 
 @dataclass(frozen=True, eq=False)
-class Load:
+class FullLoad:
     """One measurement of everything at once, by rail, with a column for each of its ranks in their order.
 
     level: (2 rounds, ranks of the rail), log of the time over the fleet's of each flow that a rank sends or
@@ -58,26 +58,28 @@ class Load:
     siblings: float
     samples: int
 
-    def joined(self, later: Load) -> Load:
+    def joined(self, later: FullLoad) -> FullLoad:
         level = {rail: np.concatenate([rows, later.level[rail]]) for rail, rows in self.level.items()}
         partner = {rail: np.concatenate([rows, later.partner[rail]]) for rail, rows in self.partner.items()}
         return replace(later, level=level, partner=partner, limit=max(self.limit, later.limit))
 
 
-def measure_leaf_switches(probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> LeafSwitches:
+def measure_leaf_switches(
+    probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults
+) -> LeafSwitchResult:
     """Measure everything at once, twice, and name the switches that are slow both times.
 
     faults: ranks that findings explain, whose flows do not count.
     """
-    found = LeafSwitches()
+    found = LeafSwitchResult()
     random = np.random.default_rng(plan.seed)
-    first = measure_load(probe, topology, plan, faults, random, found)
+    first = measure_full_load(probe, topology, plan, faults, random, found)
     found.rate = plan.nic_bytes / first.siblings
     clusters = {rail: slow_together(first, rail) for rail in first.level}
     suspects = [rail for rail, hosts in clusters.items() if hosts.any()]
     if not suspects:
         return found
-    second = measure_load(probe, topology, plan, faults, random, found)
+    second = measure_full_load(probe, topology, plan, faults, random, found)
     both = first.joined(second)
     for rail in suspects:
         now = slow_together(second, rail)
@@ -94,14 +96,14 @@ def measure_leaf_switches(probe: Probe, topology: Topology, plan: Plan, faults: 
     return found
 
 
-def measure_load(
+def measure_full_load(
     probe: Probe,
     topology: Topology,
     plan: Plan,
     faults: KnownFaults,
     random: np.random.Generator,
-    found: LeafSwitches,
-) -> Load:
+    found: LeafSwitchResult,
+) -> FullLoad:
     """Measure rounds of everything at once; ranks that fail are noted in `found`."""
     rounds = all_at_once_rounds(topology, ROUNDS, random)
 
@@ -121,7 +123,7 @@ def measure_load(
     base = float(np.median(middles)) if len(middles) else math.nan
     limit = group_threshold(middles - base, plan.tolerance)
     level = {rail: rows - base for rail, rows in level.items()}
-    return Load(level, partner, limit, math.exp(base), plan.samples)
+    return FullLoad(level, partner, limit, math.exp(base), plan.samples)
 
 
 def by_rail(topology: Topology, flows: Ints, level: Floats) -> tuple[dict[int, Floats], dict[int, Ints]]:
@@ -145,7 +147,7 @@ def by_rail(topology: Topology, flows: Ints, level: Floats) -> tuple[dict[int, F
     return levels, partners
 
 
-def slow_together(load: Load, rail: int) -> np.ndarray:
+def slow_together(load: FullLoad, rail: int) -> np.ndarray:
     """Which ranks of the rail are slow with nearly all that are not slow themselves; none of fewer than 2."""
     level, partner = load.level[rail], load.partner[rail]
     inside = column_quantiles(level, 0.25) > load.limit
@@ -208,7 +210,7 @@ def pairs(ranks: Ints, random: np.random.Generator) -> list[tuple[int, int]]:
 
 
 def finding(
-    load: Load, topology: Topology, plan: Plan, rail: int, members: np.ndarray, agree: float
+    load: FullLoad, topology: Topology, plan: Plan, rail: int, members: np.ndarray, agree: float
 ) -> Finding:
     """agree: share of the hosts that both measurements name, of those that either does."""
     level = load.level[rail][:, members]

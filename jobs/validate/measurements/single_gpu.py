@@ -8,7 +8,7 @@ import numpy as np
 
 from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.plan import Plan
@@ -18,7 +18,7 @@ from jobs.validate.topology import Ints, Topology
 MANY_HOSTS = 5  # from so many on, the siblings of a GPU are those with its number on other hosts
 
 
-class SingleGpu(Measurement):
+class SingleGpu(RungMeasurement):
     """One operation that every rank does by itself: a row for each rank.
 
     faults: what findings of lower rungs explain.

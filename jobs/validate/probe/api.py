@@ -35,11 +35,11 @@ def operation_work(what: str, nbytes: int) -> int:
     return 2 * nbytes if what == "memory" else nbytes  # read and written
 
 
-Counter = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 1", counter
+CounterKey = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 1", counter
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, and the rail's."""
 
     rank: int
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongData:
     """Data that is not what was written or sent.
 
     what: the measurement ("memory", "product", "to_device", "to_host", "copies", "flows" or "rings"). rank:
@@ -80,7 +80,7 @@ class Probe(Protocol):
         """Names, in the order of their first rank."""
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankPlace]:
         """In rank order. Hosts may have different numbers of GPUs."""
 
     @property
@@ -91,10 +91,10 @@ class Probe(Protocol):
     def unavailable(self) -> Mapping[RungName, str]:
         """Rungs that cannot be measured on these ranks, and why (CPUs have no way to a GPU)."""
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         """Counters and states of all hosts now; empty where none can be read."""
 
-    def wrong(self) -> Sequence[Wrong]:
+    def wrong(self) -> Sequence[WrongData]:
         """Data found wrong since the last call. Measurements check some of the data that they move."""
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:

@@ -14,7 +14,7 @@ SMALLEST = 64 * MIB  # less free memory than this is too little
 SHARES = 4  # of a host's free memory: two buffers, what is checked, and one that stays free
 
 
-class Buffers:
+class ProbeBuffers:
     """out: what is sent or read; into: where results arrive; pinned: of the host, for copies. All may grow.
 
     group: the collectives whose library allocates `out` and `into`, in the way it prefers. box: all GPUs of

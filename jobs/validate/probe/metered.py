@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import CounterKey, Probe, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.verdict import Unit
 
 
@@ -25,7 +25,7 @@ class MeteredProbe:
         return self.probe.hosts
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankPlace]:
         return self.probe.places
 
     @property
@@ -36,10 +36,10 @@ class MeteredProbe:
     def unavailable(self) -> Mapping[RungName, str]:
         return self.probe.unavailable
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         return self.probe.counters()
 
-    def wrong(self) -> Sequence[Wrong]:
+    def wrong(self) -> Sequence[WrongData]:
         return self.probe.wrong()
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:

@@ -9,9 +9,9 @@ from typing import Any
 
 from jobs.measure import check
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment
-from jobs.validate.probe.api import Wrong
-from jobs.validate.probe.buffers import Buffers
-from jobs.validate.probe.peer_buffers import PeerBuffers
+from jobs.validate.probe.api import WrongData
+from jobs.validate.probe.buffers import ProbeBuffers
+from jobs.validate.probe.ipc_buffers import IpcBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 from meshrun import World
 from runner.comm.api import Control
@@ -19,28 +19,28 @@ from runner.comm.collectives.api import Call, Collectives, Place
 
 Flows = Sequence[tuple[int, int]]
 Groups = tuple[tuple[int, ...], ...]
-Endpoints = tuple[int | None, int | None]  # the ranks that a rank sends to and receives from
-NOBODY: Endpoints = (None, None)
+Partners = tuple[int | None, int | None]  # the ranks that a rank sends to and receives from
+NO_PARTNERS: Partners = (None, None)
 SIGNAL = 16  # bytes of a message that goes before the timed one, in memory of its own
 OPEN_SETS = 4  # of groups, whose communicators stay open: each takes memory of the GPU
 
 
-def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Workload:
+def flow(buffers: ProbeBuffers, group: Collectives, flows: Flows, nbytes: int) -> Workload:
     """This rank's workload in flows on the group of all ranks; IDLE where it is in none. Collective."""
     buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
-    endpoints = endpoints_of(group.rank, flows)
-    if endpoints == NOBODY:
+    partners = partners_of(group.rank, flows)
+    if partners == NO_PARTNERS:
         return IDLE
     run = timed_calls(
         group,
-        message(buffers, group, endpoints, nbytes, SIGNAL),
-        message(buffers, group, endpoints, 0, nbytes),
+        message(buffers, group, partners, nbytes, SIGNAL),
+        message(buffers, group, partners, 0, nbytes),
     )
-    return transfer("flows", buffers, endpoints, buffers.into.array[:nbytes], run)
+    return transfer("flows", buffers, partners, buffers.into.array[:nbytes], run)
 
 
 def copy(
-    buffers: Buffers, peer_memory: PeerBuffers, group: Collectives, flows: Flows, nbytes: int
+    buffers: ProbeBuffers, peer_memory: IpcBuffers, group: Collectives, flows: Flows, nbytes: int
 ) -> Workload:
     """This rank's workload in copies: it writes into its target's memory by its own copy engine.
 
@@ -48,24 +48,24 @@ def copy(
     """
     buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
     peer_memory.reserve(nbytes)
-    endpoints = target, _ = endpoints_of(group.rank, flows)
-    if endpoints == NOBODY:
+    partners = target, _ = partners_of(group.rank, flows)
+    if partners == NO_PARTNERS:
         return IDLE
-    signal = message(buffers, group, endpoints, nbytes, SIGNAL)
+    signal = message(buffers, group, partners, nbytes, SIGNAL)
     queue: Callable[[], object] = nothing
     if target is not None:
         there, stream = peer_memory.peers[target], buffers.world.backend.stream
         queue = partial(peer_memory.box.copy, there, buffers.device(buffers.out), nbytes, stream)
     # The second signal says that the copies have arrived.
     run = timed_calls(group, signal, queue, signal)
-    return transfer("copies", buffers, endpoints, peer_memory.array[:nbytes], run)
+    return transfer("copies", buffers, partners, peer_memory.array[:nbytes], run)
 
 
 def nothing() -> None:
     pass
 
 
-def endpoints_of(rank: int, flows: Flows) -> Endpoints:
+def partners_of(rank: int, flows: Flows) -> Partners:
     target = next((b for a, b in flows if a == rank), None)
     return target, next((a for a, b in flows if b == rank), None)
 
@@ -80,20 +80,20 @@ def senders_receivers(flows: Flows) -> tuple[list[int], list[int]]:
 
 
 def message(
-    buffers: Buffers, group: Collectives, endpoints: Endpoints, offset: int, count: int
+    buffers: ProbeBuffers, group: Collectives, partners: Partners, offset: int, count: int
 ) -> Callable[[], object]:
     places = Place(buffers.out, offset), Place(buffers.into, offset)
     return group.message(
-        Call("sendrecv", *places, count, BYTES), send_to=endpoints[0], receive_from=endpoints[1]
+        Call("sendrecv", *places, count, BYTES), send_to=partners[0], receive_from=partners[1]
     )
 
 
 def transfer(
-    what: str, buffers: Buffers, endpoints: Endpoints, into: Any, run: Callable[[int], float]
+    what: str, buffers: ProbeBuffers, partners: Partners, into: Any, run: Callable[[int], float]
 ) -> Workload:
     """The workload of `run`, which moves this rank's buffer into its target's `into`."""
     world, rank, nbytes = buffers.world, buffers.world.rank, len(into)
-    target, source = endpoints
+    target, source = partners
 
     def segment(seed: int, sender: int) -> Segment:
         return Segment(0, nbytes, Copied(seed * world.size + sender, 0), sender)
@@ -105,7 +105,7 @@ def transfer(
             check.poison(into)
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         if source is None:
             return None
         return compare(what, rank, nbytes, into, BYTES, segment(seed, source))
@@ -113,7 +113,7 @@ def transfer(
     return Workload(prepare, run, checked, repeats_for(nbytes))
 
 
-def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) -> Workload:
+def ring(buffers: ProbeBuffers, group: Collectives | None, number: int, nbytes: int) -> Workload:
     """This rank's workload in a float32 all_reduce of group `number`; IDLE without a group. Collective."""
     world = buffers.world
     buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
@@ -132,7 +132,7 @@ def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) 
         check.poison(buffers.into.array[:end])
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         total = Segment(0, count, Reduced(seed * world.size + number, 0, "sum", ranks))
         return compare("rings", world.rank, nbytes, buffers.into.array, FLOAT, total)
 

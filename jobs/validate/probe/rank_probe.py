@@ -14,11 +14,11 @@ import meshrun
 from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
-from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
-from jobs.validate.probe.buffers import Buffers
+from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.buffers import ProbeBuffers
 from jobs.validate.probe.host_names import host_names
+from jobs.validate.probe.ipc_buffers import IpcBuffers
 from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, senders_receivers
-from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
 from runner.comm.collectives.api import Collectives
@@ -28,7 +28,7 @@ from runner.world.watchdog.watchdog import MeasurementProgress
 
 __all__ = ["RankProbe", "host_names", "open_probe"]
 
-Read = Callable[[], Mapping[tuple[str, str], float | str]]
+ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]
 END = "end"
 
 
@@ -40,16 +40,16 @@ class RankProbe:
     """
 
     def __init__(
-        self, world: meshrun.World, progress: MeasurementProgress, group: Collectives, read: Read
+        self, world: meshrun.World, progress: MeasurementProgress, group: Collectives, read: ReadCounters
     ) -> None:
         self.world, self.progress, self.group, self.read = world, progress, group, read
         cuda = world.here.device.kind == "cuda"
         self._box = open_box() if cuda else None
-        self._buffers = Buffers(world, group, self._box)
-        self._peer_memory = PeerBuffers(world, self._box) if self._box else None
+        self._buffers = ProbeBuffers(world, group, self._box)
+        self._peer_memory = IpcBuffers(world, self._box) if self._box else None
         self._rings = RingCommunicators(world)
         self._latest = group  # the communicator used last
-        self._wrong: list[Wrong] = []
+        self._wrong: list[WrongData] = []
         self._measured = 0
         self._done: set[Any] = set()  # what was measured before: its connections are open
         self._leading = self._in_progress = False
@@ -63,10 +63,10 @@ class RankProbe:
         return list(dict.fromkeys(host_names(self.world)))
 
     @cached_property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankPlace]:
         numbers = {name: number for number, name in enumerate(self.hosts)}
         names = zip(self.world.ranks, host_names(self.world), strict=True)
-        return [Place(rank.number, numbers[name], rank.local) for rank, name in names]
+        return [RankPlace(rank.number, numbers[name], rank.local) for rank, name in names]
 
     @property
     def unit(self) -> Unit:
@@ -137,10 +137,10 @@ class RankProbe:
         rows = self._measure("rings", samples, chosen, nbytes)
         return without_stolen(np.array([rows[list(group)].max(axis=0) for group in chosen]))
 
-    def wrong(self) -> Sequence[Wrong]:
-        return [Wrong(*values) for of_rank in self._request("wrong") for values in of_rank]
+    def wrong(self) -> Sequence[WrongData]:
+        return [WrongData(*values) for of_rank in self._request("wrong") for values in of_rank]
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         """Of a host's counters that several ranks read, those of its last rank."""
         hosts = self.hosts
         return {
@@ -278,7 +278,9 @@ class RankProbe:
 
 
 @contextmanager
-def open_probe(world: meshrun.World, progress: MeasurementProgress, read: Read = dict) -> Iterator[RankProbe]:
+def open_probe(
+    world: meshrun.World, progress: MeasurementProgress, read: ReadCounters = dict
+) -> Iterator[RankProbe]:
     """Open a probe of the world's ranks, and close it in order at the end; collective."""
     progress.begin("opening validate", "connecting the ranks")
     progress.grace = CONNECT_GRACE

@@ -15,7 +15,7 @@ import numpy as np
 import meshrun
 from jobs.measure import check, patterns
 from jobs.measure.patterns import Segment
-from jobs.validate.probe.api import Seconds, Wrong
+from jobs.validate.probe.api import Seconds, WrongData
 from runner.comm.collectives.api import DATATYPES, Datatype
 from runner.system.processor_counters import stolen_seconds
 from runner.world.watchdog.watchdog import MeasurementProgress
@@ -40,7 +40,7 @@ class Workload:
 
     prepare: Callable[[int], object]
     run: Callable[[int], float]
-    check: Callable[[int], Wrong | None]
+    check: Callable[[int], WrongData | None]
     repeats: int = 1
 
 
@@ -61,7 +61,7 @@ def sample(
     samples: int,
     seed: int,
     grace: float = 0.0,
-) -> tuple[Seconds, list[Wrong]]:
+) -> tuple[Seconds, list[WrongData]]:
     """Take samples of this rank's workload, all ranks beginning each sample at once. Collective.
 
     Returns (2, samples), float64: seconds, and for how many of these a hypervisor had taken the rank's
@@ -133,7 +133,7 @@ def _without_collection() -> Iterator[None]:
 
 def compare(
     what: str, rank: int, nbytes: int, memory: Any, datatype: Datatype, segment: Segment
-) -> Wrong | None:
+) -> WrongData | None:
     """The first difference between `memory`, flat uint8, and a segment's data; None where there is none."""
     found = check.verify(memory, datatype, [segment])
     if found is None:
@@ -147,4 +147,4 @@ def compare(
     if differing.size:
         offset, count = int(differing[0]), int(differing.size)
     texts = (check.text(bits, datatype) for bits in (found.got_bits, found.expected_bits))
-    return Wrong(what, rank, segment.source, nbytes, offset, count, *texts)
+    return WrongData(what, rank, segment.source, nbytes, offset, count, *texts)

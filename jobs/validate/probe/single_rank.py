@@ -12,22 +12,22 @@ import meshrun
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.validate.probe import api
-from jobs.validate.probe.api import SingleRankOp, Wrong
-from jobs.validate.probe.buffers import Buffers
+from jobs.validate.probe.api import SingleRankOp, WrongData
+from jobs.validate.probe.buffers import ProbeBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 
 ITEM = FLOAT.itemsize
 BLOCK = 8 << 20  # elements of a product that are compared at a time
 
 
-def workload(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
+def workload(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
     """This rank's workload; IDLE where it cannot be measured: a CPU has no way to a GPU. Collective."""
     if buffers.box is None and what in ("to_device", "to_host"):
         return IDLE
     return product(buffers, nbytes) if what == "product" else copy(buffers, what, nbytes)
 
 
-def copy(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
+def copy(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
     """A copy of `nbytes` inside the device's memory, or between it and pinned memory of the host."""
     world, rank, box = buffers.world, buffers.world.rank, buffers.box
     inside = what == "memory"
@@ -52,13 +52,13 @@ def copy(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
         check.poison(into[:nbytes])
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         return compare(what, rank, nbytes, into, BYTES, segment(seed))
 
     return Workload(prepare, partial(timed, world, queue), checked, repeats_for(nbytes))
 
 
-def product(buffers: Buffers, nbytes: int) -> Workload:
+def product(buffers: ProbeBuffers, nbytes: int) -> Workload:
     """A product c = a b of square float32 matrices, `nbytes` each.
 
     a = u v', b = w z' with small integers, so that c = (v' w) u z' is exact in whatever order it is summed:
@@ -94,7 +94,7 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
         check.poison(into.array[:size])
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         u, v, w, z = factors(seed)
         scaled, across = xp.asarray(u * (v @ w), np.float32), xp.asarray(z, np.float32)
         count, offset, words = 0, 0, ("", "")
@@ -110,7 +110,7 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
                 one = slice(first // ITEM, first // ITEM + 1)
                 words = (text(got[one]), text(expected[one]))
             count += several
-        return Wrong("product", rank, rank, nbytes, offset, count, *words) if count else None
+        return WrongData("product", rank, rank, nbytes, offset, count, *words) if count else None
 
     return Workload(prepare, partial(timed, world, queue), checked)
 

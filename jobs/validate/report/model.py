@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Wrong
+from jobs.validate.probe.api import WrongData
 from jobs.validate.verdict import Verdict
 
 SCHEMA = 2  # of the JSON document
@@ -36,8 +36,8 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """What the hardware allows. what: the measurement, as in `Rung.rates`. assumption: a phrase."""
+class HardwareLimit:
+    """What the hardware allows. what: the measurement, as in `RungResult.rates`. assumption: a phrase."""
 
     rung: RungName
     what: str
@@ -65,7 +65,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class RateMatrix:
     """Median rates from each row to each column, None where nothing was measured. what: the operation.
 
     rung "pairs": one matrix for each host and operation, labels are its GPUs. rung "host pairs": one for each
@@ -87,7 +87,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Curve:
+class RateCurve:
     """Rates by size. points: (bytes, rate)."""
 
     rung: RungName
@@ -130,11 +130,11 @@ class Report:
     command: str
     environment: dict[str, Any] = field(default_factory=dict)
     simulated: str = ""
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[HardwareLimit, ...] = ()
     changes: tuple[Change, ...] = ()
-    wrong: tuple[Wrong, ...] = ()
-    matrices: tuple[Matrix, ...] = ()
-    curves: tuple[Curve, ...] = ()
+    wrong: tuple[WrongData, ...] = ()
+    matrices: tuple[RateMatrix, ...] = ()
+    curves: tuple[RateCurve, ...] = ()
     baseline: str = ""
     drifts: tuple[Drift, ...] = ()
     changed: tuple[str, ...] = ()

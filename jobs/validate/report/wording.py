@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report.model import Change, Drift, Limit, Member, Report
-from jobs.validate.verdict import Finding, RateUnit, Rung, unit_of
+from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, Report
+from jobs.validate.verdict import Finding, RateUnit, RungResult, unit_of
 
 MOST = 20  # items of one kind that are shown
 
@@ -121,7 +121,7 @@ class RateRow:
     share: float | None
 
 
-def rates(report: Report, rung: Rung) -> list[RateRow]:
+def rates(report: Report, rung: RungResult) -> list[RateRow]:
     known = limits(report)
     rows = []
     for what, rate in rung.rates.items():
@@ -132,7 +132,7 @@ def rates(report: Report, rung: Rung) -> list[RateRow]:
     return rows
 
 
-def limits(report: Report) -> dict[tuple[RungName, str], Limit]:
+def limits(report: Report) -> dict[tuple[RungName, str], HardwareLimit]:
     """By rung and what it measures."""
     return {(one.rung, one.what): one for one in report.limits}
 

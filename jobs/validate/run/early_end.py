@@ -18,9 +18,11 @@ from jobs.validate.report.model import Report
 from jobs.validate.report.wording import headline
 from jobs.validate.run import outputs
 from jobs.validate.run.outputs import Outputs
-from jobs.validate.verdict import EXIT, Alarm, Rung, Verdict
+from jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
 
-NOTHING = Verdict("ok", (), tuple(Rung(name, "not measured", "the run ended before") for name in RUNGS), ())
+NOTHING = Verdict(
+    "ok", (), tuple(RungResult(name, "not measured", "the run ended before") for name in RUNGS), ()
+)
 FROM_OUTSIDE = "ended from outside before all was measured"
 
 

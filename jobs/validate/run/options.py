@@ -10,7 +10,7 @@ from jobs.validate.run.outputs import Outputs
 
 
 @dataclass(frozen=True)
-class Options:
+class ValidateOptions:
     """plan: before it is fitted to memory and time. budget, soak: seconds; None: no limit, and a single
     climb.
 

@@ -19,14 +19,14 @@ from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.buffers import fit_to_devices
-from jobs.validate.probe.rank_probe import Read, open_probe
+from jobs.validate.probe.rank_probe import ReadCounters, open_probe
 from jobs.validate.report.formats import json as json_format
 from jobs.validate.report.model import Member, Report
 from jobs.validate.report.wording import headline
 from jobs.validate.run import outputs
 from jobs.validate.run.dead_ranks import dead_ranks, stay_alive
 from jobs.validate.run.early_end import FROM_OUTSIDE, say, sentence
-from jobs.validate.run.options import Options
+from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.validation import Validation, measure
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
@@ -40,7 +40,7 @@ from runner.world.failure import FailureHandler
 from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
 
 
-def run(world: World, handler: FailureHandler, options: Options, cli_context: Any) -> dict[str, Any]:
+def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_context: Any) -> dict[str, Any]:
     """Measure and report; returns the completion record.
 
     Raises BadResult on every rank unless the verdict is ok.
@@ -88,7 +88,7 @@ def run(world: World, handler: FailureHandler, options: Options, cli_context: An
     return {"command": "validate", "status": status, "ranks": world.size}
 
 
-def rehearse(options: Options, cli_context: Any) -> int:
+def rehearse(options: ValidateOptions, cli_context: Any) -> int:
     """Measure and report the simulated fleet that was asked for; returns the exit status."""
     assert options.simulate is not None
     fleet = SimulatedFleet(parse_fleet(options.simulate))
@@ -111,7 +111,7 @@ def environment(world: World) -> dict[str, Any]:
     return versions(world) | found | {"settings": recorded_environment(launcher.environment())}
 
 
-def refuse_baseline(options: Options, members: Sequence[Member]) -> None:
+def refuse_baseline(options: ValidateOptions, members: Sequence[Member]) -> None:
     """Raise UserError for a baseline that does not fit these members, before anything is measured."""
     if options.baseline is not None:
         baseline.check(options.baseline, members, options.simulate or "")
@@ -134,7 +134,7 @@ def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
     )
 
 
-def counters(world: World) -> Read:
+def counters(world: World) -> ReadCounters:
     device, local = world.here.device, world.here.local
     return lambda: read_counters(device.uuid if device.kind == "cuda" else None, local)
 
@@ -158,7 +158,7 @@ def report_early(
         say(report, validation.options.nagios, cli_context.colour)
 
 
-def report_unopened(handler: FailureHandler, options: Options, cli_context: Any) -> None:
+def report_unopened(handler: FailureHandler, options: ValidateOptions, cli_context: Any) -> None:
     """The same before the world is open."""
     report_early(handler, Validation(options, {}), cli_context)
 
@@ -172,7 +172,9 @@ def hand_over(handler: FailureHandler, report: Report) -> bool:
 
 
 @contextmanager
-def watching(world: World, handler: FailureHandler, options: Options) -> Iterator[MeasurementProgress]:
+def watching(
+    world: World, handler: FailureHandler, options: ValidateOptions
+) -> Iterator[MeasurementProgress]:
     """Watch this rank's progress: a rank that hangs ends the run and is named, in the report too."""
     if not options.timeout:
         yield MeasurementProgress()
@@ -216,7 +218,7 @@ def show_rung(cli_context: Any) -> OnRung:
     return show
 
 
-def publish(report: Report, options: Options, cli_context: Any) -> Report:
+def publish(report: Report, options: ValidateOptions, cli_context: Any) -> Report:
     """Write the files and print the report; unknown where a file cannot be written."""
     clear(cli_context)
     if failed := outputs.write(report, options.outputs):

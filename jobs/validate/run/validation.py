@@ -19,9 +19,9 @@ from jobs.validate.ladder.part_rates import PartRates, matrices, part_rates
 from jobs.validate.ladder.soak import soak
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
-from jobs.validate.report.model import Limit, Member, Report
+from jobs.validate.report.model import HardwareLimit, Member, Report
 from jobs.validate.run.early_end import NOTHING, cut_short
-from jobs.validate.run.options import Options
+from jobs.validate.run.options import ValidateOptions
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
 from runner.errors import UserError, tell
@@ -31,10 +31,10 @@ from runner.errors import UserError, tell
 class Validation:
     """environment, members, limits: as in Report. plan: what is measured. ladder: the one in progress."""
 
-    options: Options
+    options: ValidateOptions
     environment: dict[str, Any]
     members: tuple[Member, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[HardwareLimit, ...] = ()
     plan: Plan = field(default_factory=Plan)
     ladder: Ladder | None = None
     notes: list[str] = field(default_factory=list)  # what the plan leaves out

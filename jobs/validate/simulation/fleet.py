@@ -19,10 +19,10 @@ from typing import Literal
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.simulation.hardware import (
     UPLINK,
-    Layout,
+    FleetLayout,
     Mask,
     Numbers,
     Parts,
@@ -47,7 +47,7 @@ class SimulatedFleet:
     def __init__(self, spec: FleetSpec, seed: int | None = None) -> None:
         self.spec = spec
         self.hosts: Sequence[str] = tuple(f"h{number}" for number in range(spec.hosts))
-        self._layout = Layout(spec)
+        self._layout = FleetLayout(spec)
         rng = np.random.default_rng(spec.seed if seed is None else seed)
         self._noise = Noise(spec.noise, rng, len(self._layout.host), spec.hosts)
         parts = nominal(self._layout, spec.leaf * UPLINK / spec.oversubscription)
@@ -64,9 +64,9 @@ class SimulatedFleet:
         return self.spec.faults
 
     @cached_property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankPlace]:
         numbers = zip(self._layout.host.tolist(), self._layout.gpu.tolist(), strict=True)
-        return tuple(Place(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
+        return tuple(RankPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
 
     @property
     def unit(self) -> Literal["GPU"]:
@@ -77,11 +77,11 @@ class SimulatedFleet:
         """None: all rungs can be measured."""
         return {}
 
-    def wrong(self) -> Sequence[Wrong]:
+    def wrong(self) -> Sequence[WrongData]:
         """Nothing: a model has no data that could be wrong."""
         return ()
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         """None: a model has no counters."""
         return {}
 

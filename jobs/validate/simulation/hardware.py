@@ -56,7 +56,7 @@ SLOWED = {  # by a fault; a link between hosts is no part but a way through many
 }
 
 
-class Layout:
+class FleetLayout:
     """Which host, GPU number (= rail) and leaf switch each rank has. first: the lowest rank of each host."""
 
     def __init__(self, spec: FleetSpec) -> None:
@@ -82,7 +82,7 @@ class Layout:
         return (ranks, fault.gpus[::-1]) if part == "pair" else ranks
 
 
-def nominal(layout: Layout, uplinks: float) -> Parts:
+def nominal(layout: FleetLayout, uplinks: float) -> Parts:
     """All parts of a fleet without faults. uplinks: bytes/s of those of one leaf switch, each direction.
 
     pair[rank, i]: from that rank to GPU i of its host.
@@ -93,7 +93,7 @@ def nominal(layout: Layout, uplinks: float) -> Parts:
     return parts | {name: np.full(layout.leaf_switches, uplinks) for name in UPLINKS}
 
 
-def slowed(parts: Parts, fault: Fault, layout: Layout) -> Parts:
+def slowed(parts: Parts, fault: Fault, layout: FleetLayout) -> Parts:
     """The parts with a fault. Two faults on one part multiply; the slowest part of a way decides."""
     parts = dict(parts)
     for name in SLOWED[fault.kind]:
@@ -105,7 +105,9 @@ def slowed(parts: Parts, fault: Fault, layout: Layout) -> Parts:
 class Routes:
     """Flows from ranks `sender` to ranks `receiver`, all at once. links: faults of paths between hosts."""
 
-    def __init__(self, layout: Layout, sender: Numbers, receiver: Numbers, links: Iterable[Fault]) -> None:
+    def __init__(
+        self, layout: FleetLayout, sender: Numbers, receiver: Numbers, links: Iterable[Fault]
+    ) -> None:
         self.sender, self.receiver = sender, receiver
         self.from_host, self.to_host = layout.host[sender], layout.host[receiver]
         self.outside: Mask = self.from_host != self.to_host

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from jobs.validate.plan import RungName
 from jobs.validate.report import wording
 from jobs.validate.report.formats import json as json_format
-from jobs.validate.report.model import Curve, Matrix, Report
+from jobs.validate.report.model import RateCurve, RateMatrix, Report
 from jobs.validate.report.remedies import remedies
 from jobs.validate.report.wording import byte_size, gbps, not_shown
 
@@ -121,7 +121,7 @@ class HeatMap:
     """number: of the matrix in the report. slowest: row, column and rate of its slowest pairs, in order."""
 
     number: int
-    matrix: Matrix
+    matrix: RateMatrix
     slowest: list[tuple[int, int, float]]
 
     @property
@@ -169,7 +169,7 @@ def colour_step(rate: float, usual: float) -> int:
 # Curves of rates by size.
 
 
-class Mark(NamedTuple):
+class PlotMark(NamedTuple):
     """A place in a drawing, and what is written there."""
 
     x: float
@@ -184,13 +184,13 @@ class Drawing:
     title: str
     rung: RungName
     best: str
-    points: list[Mark]
-    rates: list[Mark]
-    sizes: list[Mark]
-    limit: Mark | None
+    points: list[PlotMark]
+    rates: list[PlotMark]
+    sizes: list[PlotMark]
+    limit: PlotMark | None
 
 
-def drawing(curve: Curve) -> Drawing:
+def drawing(curve: RateCurve) -> Drawing:
     """Sizes on a logarithmic axis; rates from 0 to a tenth above the highest of them and the limit."""
     points = measured_points(curve)
     sizes = sorted({nbytes for nbytes, _ in points})
@@ -199,9 +199,9 @@ def drawing(curve: Curve) -> Drawing:
     top = 1.1 * max(best, curve.limit or 0.0) or 1.0
     step = round_step(top / 4)
 
-    def mark(nbytes: int, rate: float, label: str) -> Mark:
+    def mark(nbytes: int, rate: float, label: str) -> PlotMark:
         x = LEFT + (math.log2(nbytes) - low) / ((high - low) or 1) * (RIGHT - LEFT)
-        return Mark(round(x, 1), round(BOTTOM - rate / top * (BOTTOM - TOP), 1), label)
+        return PlotMark(round(x, 1), round(BOTTOM - rate / top * (BOTTOM - TOP), 1), label)
 
     return Drawing(
         curve.title,
@@ -214,7 +214,7 @@ def drawing(curve: Curve) -> Drawing:
     )
 
 
-def measured_points(curve: Curve) -> list[tuple[int, float]]:
+def measured_points(curve: RateCurve) -> list[tuple[int, float]]:
     return [(nbytes, rate) for nbytes, rate in curve.points if nbytes > 0 and math.isfinite(rate)]
 
 

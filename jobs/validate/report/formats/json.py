@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import repeat
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from jobs.validate.report.model import SCHEMA, Matrix, Report
+from jobs.validate.report.model import SCHEMA, RateMatrix, Report
 from jobs.validate.report.wording import headline
 from jobs.validate.verdict import Verdict, unit_of
 from runner.errors import UserError
@@ -77,24 +77,24 @@ def encode(value: Any) -> Any:
     return value
 
 
-def cells(matrix: Matrix) -> Json:
+def cells(matrix: RateMatrix) -> Json:
     """The measured cells only: of hundreds of hosts each pair met on one rail, so most cells are empty."""
     measured = [[row, column, rate] for row, column, rate in matrix.measured()]
     head = {"rung": matrix.rung, "what": matrix.what, "title": matrix.title}
     return {**head, "labels": list(matrix.labels), "cells": measured}
 
 
-def dense(found: Any, place: str) -> Matrix:
+def dense(found: Any, place: str) -> RateMatrix:
     """The inverse of `cells`."""
     try:
-        head = {key: decode(types_of(Matrix)[key], found[key], f"{place}.{key}") for key in HEAD}
+        head = {key: decode(types_of(RateMatrix)[key], found[key], f"{place}.{key}") for key in HEAD}
         labels = head["labels"]
         rates: list[list[float | None]] = [[None] * len(labels) for _ in labels]
         for row, column, rate in found["cells"]:
             rates[row][column] = float(rate)
     except (KeyError, IndexError, TypeError, ValueError) as reason:
         raise UserError(f"not a validation's report: {place} is no matrix", got=str(reason)) from reason
-    return Matrix(**head, rates=tuple(map(tuple, rates)))
+    return RateMatrix(**head, rates=tuple(map(tuple, rates)))
 
 
 def decode(kind: Any, value: Any, place: str) -> Any:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from jobs.validate.report.model import Report
 from jobs.validate.report.wording import fleet, headline, printable, rates
-from jobs.validate.verdict import Rung
+from jobs.validate.verdict import RungResult
 
 CLASS = "meshrun.validate"
 
@@ -47,7 +47,7 @@ def totals(cases: Sequence[ElementTree.Element]) -> dict[str, str]:
     return {"tests": str(len(cases)), **{key: str(count) for key, count in counts.items()}}
 
 
-def rung_case(report: Report, one: Rung) -> ElementTree.Element:
+def rung_case(report: Report, one: RungResult) -> ElementTree.Element:
     """A slow part fails its rung, even where it is only a warning and the rung is not broken."""
     case = new_case(one.name, one.measured)
     slow = [found.sentence for found in report.verdict.findings if found.rung == one.name]

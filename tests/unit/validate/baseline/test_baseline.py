@@ -27,7 +27,7 @@ from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline.baseline_run import KEPT, Figure
 from jobs.validate.baseline.compare import check, check_saving, compare, save
 from jobs.validate.baseline.drift import drifted
-from jobs.validate.probe.api import Wrong
+from jobs.validate.probe.api import WrongData
 from jobs.validate.report.model import Member, Report
 from jobs.validate.verdict import Verdict
 from runner.errors import UserError
@@ -170,7 +170,7 @@ def test_runs_are_numbered(path: Path) -> None:
         ({"verdict": Verdict("warning", (), (), ())}, "warning"),
         ({"verdict": Verdict("unknown", (), (), ("gpu: lost",))}, "gpu: lost"),
         ({"ended": "rank 3 was killed"}, "rank 3 was killed"),
-        ({"wrong": (Wrong("flows", 1, 0, 8, 0, 1, "0x1", "0x0"),)}, "data was wrong"),
+        ({"wrong": (WrongData("flows", 1, 0, 8, 0, 1, "0x1", "0x0"),)}, "data was wrong"),
     ],
 )
 def test_only_healthy_runs_are_saved(path: Path, changes: dict[str, Any], why: str) -> None:

@@ -16,10 +16,10 @@ from toy_fleet import ToyFleet
 
 from jobs.validate.ladder.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
 from jobs.validate.ladder.budget import fit as fit_plan
-from jobs.validate.ladder.costs import SIZES, calibrate, calls, estimate, estimate_rungs, sizes, work
+from jobs.validate.ladder.costs import SIZES, calibrate, estimate, estimate_rungs, probe_calls, sizes, work
 from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import CounterKey, Probe, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.topology import topology_of
@@ -38,10 +38,10 @@ class Costly(ToyFleet):
     unavailable: dict[RungName, str] = field(default_factory=dict)
     asked: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         return {}
 
-    def wrong(self) -> Sequence[Wrong]:
+    def wrong(self) -> Sequence[WrongData]:
         return ()
 
     def clock(self) -> float:
@@ -131,7 +131,7 @@ def test_calls_are_those_that_the_ladder_makes(gpus: list[int], plan: Plan) -> N
     fleet = Costly(gpus)
     verdict = validate(fleet, plan)
     assert verdict.findings == ()
-    expected = list(calls(plan, topology_of(fleet)))
+    expected = list(probe_calls(plan, topology_of(fleet)))
     for rung in verdict.rungs:
         assert sum(one.count for one in expected if one.key[0] == rung.name) == rung.rounds
     asked = [
@@ -319,7 +319,7 @@ def test_quick_keeps_the_sizes_of_nvlink() -> None:
 
 @pytest.mark.parametrize("gpus", [[4], [2, 2], [8] * 9])
 def test_quick_still_judges(gpus: list[int]) -> None:
-    def slowed(what: SingleRankOp, place: Place) -> float:
+    def slowed(what: SingleRankOp, place: RankPlace) -> float:
         return 0.7 if (place.host, place.gpu) == (0, 1) else 1.0
 
     for seed in range(10):

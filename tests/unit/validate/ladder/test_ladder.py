@@ -8,7 +8,7 @@ from toy_fleet import ToyFleet
 
 from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import RUNGS, Plan
-from jobs.validate.probe.api import Place, SingleRankOp
+from jobs.validate.probe.api import RankPlace, SingleRankOp
 from jobs.validate.verdict import Verdict
 
 
@@ -20,7 +20,7 @@ def result(verdict: Verdict) -> dict[str, str]:
     return {rung.name: rung.result for rung in verdict.rungs}
 
 
-def near(place: Place, host: int, gpu: int) -> bool:
+def near(place: RankPlace, host: int, gpu: int) -> bool:
     return (place.host, place.gpu) == (host, gpu)
 
 
@@ -34,7 +34,7 @@ def test_nobody_is_blamed_of_a_healthy_fleet(gpus: list[int]) -> None:
 @pytest.mark.parametrize("gpus", [[2, 2], [8] * 3, [8] * 9, [4, 2, 3, 3]])
 @pytest.mark.parametrize("ways", ["nic", "send", "receive"])
 def test_a_nic_and_its_direction(gpus: list[int], ways: str) -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         sends, receives = ways != "receive" and near(a, 1, 1), ways != "send" and near(b, 1, 1)
         return 0.6 if a.host != b.host and (sends or receives) else 1.0
 
@@ -51,7 +51,7 @@ def test_a_nic_and_its_direction(gpus: list[int], ways: str) -> None:
 
 @pytest.mark.parametrize("hosts", [3, 9, 20])
 def test_a_link_between_two_hosts(hosts: int) -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.7 if {a.host, b.host} == {0, 2} else 1.0
 
     plan = Plan(full_mesh_hosts=16)  # of 20 hosts, each two meet on one rail
@@ -60,7 +60,7 @@ def test_a_link_between_two_hosts(hosts: int) -> None:
 
 @pytest.mark.parametrize("hosts", [2, 3, 9])
 def test_a_rail(hosts: int) -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.7 if a.host != b.host and 2 in (a.gpu, b.gpu) else 1.0
 
     assert parts(validate(ToyFleet([4] * hosts, flow_factor=slowed))) == [("rail", (), (2,))]
@@ -72,7 +72,7 @@ def test_a_rail(hosts: int) -> None:
 )
 @pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [8] * 7])
 def test_a_gpu_alone(what: SingleRankOp, kind: str, rung: str, gpus: list[int]) -> None:
-    def slowed(asked: SingleRankOp, place: Place) -> float:
+    def slowed(asked: SingleRankOp, place: RankPlace) -> float:
         return 0.7 if asked == what and near(place, 0, 1) else 1.0
 
     verdict = validate(ToyFleet(gpus, single_rank_factor=slowed))
@@ -91,10 +91,10 @@ def test_all_gpus_of_a_host_are_the_host(hosts: int) -> None:
 
 @pytest.mark.parametrize("hosts", [1, 2, 9])
 def test_nvlink_of_a_gpu_and_of_a_pair(hosts: int) -> None:
-    def one(a: Place, b: Place) -> float:
+    def one(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host == b.host and (near(a, 0, 2) or near(b, 0, 2)) else 1.0
 
-    def pair(a: Place, b: Place) -> float:
+    def pair(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host == b.host == 0 and {a.gpu, b.gpu} == {1, 3} else 1.0
 
     assert parts(validate(ToyFleet([4] * hosts, flow_factor=one))) == [("nvlink", ("n0",), (2,))]
@@ -102,10 +102,10 @@ def test_nvlink_of_a_gpu_and_of_a_pair(hosts: int) -> None:
 
 
 def test_copies_tell_the_link_from_the_library() -> None:
-    def slow(a: Place, b: Place) -> float:
+    def slow(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host == b.host and {a.gpu, b.gpu} == {1, 3} else 1.0
 
-    def good(a: Place, b: Place) -> float:
+    def good(a: RankPlace, b: RankPlace) -> float:
         return 1.0
 
     found = {}
@@ -130,7 +130,7 @@ def test_where_gpus_do_not_reach_each_other_flows_are_judged_alone() -> None:
 
 
 def test_keep_going_finds_the_fault_of_a_higher_rung_too() -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host != b.host and (near(a, 3, 0) or near(b, 3, 0)) else 1.0
 
     fleet = ToyFleet(
@@ -147,7 +147,7 @@ def test_a_nic_that_flaps_is_named_with_its_share_of_the_time() -> None:
     fleet = ToyFleet([4] * 5)
     turns = np.random.default_rng(3)
 
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host != b.host and (near(a, 2, 1) or near(b, 2, 1)) else 1.0
 
     steady = fleet.flows

@@ -1,4 +1,4 @@
-"""Round after round, by made verdicts and a clock that is moved by hand."""
+"""Rounds of a soak, by made verdicts and a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.validate.ladder.budget import Deadline
 from jobs.validate.ladder.soak import SoakResult, soak
-from jobs.validate.verdict import Alarm, Evidence, Finding, Kind, Status, Verdict
+from jobs.validate.verdict import Alarm, Evidence, Finding, FindingKind, Status, Verdict
 
 EVIDENCE = Evidence("flows", 30e9, 48e9, 20, (), 1.0)
 OK = Verdict("ok", (), (), ())
@@ -20,7 +20,11 @@ LOST = Verdict("unknown", (), (), ("rails: ring could not be measured with rank 
 
 
 def bad(
-    kind: Kind = "nic", host: str = "c7", gpu: int = 3, factor: float = 0.61, status: Status = "critical"
+    kind: FindingKind = "nic",
+    host: str = "c7",
+    gpu: int = 3,
+    factor: float = 0.61,
+    status: Status = "critical",
 ) -> Verdict:
     return Verdict(status, (Finding(kind, (host,), (gpu,), factor, 0.99, "host pairs", EVIDENCE),), (), ())
 
@@ -66,7 +70,7 @@ def test_the_first_degradation_is_named_with_the_time_of_its_first_round() -> No
 
 
 @pytest.mark.parametrize("second", ["send", "receive", "flap"])
-def test_a_nic_is_the_same_nic_in_whatever_direction(second: Kind) -> None:
+def test_a_nic_is_the_same_nic_in_whatever_direction(second: FindingKind) -> None:
     assert soaked(iter([bad(), bad(second), OK]), 30)[0].first == bad().findings[0]
 
 

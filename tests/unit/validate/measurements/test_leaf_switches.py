@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.measurements.leaf_switches import LeafSwitches, measure_leaf_switches
+from jobs.validate.measurements.leaf_switches import LeafSwitchResult, measure_leaf_switches
 from jobs.validate.measurements.schedule import all_at_once_rounds
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
@@ -37,7 +37,7 @@ class LeafFleet(ToyFleet):
         return self.noisy((nbytes / rate).tolist(), samples)
 
 
-def judged(fleet: ToyFleet) -> LeafSwitches:
+def judged(fleet: ToyFleet) -> LeafSwitchResult:
     return measure_leaf_switches(fleet, topology_of(fleet), Plan(), {})
 
 

@@ -23,7 +23,7 @@ from jobs.validate.ladder.ladder import validate
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers as ranks_buffers
 from jobs.validate.probe import sampling, single_rank
-from jobs.validate.probe.api import SINGLE_RANK_OPS, Place, Wrong
+from jobs.validate.probe.api import SINGLE_RANK_OPS, RankPlace, WrongData
 from jobs.validate.probe.buffers import fit_to_devices
 from jobs.validate.probe.multi_rank import RingCommunicators
 from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
@@ -204,7 +204,13 @@ def test_hosts_and_places() -> None:
     names, hosts, places, unavailable = ranks(5, lambda world: asked(world, script), ["n", "m", "n"])[0]
     assert names == ["n#1", "m", "n#2", "n#1", "m"]
     assert hosts == ["n#1", "m", "n#2"]
-    expected = [Place(0, 0, 0), Place(1, 1, 0), Place(2, 2, 0), Place(3, 0, 1), Place(4, 1, 1)]
+    expected = [
+        RankPlace(0, 0, 0),
+        RankPlace(1, 1, 0),
+        RankPlace(2, 2, 0),
+        RankPlace(3, 0, 1),
+        RankPlace(4, 1, 1),
+    ]
     assert places == expected
     assert unavailable == {"host": "ranks on CPUs have no way between host and GPU"}
 
@@ -303,7 +309,7 @@ def test_a_flipped_bit_in_a_flow(nbytes: int) -> None:
 
     found, later = on_rank_0(3, script, prepare)
     assert [dataclasses.replace(one, got="", expected="") for one in found] == [
-        Wrong("flows", 1, 0, nbytes, 1000, 1, "", "")
+        WrongData("flows", 1, 0, nbytes, 1000, 1, "", "")
     ] * 2, "in the first sample and in the last"
     assert later == []
     got, expected = (int(word.split()[0]) for word in (found[0].got, found[0].expected))

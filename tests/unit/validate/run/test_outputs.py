@@ -11,8 +11,8 @@ from toy_fleet import ToyFleet
 
 from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.plan import Plan
-from jobs.validate.report.model import Limit
-from jobs.validate.run.options import Options
+from jobs.validate.report.model import HardwareLimit
+from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.outputs import Outputs, write
 from jobs.validate.run.validation import Validation
 
@@ -43,7 +43,7 @@ def test_a_stream_gets_the_last_report_alone(tmp_path: Path) -> None:
 
 def test_before_a_rung_nothing_of_it_is_known() -> None:
     """And asking changes nothing of the verdict."""
-    validation = Validation(Options(Plan()), {})
+    validation = Validation(ValidateOptions(Plan()), {})
     validation.ladder = Ladder(ToyFleet([2, 2, 2]), Plan())
     validation.ladder.measure_rung("gpu")
     for _ in range(2):
@@ -55,8 +55,8 @@ def test_before_a_rung_nothing_of_it_is_known() -> None:
 
 
 def test_curves_have_the_limit_of_their_rung() -> None:
-    limits = (Limit("node", "ring", 450e9, "NVLink"), Limit("all", "ring", None, "not known"))
-    validation = Validation(Options(Plan()), {}, limits=limits)
+    limits = (HardwareLimit("node", "ring", 450e9, "NVLink"), HardwareLimit("all", "ring", None, "not known"))
+    validation = Validation(ValidateOptions(Plan()), {}, limits=limits)
     validation.ladder = Ladder(ToyFleet([2, 2]), Plan())
     report = validation.report(validation.ladder.climb())
     assert [(one.rung, one.limit) for one in report.curves] == [("node", 450e9), ("all", None)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jobs.validate.report.formats.html import PAGE, TITLES, colour_step, round_step, text
 from jobs.validate.report.formats.json import read
-from jobs.validate.report.model import Curve, Matrix, Report
+from jobs.validate.report.model import RateCurve, RateMatrix, Report
 from jobs.validate.report.wording import MOST, printable
 
 VOID = {"meta", "br", "line", "polyline"}
@@ -112,8 +112,8 @@ def odd_everywhere(odd: str) -> Report:
     found = tuple(replace(one, hosts=(odd,), instead=(odd,)) for one in report.verdict.findings)
     alarms = tuple(replace(one, sentence=odd) for one in report.verdict.alarms)
     rungs = tuple(replace(one, why=odd, rates={odd: 1e9}) for one in report.verdict.rungs)
-    large = Matrix("host pairs", "flows", odd, (odd,) * 17, ((1e9,) * 17,) * 17)
-    small = Matrix("pairs", "flows", odd, (odd,) * 2, ((None, 1e9), (1e9, None)))
+    large = RateMatrix("host pairs", "flows", odd, (odd,) * 17, ((1e9,) * 17,) * 17)
+    small = RateMatrix("pairs", "flows", odd, (odd,) * 2, ((None, 1e9), (1e9, None)))
     return replace(
         report,
         verdict=replace(report.verdict, findings=found, alarms=alarms, rungs=rungs, not_judged=(odd,)),
@@ -127,7 +127,7 @@ def odd_everywhere(odd: str) -> Report:
         wrong=tuple(replace(one, got=odd) for one in report.wrong),
         drifts=tuple(replace(one, part=odd, what=odd) for one in report.drifts),
         matrices=(large, small),
-        curves=(Curve("all", odd, ((1024, 1e9), (2048, 2e9)), 3e9),),
+        curves=(RateCurve("all", odd, ((1024, 1e9), (2048, 2e9)), 3e9),),
     )  # fmt: skip
 
 
@@ -191,9 +191,9 @@ def test_matrices_with_slow_pairs_come_first_and_good_ones_are_folded() -> None:
 
 
 def test_what_was_not_measured_is_no_slow_pair() -> None:
-    none = Matrix("pairs", "flows", "none", ("a", "b"), ((None, None), (float("nan"), None)))
+    none = RateMatrix("pairs", "flows", "none", ("a", "b"), ((None, None), (float("nan"), None)))
     assert heat_maps(replace(made_report.healthy(), matrices=(none,))) == ""
-    some = Matrix("pairs", "flows", "some", ("a", "b"), ((None, 1e9), (float("nan"), None)))
+    some = RateMatrix("pairs", "flows", "some", ("a", "b"), ((None, 1e9), (float("nan"), None)))
     page = heat_maps(replace(made_report.healthy(), matrices=(some,)))
     assert page.count('<td class="hn">-</td>') == 3
 
@@ -222,19 +222,19 @@ def test_a_curve_has_its_points_and_its_limit() -> None:
 
 @pytest.mark.parametrize("points", [(), ((0, 1.0),), ((1024, float("nan")),)])
 def test_no_points_no_curve(points: tuple[tuple[int, float], ...]) -> None:
-    assert curves(replace(made_report.healthy(), curves=(Curve("all", "ring", points),))) == ""
+    assert curves(replace(made_report.healthy(), curves=(RateCurve("all", "ring", points),))) == ""
 
 
 @pytest.mark.parametrize("points", [((1024, 0.0),), ((1024, 1.0), (1024, 2.0)), ((1, 1e-3), (1 << 40, 1e15))])
 def test_odd_curves_are_drawn(points: tuple[tuple[int, float], ...]) -> None:
-    page = curves(replace(made_report.healthy(), curves=(Curve("all", "ring", points),)))
+    page = curves(replace(made_report.healthy(), curves=(RateCurve("all", "ring", points),)))
     assert page.count("<circle") == len(points)
     assert "nan" not in page
 
 
 def test_a_curves_rates_and_sizes_are_named() -> None:
     points = tuple((1 << power, power * 10e9) for power in range(20, 31))  # 1 MiB at 200 GB/s to 1 GiB at 300
-    page = curves(replace(made_report.healthy(), curves=(Curve("all", "ring", points),)))
+    page = curves(replace(made_report.healthy(), curves=(RateCurve("all", "ring", points),)))
     assert re.findall(r'text-anchor="end">([^<]*)', page) == ["0", "100", "200", "300"]
     sizes = re.findall(r'text-anchor="middle">([^<]*)', page)
     assert sizes == ["1 MiB", "8 MiB", "64 MiB", "512 MiB"]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.validate.report.formats.json import document, read, text
-from jobs.validate.report.model import SCHEMA, Matrix, Report
+from jobs.validate.report.model import SCHEMA, RateMatrix, Report
 from jobs.validate.verdict import Finding
 from runner.errors import UserError
 
@@ -29,7 +29,7 @@ SIMPLE = {float: NUMBERS, int: st.integers(), str: st.text(max_size=8), types.No
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type, without numbers that JSON cannot write."""
     origin, inner = get_origin(kind), get_args(kind)
-    if kind is Matrix:
+    if kind is RateMatrix:
         return matrices()
     if is_dataclass(kind):
         hints = get_type_hints(kind)
@@ -48,10 +48,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def matrices(draw: st.DrawFn) -> Matrix:
+def matrices(draw: st.DrawFn) -> RateMatrix:
     labels = draw(st.lists(st.text(), max_size=2).map(tuple))
     row = st.tuples(*[st.none() | NUMBERS for _ in labels])
-    return Matrix("pairs", "flows", draw(st.text()), labels, tuple(draw(row) for _ in labels))
+    return RateMatrix("pairs", "flows", draw(st.text()), labels, tuple(draw(row) for _ in labels))
 
 
 @given(values(Report))

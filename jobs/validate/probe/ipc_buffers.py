@@ -9,7 +9,7 @@ from meshrun import World
 from runner.device.raw.memory import Box, Memory
 
 
-class PeerBuffers:
+class IpcBuffers:
     """A buffer on each rank's GPU, open in the other ranks of its host. All methods are collective.
 
     peers: the buffers of the other ranks of this host, by rank. unreachable: why some rank cannot open
