@@ -166,7 +166,7 @@ DRIFTS = (
 
 def healthy() -> Report:
     """Two hosts of eight GPUs."""
-    note = "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
+    note = "two hosts: a slowdown of all their NICs (the link, or either host's network) cannot be detected"
     return Report(
         Verdict("ok", (), tuple(map(rung, RUNGS)), (note,)),
         members(2, 8),
@@ -237,7 +237,7 @@ def one_rank() -> Report:
     whys = {"pairs": "no host has two GPUs", "node": "no host has two GPUs", "all": "there is one rank"}
     rungs = [rung("gpu"), rung("host")]
     rungs += [unmeasured(name, whys.get(name, "there is one host")) for name in RUNGS[2:]]
-    note = "one rank: nothing to compare it with; its figures are told, not judged"
+    note = "one rank: nothing to compare it with; its figures are reported, not judged"
     verdict = Verdict("ok", (), tuple(rungs), (note,))
     return replace(healthy(), verdict=verdict, members=members(1, 1), seconds=3.25, matrices=(), curves=())
 
@@ -247,7 +247,7 @@ def cpu() -> Report:
     low = {"memory": 11.2 * GB, "product": 63.9 * GB}
     rungs = [
         replace(rung("gpu"), result="broken", rates=low),
-        unmeasured("host", "CPUs have no way to a GPU"),
+        unmeasured("host", "CPUs have no host-to-GPU link"),
     ]
     rungs += [unmeasured(name, "rung gpu is broken") for name in RUNGS[2:4]]
     rungs += [unmeasured(name, "there is one host") for name in RUNGS[4:6]]
@@ -255,7 +255,7 @@ def cpu() -> Report:
     evidence = Evidence("memory, product", 5.38 * GB, 11.2 * GB, 30, (), 1.0)
     slow = Finding("gpu", ("laptop",), (2,), 0.48, 0.97, "gpu", evidence, ranks=(2,), unit="CPU")
     verdict = Verdict(
-        "critical", (slow,), tuple(rungs), ("one host: what slows all its GPUs alike cannot be seen",)
+        "critical", (slow,), tuple(rungs), ("one host: a slowdown of all its GPUs cannot be detected",)
     )
     ranks = tuple(replace(one, host="laptop", kind="cpu") for one in members(1, 4, "CPU"))
     return Report(verdict, ranks, STARTED, 6.1, "mpirun -n 4 meshrun validate", {"MPI": "MPICH 4.3.1"})

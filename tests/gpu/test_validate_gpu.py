@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs.validate.ladder.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.probe import single_rank
 from jobs.validate.probe.api import SINGLE_RANK_OPS
@@ -114,7 +114,7 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
 
 
 def test_more_than_the_gpu_has(world: World) -> None:
-    with pytest.raises(UserError, match=r"\[rank 0, host .*, GPU 0\] there is not enough memory"):
+    with pytest.raises(UserError, match=r"\[rank 0, host .*, GPU 0\] not enough memory"):
         same.asked(world, lambda probe: probe.single_rank("memory", world.here.device.memory, 1))
 
 
@@ -128,7 +128,7 @@ def test_sizes_leave_room(world: World) -> None:
 
 def test_one_gpu_climbs_the_ladder(world: World) -> None:
     plan = fit_to_devices(world, Plan(memory_bytes=256 * MIB, samples=3))
-    verdict = same.asked(world, lambda probe: validate(probe, plan))
+    verdict = same.asked(world, lambda probe: climb_ladder(probe, plan))
     results = {rung.name: rung.result for rung in verdict.rungs}
     assert results["gpu"] == results["host"] == "ok"
     assert verdict.status == "ok"
@@ -235,7 +235,7 @@ def survey(world: World) -> Json:
     )
 
     def climbs(probe: Any) -> Json:
-        verdict = validate(probe, plan)
+        verdict = climb_ladder(probe, plan)
         measured = [rung.name for rung in verdict.rungs if rung.result != "not measured"]
         return {"rungs": measured, "status": verdict.status}
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jobs.validate import plan as validate_plan
-from jobs.validate.ladder.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.probe import sampling
 from jobs.validate.probe.api import WrongData
@@ -163,7 +163,7 @@ def test_too_little_memory_on_one_rank(world: World) -> None:
     last = world.size - 1
     if world.rank == last:
         world.backend.free_memory = lambda: 0
-    with pytest.raises(UserError, match=rf"\[rank {last}, .*\] there is not enough memory") as caught:
+    with pytest.raises(UserError, match=rf"\[rank {last}, .*\] not enough memory") as caught:
         same.asked(world, lambda probe: probe.single_rank("memory", KIB, 1))
     assert caught.value.everywhere
 
@@ -182,7 +182,7 @@ def test_the_whole_ladder(world: World, healthy: bool, monkeypatch: pytest.Monke
             max_retests=1, memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=MIB, ring_bytes=MIB,
         ),
     )  # fmt: skip
-    verdict = on_rank_0(world, lambda probe: validate(probe, plan))
+    verdict = on_rank_0(world, lambda probe: climb_ladder(probe, plan))
     results = {rung.name: rung.result for rung in verdict.rungs if rung.result != "not measured"}
     measured = ("gpu", "pairs", "node", "all") if world.size > 1 else ("gpu",)
     assert results == {**dict.fromkeys(measured, "ok"), "gpu": "ok" if healthy else "broken"}

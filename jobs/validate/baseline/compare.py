@@ -90,7 +90,7 @@ def compare(
             notes.setdefault(f"not compared ({why})", []).append(name)
         if 0 < len(alike) < FEW_RUNS:
             few = f"only {len(alike)} earlier run{'s'[: len(alike) > 1]}"
-            notes.setdefault(f"{few}, differences of 10 % are told without a score", []).append(name)
+            notes.setdefault(f"{few}, differences of 10 % are reported without a score", []).append(name)
     for figure in missing(runs, mine, same):
         notes.setdefault("in earlier runs, not measured in this one", []).append(f"{figure[0]} {figure[1]}")
     changed += [f"{listed(dict.fromkeys(names))}: {text}" for text, names in notes.items()]

@@ -44,7 +44,7 @@ def alarms(
     return (*dead, *data, *faults)
 
 
-def beside(report: Report, plan: Plan) -> Verdict:
+def add_fleet_alarms(report: Report, plan: Plan) -> Verdict:
     """The verdict with alarms for what siblings cannot show, since all have it: rates below those of earlier
     runs, or far below the hardware's limits.
     """
@@ -70,7 +70,7 @@ def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
     return replace(verdict, status=worst, alarms=tuple(every))
 
 
-def unjudged(verdict: Verdict, why: str) -> Verdict:
+def with_not_judged(verdict: Verdict, why: str) -> Verdict:
     """The verdict with one more thing that could not be judged, as the first of them: unknown at least."""
     status: Status = max(verdict.status, "unknown", key=SEVERITY.index)
     return replace(verdict, status=status, not_judged=(why, *verdict.not_judged))

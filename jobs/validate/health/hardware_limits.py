@@ -22,7 +22,7 @@ from runner.system.links import gpu_links, network_rate, nics
 
 GB = 1e9
 NVLS_CAPABILITY = 90  # Hopper
-HEADERS = "packet headers are not taken off"
+HEADERS = "packet headers are not subtracted"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ Members = Sequence[tuple[int, RankFacts]]  # by rank
 def gather(world: World) -> list[RankFacts]:
     """The facts of all ranks, in rank order, on every rank. Collective."""
     device = world.here.device
-    cpu = NominalRate(None, "it computes on a CPU")
+    cpu = NominalRate(None, "computes on a CPU")
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
     share = network_rate(nics(), beside)
     network = NominalRate(share.rate and share.rate * GB, share.source)
@@ -67,7 +67,7 @@ def gather(world: World) -> list[RankFacts]:
         links = gpu_links(device.uuid)
         mine = RankFacts(
             NominalRate(
-                device.bandwidth, device.bandwidth_source if device.bandwidth else "CUDA does not tell it"
+                device.bandwidth, device.bandwidth_source if device.bandwidth else "not reported by CUDA"
             ),
             NominalRate(links.nvlink.rate and links.nvlink.rate * GB, links.nvlink.source),
             NominalRate(links.pcie.rate and links.pcie.rate * GB, links.pcie.source),
@@ -90,10 +90,8 @@ def limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> tuple[Har
     rails = [rail for rail in _grouped(members, [place.gpu for place in places]) if len(rail) > 1]
     outside = [member for rail in rails for member in rail] if len(hosts) > 1 else []
     memory = _least([(rank, one.memory) for rank, one in members], "a copy reads and writes each byte")
-    pcie = _least([(rank, one.pcie) for rank, one in members], f"each GPU by a way of its own; {HEADERS}")
-    product = NominalRate(
-        None, "neither CUDA nor NVML tells the arithmetic rate of the units that the product uses"
-    )
+    pcie = _least([(rank, one.pcie) for rank, one in members], f"each GPU on its own path; {HEADERS}")
+    product = NominalRate(None, "neither CUDA nor NVML reports the peak rate of the arithmetic units used")
     flows = _least([inside for host in pairs for inside in _inside(host)], f"{_joins(pairs)}; {HEADERS}")
     rings = [(host[0][0], _ring_of_host(host)) for host in pairs]
     ring = next((one for _, one in rings if one.rate is None), _least(rings))
@@ -119,7 +117,7 @@ def limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> tuple[Har
 
 
 # A tree's busiest NIC carries as much as a ring's where each host has one rank.
-RAIL = f"a ring or a tree; a network that adds up (SHARP) would carry less; {HEADERS}"
+RAIL = f"a ring or a tree; in-network reduction (SHARP) would carry less; {HEADERS}"
 
 
 def _grouped(members: Members, keys: Sequence[int]) -> list[Members]:
@@ -156,7 +154,7 @@ def _joins(hosts: Sequence[Members]) -> str:
     kinds = {_kind(host) for host in hosts}
     if kinds == {"NVLink"}:
         return "all NVLinks of a GPU lead to each other GPU, as with NVSwitch"
-    words = "GPUs reach each other over PCIe, each by a way of its own"
+    words = "GPUs reach each other over PCIe, each on its own path"
     return f"{words}, where they have no NVLink" if "NVLink" in kinds else words
 
 
@@ -176,7 +174,7 @@ def _ring_of_all(hosts: Sequence[Members]) -> NominalRate:
     if len(hosts) == 1:
         return _ring_of_host(everyone)
     if not all(one.capability for _, one in everyone):
-        return NominalRate(None, "which algorithm MPI uses between CPUs is not known")
+        return NominalRate(None, "the algorithm that MPI uses between CPUs is unknown")
     network = _least([(rank, _way_out(one)) for rank, one in everyone])
     layout = Layout(ranks, len(hosts))
     assumed = _algorithm(everyone, layout)
@@ -186,10 +184,10 @@ def _ring_of_all(hosts: Sequence[Members]) -> NominalRate:
         return _filled(network, layout, assumed)
     # Each ring enters and leaves a host once, by another NIC: a host's NICs together carry the rate.
     together = _least([(host[0][0], _sum([_way_out(one) for _, one in host])) for host in hosts])
-    words = f"all_reduce: ring assumed ({assumed.reason}); it crosses every host by all its NICs; {HEADERS}"
+    assumes = f"all_reduce: ring assumed ({assumed.reason}); it uses all NICs of each host; {HEADERS}"
     inside = _least([one for host in hosts if len(host) > 1 for one in _inside(host)])
     tight = inside if inside.rate is not None and inside.rate < (together.rate or 0.0) else together
-    return NominalRate(tight.rate, f"{tight.source}; {words}")
+    return NominalRate(tight.rate, f"{tight.source}; {assumes}")
 
 
 def _algorithm(members: Members, layout: Layout) -> Assumed:
@@ -215,5 +213,5 @@ def _way_out(one: RankFacts) -> NominalRate:
 
 def _sum(rates: Sequence[NominalRate]) -> NominalRate:
     """The sum over the ranks of one host, all of whose rates are known."""
-    each = rates[0].source if len({one.source for one in rates}) == 1 else "its ranks' ways to the network"
+    each = rates[0].source if len({one.source for one in rates}) == 1 else "its ranks' paths to the network"
     return NominalRate(sum(one.rate or 0.0 for one in rates), f"{len(rates)} ranks a host, {each}")

@@ -1,4 +1,4 @@
-"""Plans that fit into a time, and how much of it is left."""
+"""Fit a plan to a time budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.validate.plan import RUNGS, Plan
 from runner.errors import UserError
 
 MiB = 1 << 20
-# Below these, latency decides. (A ring of 8 GPUs moves 16 MiB at half of its rate.)
+# Smallest sizes; below these, latency dominates. (A ring of 8 GPUs moves 16 MiB at half of its rate.)
 FLOORS = {
     "memory_bytes": 64 * MiB,
     "product_bytes": 64 * MiB,
@@ -23,22 +23,22 @@ FLOORS = {
     "ring_bytes": 64 * MiB,
 }
 REPEATS = ((4, 200), (3, 100), (3, 50), (3, 25), (3, 3))  # samples, and samples of each NIC
-RETEST_SHARE = 0.15  # of a budget, kept for measuring suspects again
+RETEST_SHARE = 0.15  # of a budget, reserved for retests of suspects
 DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|m|h|d|)\s*")
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as 90, 90s, 1.5m, 2h, 1d. Raises UserError where it is none, or 0."""
+    """Parse a duration such as 90, 90s, 1.5m, 2h or 1d into seconds. Raises UserError if invalid or 0."""
     match = DURATION.fullmatch(text)
     value = float(match[1]) * UNITS[match[2]] if match else 0.0
     if not 0 < value < math.inf:
-        raise UserError("a duration", got=repr(text), expected="seconds, or 90s, 30m, 2h, 1d")
+        raise UserError("invalid duration", got=repr(text), expected="seconds, or 90s, 30m, 2h, 1d")
     return value
 
 
 class Deadline:
-    """A time that ends. clock: of seconds; where ranks decide by it, rank 0's, broadcast: then collective."""
+    """A time limit. clock: returns seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock, self.begin = seconds, clock, clock()
@@ -47,12 +47,12 @@ class Deadline:
         return self.clock() - self.begin
 
     def left(self) -> float:
-        """Negative when it is over."""
+        """Return the seconds left; negative after the deadline."""
         return self.seconds - self.elapsed()
 
 
 def quick() -> Plan:
-    """A plan with fewer samples and smaller sizes, except of what NVLink carries: 256 MiB in both."""
+    """Return a plan with fewer samples and smaller sizes; sizes on NVLink stay at 256 MiB."""
     return Plan(
         samples=3,
         retest_samples=15,
@@ -65,68 +65,70 @@ def quick() -> Plan:
 
 
 def fit(plan: Plan, budget: float, cost: Callable[[Plan], float]) -> tuple[Plan, str]:
-    """The plan that fits into `budget` seconds, and what was given up for it: a line, or "".
+    """Reduce a plan until it fits `budget` seconds. Returns it, and a line on what was reduced ("": nothing).
 
-    cost: seconds of a plan. First repeats give way, then sizes, then rungs from the end; a share of the time
-    is kept for measuring suspects again. Raises UserError where not even one rung fits.
+    cost: returns the seconds that a plan takes. Reduces repeats first, then sizes, then drops rungs from the
+    end; `RETEST_SHARE` stays reserved. Raises UserError if not even one rung fits.
     """
     room = (1 - RETEST_SHARE) * budget
-    lean = plan
-    for lean in leaner(plan):
-        if cost(lean) <= room:
-            return lean, describe_cuts(plan, lean, cost(lean), budget)
+    reduced = plan
+    for reduced in reduced_plans(plan):
+        if cost(reduced) <= room:
+            return reduced, describe_cuts(plan, reduced, cost(reduced), budget)
     for name in reversed(RUNGS):
-        shorter = replace(lean, rungs=tuple(rung for rung in lean.rungs if rung != name))
+        shorter = replace(reduced, rungs=tuple(rung for rung in reduced.rungs if rung != name))
         if not shorter.rungs:
             break
-        if cost(shorter) < cost(lean):
-            lean = shorter
-        if cost(lean) <= room:
-            return lean, describe_cuts(plan, lean, cost(lean), budget)
-    least = math.ceil(cost(lean) / (1 - RETEST_SHARE))
+        if cost(shorter) < cost(reduced):
+            reduced = shorter
+        if cost(reduced) <= room:
+            return reduced, describe_cuts(plan, reduced, cost(reduced), budget)
+    least = math.ceil(cost(reduced) / (1 - RETEST_SHARE))
     raise UserError(
         "the budget is too short for any rung", got=f"{budget:.3g} s", hint=f"--budget {least}s, or --rungs"
     )
 
 
-def leaner(plan: Plan) -> Iterator[Plan]:
-    """The plan, then with ever fewer repeats, then with ever smaller sizes as well."""
+def reduced_plans(plan: Plan) -> Iterator[Plan]:
+    """Yield the plan, then plans with fewer and fewer repeats, then with smaller and smaller sizes."""
     yield plan
-    lean = plan
+    reduced = plan
     for samples, per_nic in REPEATS:
-        lean = replace(
-            lean, samples=min(lean.samples, samples), samples_per_nic=min(lean.samples_per_nic, per_nic)
+        reduced = replace(
+            reduced,
+            samples=min(reduced.samples, samples),
+            samples_per_nic=min(reduced.samples_per_nic, per_nic),
         )
-        yield lean
-    smaller, before = halved(lean), lean
+        yield reduced
+    smaller, before = halve_sizes(reduced), reduced
     while smaller != before:
         yield smaller
-        smaller, before = halved(smaller), smaller
+        smaller, before = halve_sizes(smaller), smaller
 
 
-def halved(plan: Plan) -> Plan:
-    """Half of each size, but none below its floor."""
+def halve_sizes(plan: Plan) -> Plan:
+    """Return the plan with half of each size, but none below its floor."""
     changes: dict[str, Any] = {}
     for name, floor in FLOORS.items():
         now = int(getattr(plan, name))
-        part = 4 if name == "product_bytes" else 2  # of a matrix, half of each side
+        part = 4 if name == "product_bytes" else 2  # half of each side of a matrix
         changes[name] = min(now, max(floor, now // part))
     return replace(plan, **changes)
 
 
-def describe_cuts(wanted: Plan, lean: Plan, expected: float, budget: float) -> str:
+def describe_cuts(wanted: Plan, reduced: Plan, expected: float, budget: float) -> str:
     given = [
-        f"{name} {getattr(lean, field)} instead of {getattr(wanted, field)}"
+        f"{name} {getattr(reduced, field)} instead of {getattr(wanted, field)}"
         for field, name in (("samples", "samples"), ("samples_per_nic", "samples of each NIC"))
-        if getattr(lean, field) != getattr(wanted, field)
+        if getattr(reduced, field) != getattr(wanted, field)
     ]
     given += [
-        f"{name.removesuffix('_bytes')} {getattr(lean, name) / MiB:.4g} MiB instead of "
+        f"{name.removesuffix('_bytes')} {getattr(reduced, name) / MiB:.4g} MiB instead of "
         f"{getattr(wanted, name) / MiB:.4g} MiB"
         for name in FLOORS
-        if getattr(lean, name) != getattr(wanted, name)
+        if getattr(reduced, name) != getattr(wanted, name)
     ]
-    gone = [rung for rung in wanted.rungs if rung not in lean.rungs]
+    gone = [rung for rung in wanted.rungs if rung not in reduced.rungs]
     given += [f"not measured, no time in the budget: {', '.join(gone)}"] if gone else []
     if not given:
         return ""

@@ -1,4 +1,4 @@
-"""A ladder's measurements as rates: of each part for the baseline, of each pair for the heat maps."""
+"""Rates from a ladder's measurements: of each part for the baseline, of each pair for the heat maps."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from jobs.validate.plan import RungName
 from jobs.validate.report.model import RateMatrix
 from jobs.validate.topology import Ints, Topology
 
-PartRates = dict[
-    tuple[RungName, str, str], float
-]  # rung, measurement, part ("": the fleet) -> its rate, in `verdict.unit_of` the measurement
+# (rung, measurement, part; "" is the whole fleet) -> rate, in the `verdict.unit_of` the measurement
+PartRates = dict[tuple[RungName, str, str], float]
 
-DRAWN = 16  # hosts whose GPU pairs are reported, the slowest ones
-RAILS_DRAWN = 64  # hosts up to which every rail has a matrix of its own
+DRAWN = 16  # hosts whose GPU pairs are reported: the slowest ones
+RAILS_DRAWN = 64  # up to this many hosts, each rail has its own matrix
 
 
 def part_rates(ladder: Ladder) -> PartRates:
-    """Median rates of all together and of each part that rungs measure: GPUs, hosts, rails."""
+    """Return the median rates of the fleet and of each part that rungs measure: GPUs, hosts, rails."""
     found: PartRates = {}
     for rung in ladder.rungs:
         for what, rate in rung.rates.items():
@@ -36,7 +35,7 @@ def part_rates(ladder: Ladder) -> PartRates:
 
 
 def _by_part(table: Observations, name: RungName, nbytes: int) -> tuple[Ints, np.ndarray]:
-    """Ranks (hosts of the rung "node", rails of "rails") and the median rate of what each took part in."""
+    """Return the parts (hosts for rung "node", rails for "rails", else ranks) and their median rates."""
     seconds = table.seconds
     both = table.a if name in ("node", "rails") else np.concatenate([table.a, table.b])
     values = seconds if len(both) == len(seconds) else np.concatenate([seconds, seconds])
@@ -52,7 +51,7 @@ def _parts(name: RungName, topology: Topology, keys: Ints) -> list[str]:
 
 
 def matrices(ladder: Ladder) -> tuple[RateMatrix, ...]:
-    """Rates between the GPUs of a host, and between hosts on each rail (of many hosts: the slowest rail)."""
+    """Return rates between the GPUs of a host, and between hosts by rail (many hosts: slowest rail only)."""
     return (*_inside(ladder, "copies"), *_inside(ladder, "flows"), *_between(ladder))
 
 
@@ -98,7 +97,7 @@ def _between(ladder: Ladder) -> Iterator[RateMatrix]:
 
 
 def _square(a: Ints, b: Ints, rate: np.ndarray, size: int) -> tuple[tuple[float | None, ...], ...]:
-    """Rates at (a, b), the smallest where there are several; None elsewhere."""
+    """Return a (size, size) matrix with the smallest rate of each (a, b); None where there is none."""
     square = np.full((size, size), np.inf)
     np.minimum.at(square, (a, b), rate)
     return tuple(tuple(None if cell == np.inf else cell for cell in row) for row in square.tolist())

@@ -1,7 +1,7 @@
-"""Climb the ladder round after round: what degrades first, and when.
+"""Climb the ladder repeatedly, and report what degrades first and when.
 
-A slow part must be slow again in the next round to count: what was slow in one round only is a warning. Wrong
-data, or a rank that died, needs no second round.
+A slow part counts only if it is slow again in the next round; a part that was slow in one round only is a
+warning. Wrong data, or a rank that died, needs no confirmation.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass, replace
 from jobs.validate.ladder.budget import Deadline
 from jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict
 
-# Names that one fault may be given in one round and in the next.
+# Different names that one fault may get in different rounds.
 FAMILY = {"send": "nic", "receive": "nic", "flap": "nic", "nvlink send": "nvlink", "nvlink receive": "nvlink"}
 
 
 @dataclass(frozen=True)
 class SoakResult:
-    """first: the first degradation, a finding that the next round confirmed or a critical alarm. at: seconds
-    since the deadline began, to the end of the round that first showed it; of all rounds when none did.
+    """first: the first degradation: a finding that the next round confirmed, or a critical alarm. at: seconds
+    until the end of the round that first showed it, or of the last round if none did.
 
-    worst: of all rounds; of a round whose findings did not come again, a warning at most. once: how many of
-    those there were.
+    worst: the worst verdict; a round with unconfirmed findings counts as a warning at most. unconfirmed: the
+    number of such rounds.
     """
 
     first: Finding | Alarm | None
     at: float
     rounds: int
     worst: Verdict
-    once: int = 0
+    unconfirmed: int = 0
 
     @property
     def line(self) -> str:
-        """The result in one line."""
+        """Describe the result in one line."""
         rounds = f"{self.rounds} round{'s'[: self.rounds != 1]}"
-        single = f"; bad in a single round: {self.once} times" if self.once else ""
+        single = f"; bad in a single round: {self.unconfirmed} times" if self.unconfirmed else ""
         if self.first is None:
             return f"no degradation in {self.at:.0f} s, {rounds}{single}"
         return f"first degradation after {self.at:.0f} s: {self.first.sentence} ({rounds}{single})"
@@ -44,86 +44,85 @@ class SoakResult:
 
 @dataclass(frozen=True)
 class SoakRound:
-    """One climb. at: when it ended, in seconds. upheld: some of its findings were there before."""
+    """One climb. at: seconds until its end. confirmed: the round before had some of its findings."""
 
     number: int
     at: float
     verdict: Verdict
-    upheld: bool
+    confirmed: bool
 
     def judged(self, after: SoakRound | None) -> Verdict:
-        """The verdict that counts. after: the next round, None when there was none."""
-        if not single(self, after):
+        """Return the verdict that counts. after: the next round, or None."""
+        if not is_unconfirmed(self, after):
             return self.verdict
         why = f"bad in a single round, number {self.number} after {self.at:.0f} s"
         milder = self.verdict.status
-        if milder == "critical" and not grave(self.verdict):
+        if milder == "critical" and not critical_alarms(self.verdict):
             milder = "warning"
         return replace(self.verdict, status=milder, not_judged=(*self.verdict.not_judged, why))
 
 
 def soak(climb: Callable[[], Verdict], until: Deadline, on_round: Callable[[str], None]) -> SoakResult:
-    """Climb until the time is over, at least once. on_round: called with a line on each round.
+    """Climb until the deadline, at least once. on_round: called with a line about each round.
 
-    A round that has begun is finished, and a last one that found something new is followed by one to confirm
-    it.
+    The last round is finished, and repeated once more if it has unconfirmed findings.
     """
     first: Finding | Alarm | None = None
     worst: Verdict | None = None
     last: SoakRound | None = None
-    at, once, over = 0.0, 0, False
+    at, unconfirmed, over = 0.0, 0, False
     for number in itertools.count(1):
         verdict = climb()
-        again = common(last.verdict, verdict) if last else ()
+        again = common_findings(last.verdict, verdict) if last else ()
         this = SoakRound(number, until.elapsed(), verdict, bool(again))
         on_round(describe(last, this))
         if last is not None:
             worst = worse(worst, last.judged(this))
-            once += single(last, this)
+            unconfirmed += is_unconfirmed(last, this)
             if again and first is None:
                 first, at = again[0], last.at
-        if first is None and (facts := grave(verdict)):
+        if first is None and (facts := critical_alarms(verdict)):
             first, at = facts[0], this.at
         last = this
         was_over, over = over, until.left() <= 0
-        if was_over or (over and not single(this, None)):
+        if was_over or (over and not is_unconfirmed(this, None)):
             break
     assert last is not None  # there was one round at least
     worst = worse(worst, last.judged(None))
-    once += single(last, None)
-    return SoakResult(first, at if first else last.at, last.number, worst, once)
+    unconfirmed += is_unconfirmed(last, None)
+    return SoakResult(first, at if first else last.at, last.number, worst, unconfirmed)
 
 
 def describe(last: SoakRound | None, this: SoakRound) -> str:
     text = f"round {this.number}, {this.at:.0f} s: {this.verdict.line}"
     if this.verdict.findings:
-        text += " (as in the round before)" if this.upheld else " (once so far)"
-    if last is not None and single(last, this):
+        text += " (as in the round before)" if this.confirmed else " (once so far)"
+    if last is not None and is_unconfirmed(last, this):
         text += f"; round {last.number} was bad once"
     return text
 
 
-def single(one: SoakRound, after: SoakRound | None) -> bool:
-    """Whether its findings were there in this round only."""
-    return bool(one.verdict.findings) and not one.upheld and not (after and after.upheld)
+def is_unconfirmed(one: SoakRound, after: SoakRound | None) -> bool:
+    """Return whether a round has findings that neither neighbouring round has."""
+    return bool(one.verdict.findings) and not one.confirmed and not (after and after.confirmed)
 
 
-def grave(verdict: Verdict) -> list[Alarm]:
+def critical_alarms(verdict: Verdict) -> list[Alarm]:
     return [one for one in verdict.alarms if one.status == "critical"]
 
 
-def common(before: Verdict, after: Verdict) -> tuple[Finding, ...]:
-    """Findings of the one that the other has as well."""
-    parts = {part(one) for one in after.findings}
-    return tuple(one for one in before.findings if part(one) in parts)
+def common_findings(before: Verdict, after: Verdict) -> tuple[Finding, ...]:
+    """Return the findings of `before` whose parts are slow in `after` too."""
+    parts = {part_key(one) for one in after.findings}
+    return tuple(one for one in before.findings if part_key(one) in parts)
 
 
-def part(one: Finding) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
+def part_key(one: Finding) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
     return FAMILY.get(one.kind, one.kind), one.hosts, one.gpus
 
 
 def worse(one: Verdict | None, other: Verdict) -> Verdict:
-    """The more severe, of equals the one with the slowest part, of those the earlier."""
+    """Return the more severe verdict; of equals the one with the slowest part, then the earlier."""
     return other if one is None or severity(other) > severity(one) else one
 
 

@@ -14,7 +14,7 @@ from jobs.validate.localize.retest import Confirmed, Localization
 from jobs.validate.localize.set_cover import PartName
 from jobs.validate.plan import RungName
 from jobs.validate.topology import Topology
-from jobs.validate.verdict import Evidence, Finding, FindingKind, part, unit_of
+from jobs.validate.verdict import Evidence, Finding, FindingKind, describe_part, unit_of
 
 WITH_PARTNERS = ("flows",)  # operations whose evidence names the partners
 ALIKE = 0.15  # difference of the factors of parts that may be one
@@ -93,7 +93,7 @@ def finding(
 def called(name: PartName, topology: Topology, kinds: dict[str, str]) -> str:
     """A part as a report calls it."""
     hosts, gpus, _ = location(name, topology)
-    return part(kinds.get(name[0], name[0]), hosts, gpus, topology.unit).rstrip(":")
+    return describe_part(kinds.get(name[0], name[0]), hosts, gpus, topology.unit).rstrip(":")
 
 
 def certainty(one: Confirmed, found: Localization) -> float:

@@ -53,10 +53,10 @@ class RungMeasurement(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Confirmed:
-    """A part that was slow, and slow again. rows: of the table, its evidence.
+    """A part that was slow in the first measurement and in the retest. rows: the table's rows of evidence.
 
-    ties: parts that it cannot be told from. flaps: share of the time that it is slow. ranks: where they are
-    not all that the name stands for.
+    ties: parts that it is indistinguishable from. flaps: share of the time that it is slow. ranks: a subset
+    of the part's ranks, if only these are slow.
     """
 
     name: PartName
@@ -164,7 +164,7 @@ class Search:
         return [name for name in names if name not in self.retested]
 
     def confirm(self, suspect: Suspect, found: Confirmed) -> None:
-        """Name it, queue those that it cannot be told from, and go on without what it explains."""
+        """Confirm a suspect, queue its ties, and close the rows that it explains."""
         self.queue += [name for name in self.not_retested(suspect.ties) if name not in self.queue]
         self.confirmed.append(found)
         self.cover.excluded.add(suspect.name)

@@ -89,7 +89,7 @@ class Probe(Protocol):
 
     @property
     def unavailable(self) -> Mapping[RungName, str]:
-        """Rungs that cannot be measured on these ranks, and why (CPUs have no way to a GPU)."""
+        """Rungs that cannot be measured on these ranks, and why (CPUs have no host-to-GPU link)."""
 
     def counters(self) -> Mapping[CounterKey, float | str]:
         """Counters and states of all hosts now; empty where none can be read."""

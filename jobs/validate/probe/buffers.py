@@ -98,8 +98,8 @@ def not_enough_memory(world: World, rank: int, wanted: int, free: int) -> UserEr
     place = world.ranks[rank]
     cuda = place.device.kind == "cuda"
     return UserError(
-        f"[{place}] there is not enough memory to measure with",
+        f"[{place}] not enough memory to measure",
         got=f"{free:,} bytes free",
         expected=f"{wanted:,}",
-        hint="nvidia-smi names who uses the GPU" if cuda else "fewer ranks on the host",
+        hint="nvidia-smi lists the processes on the GPU" if cuda else "fewer ranks on the host",
     )

@@ -75,7 +75,7 @@ def senders_receivers(flows: Flows) -> tuple[list[int], list[int]]:
     senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
     twice = any(len({*ranks}) < len(ranks) for ranks in (senders, receivers))
     if twice or any(a == b for a, b in zip(senders, receivers, strict=True)):
-        raise ValueError("each rank sends to one other at most, and receives from one")
+        raise ValueError("each rank sends to at most one other rank and receives from at most one")
     return senders, receivers
 
 

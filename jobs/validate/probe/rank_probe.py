@@ -74,7 +74,7 @@ class RankProbe:
 
     @property
     def unavailable(self) -> Mapping[RungName, str]:
-        return {} if self._box else {"host": "ranks on CPUs have no way between host and GPU"}
+        return {} if self._box else {"host": "ranks on CPUs have no host-to-GPU link"}
 
     # Rank 0
 
@@ -131,7 +131,7 @@ class RankProbe:
         chosen = tuple(tuple(map(int, group)) for group in groups)
         members = [rank for group in chosen for rank in group]
         if len({*members}) < len(members) or not all(chosen):
-            raise ValueError("groups have ranks, and none in common")
+            raise ValueError("groups must be disjoint and not empty")
         if not chosen:
             return np.empty((0, samples))
         rows = self._measure("rings", samples, chosen, nbytes)
@@ -158,7 +158,7 @@ class RankProbe:
     def _request(self, name: str, *arguments: Any) -> Any:
         """Have every rank take part; returns what rank 0 gets."""
         if not self._leading:
-            raise RuntimeError("a probe of ranks measures inside `lead`")
+            raise RuntimeError("RankProbe measures only inside `lead`")
         self.world.control.broadcast((name, arguments))
         return self._take_part(name, arguments)
 

@@ -31,9 +31,9 @@ ADVICE = {
     "path": "between {host} and {other} on rail {rail}: routes and cables between their switches on this "
     "rail (ibtracert, ibdiagnet)",
     "rail": "the switches of rail {rail}: port rates, errors and uplinks; every host is slow on this rail",
-    "leaf": "the leaf switch of rail {rail} that {host} and {other} hang on: its uplinks (how many are up, "
-    "their rate, errors); its hosts are good among each other",
-    "ring": "on {host}: systemctl status nvidia-fabricmanager and nvidia-smi topo -m; each pair is good "
+    "leaf": "the leaf switch of rail {rail} that {host} and {other} are attached to: its uplinks (how many "
+    "are up, their rate, errors); its hosts are fast among each other",
+    "ring": "on {host}: systemctl status nvidia-fabricmanager and nvidia-smi topo -m; each pair is fast "
     "alone, so look at the NVSwitches, and at NCCL_DEBUG=INFO for the ring it took",
 }
 SAME = {"nvlink send": "nvlink", "nvlink receive": "nvlink", "send": "nic", "receive": "nic"}
@@ -67,7 +67,7 @@ def of_wrong_data(report: Report) -> Iterator[Remedy]:
     if report.wrong:
         first = report.wrong[0]
         names = [rank_name(report, rank) for rank in {first.rank: 0, first.source: 0} if rank is not None]
-        look = "use no results from there; dmesg -T | grep -i xid, nvidia-smi -q -d ECC, then dcgmi diag -r 3"
+        look = "discard its results; dmesg -T | grep -i xid, nvidia-smi -q -d ECC, then dcgmi diag -r 3"
         yield Remedy(f"wrong data, {' and '.join(names)}", look)
 
 

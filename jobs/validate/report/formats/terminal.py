@@ -88,7 +88,7 @@ def findings(report: Report) -> Iterator[RenderableType]:
 
 
 def qualified(one: Finding) -> str:
-    """The part, for how much of the time it is slow, and the parts it cannot be told from."""
+    """Return the part, the share of the time that it is slow, and the parts that it may be instead."""
     when = f", {percent(one.time)} of the time" if one.time is not None else ""
     return f"{part_name(one)}{when}" + (f" (or {' or '.join(one.instead)})" if one.instead else "")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import made_report
 
-from jobs.validate.health.alarms import beside
+from jobs.validate.health.alarms import add_fleet_alarms
 from jobs.validate.plan import Plan
 from jobs.validate.report.model import Report
 
@@ -23,7 +23,7 @@ def with_pairs(copies: float, flows: float) -> Report:
 
 
 def told(report: Report) -> tuple[str, list[str]]:
-    verdict = beside(report, Plan())
+    verdict = add_fleet_alarms(report, Plan())
     return verdict.status, [one.sentence for one in verdict.alarms]
 
 

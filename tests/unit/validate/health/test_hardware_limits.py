@@ -16,7 +16,7 @@ from runner.system.links import network_rate, nics
 
 GB = 1e9
 NONE = NominalRate(None, "NVML: no active NVLink")
-CPU = NominalRate(None, "it computes on a CPU")
+CPU = NominalRate(None, "computes on a CPU")
 H200 = RankFacts(
     memory=NominalRate(4.8e12, "memory clock x bus width"),
     nvlink=NominalRate(450 * GB, "NVML: 18 active NVLinks of 25 GB/s"),
@@ -134,8 +134,8 @@ def test_cpus() -> None:
     found = fleet([CPUS] * 2, [CPUS] * 2)
     known = {key: rate for key, rate in rates(found).items() if rate is not None}
     assert known == {("host pairs", "flows"): 12.5, ("rails", "ring"): 12.5}
-    assert found["gpu", "memory"].assumption == "rank 0: it computes on a CPU"
-    assert found["node", "ring"].assumption == "rank 0: it computes on a CPU"
+    assert found["gpu", "memory"].assumption == "rank 0: computes on a CPU"
+    assert found["node", "ring"].assumption == "rank 0: computes on a CPU"
     assert "MPI" in found["all", "ring"].assumption
 
 
@@ -162,11 +162,11 @@ def test_mixed_hosts() -> None:
 
 def test_a_rate_that_one_rank_does_not_tell() -> None:
     dumb = replace(
-        H200, memory=NominalRate(None, "CUDA does not tell it"), network=NominalRate(None, "eth0/speed: -1")
+        H200, memory=NominalRate(None, "not reported by CUDA"), network=NominalRate(None, "eth0/speed: -1")
     )
     found = fleet([H200, dumb], [H200, H200])
     for key, reason in {
-        ("gpu", "memory"): "rank 1: CUDA does not tell it",
+        ("gpu", "memory"): "rank 1: not reported by CUDA",
         ("host pairs", "flows"): "rank 1: eth0/speed: -1",
         ("rails", "ring"): "rank 1: eth0/speed: -1",
         ("all", "ring"): "rank 1: eth0/speed: -1",

@@ -17,7 +17,7 @@ from toy_fleet import ToyFleet
 from jobs.validate.ladder.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
 from jobs.validate.ladder.budget import fit as fit_plan
 from jobs.validate.ladder.costs import SIZES, calibrate, estimate, estimate_rungs, probe_calls, sizes, work
-from jobs.validate.ladder.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe.api import CounterKey, Probe, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.simulation.fleet import SimulatedFleet
@@ -97,7 +97,7 @@ def test_a_duration(text: str, value: float) -> None:
     "text", ["", "s", "0", "0s", "-5", "1h30m", "1e3", "nan", "inf", "5 min", "1,5h", "9" * 400, "٣s٣"]
 )
 def test_no_duration(text: str) -> None:
-    with pytest.raises(UserError, match=r"a duration: got .*, expected seconds, or 90s, 30m, 2h, 1d"):
+    with pytest.raises(UserError, match=r"invalid duration: got .*, expected seconds, or 90s, 30m, 2h, 1d"):
         parse_duration(text)
 
 
@@ -129,7 +129,7 @@ GPUS = [[1], [4], [1] * 3, [2, 2], [4, 2, 3], [8] * 5, [2] * 70]
 @pytest.mark.parametrize("plan", [Plan(), quick(), Plan(samples=3, samples_per_nic=3, all_pairs_hosts=65)])
 def test_calls_are_those_that_the_ladder_makes(gpus: list[int], plan: Plan) -> None:
     fleet = Costly(gpus)
-    verdict = validate(fleet, plan)
+    verdict = climb_ladder(fleet, plan)
     assert verdict.findings == ()
     expected = list(probe_calls(plan, topology_of(fleet)))
     for rung in verdict.rungs:
@@ -158,7 +158,7 @@ def test_a_climb_takes_what_was_estimated(gpus: list[int], plan: Plan) -> None:
     fleet = Costly(gpus)
     rates = calibrate(fleet, plan, fleet.clock)
     begin = fleet.now
-    validate(fleet, plan)
+    climb_ladder(fleet, plan)
     assert estimate(plan, topology_of(fleet), rates) == pytest.approx(fleet.now - begin, rel=1e-6)
 
 
@@ -167,7 +167,7 @@ def test_a_trial_is_short_and_of_small_sizes() -> None:
     calibrate(fleet, Plan(), fleet.clock)
     assert len(fleet.asked) == 5 * len(SIZES)
     begin, short = fleet.now, fleet.now
-    validate(fleet, Plan())
+    climb_ladder(fleet, Plan())
     assert short < 0.6 * (fleet.now - begin)
     small = Plan(nic_bytes=1000)
     fleet.asked.clear()
@@ -182,7 +182,7 @@ def test_a_trial_with_noise_does_not_promise_too_little() -> None:
     for _ in range(20):
         rates = calibrate(fleet, Plan(), fleet.clock)
         begin = fleet.now
-        validate(fleet, Plan())
+        climb_ladder(fleet, Plan())
         ratios.append(estimate(Plan(), topology_of(fleet), rates) / (fleet.now - begin))
     assert 0.8 < np.median(ratios) < 1.3
     assert min(ratios) > 0.5
@@ -200,13 +200,13 @@ def test_noise_makes_a_climb_longer_and_that_is_expected(sigma: float) -> None:
         fleet = Costly([8] * 4, noise=sigma, seed=seed)
         rates = calibrate(fleet, Plan(), fleet.clock)
         begin = fleet.now
-        validate(fleet, Plan(max_retests=0))  # nobody is asked again
+        climb_ladder(fleet, Plan(max_retests=0))  # nobody is asked again
         ratios.append(estimate(Plan(), topology_of(fleet), rates) / (fleet.now - begin))
     assert 0.6 < np.median(ratios) < 1.6
 
 
 def test_rungs_that_are_absent_are_neither_tried_nor_counted() -> None:
-    fleet = Costly([2, 2], unavailable={"host": "CPUs have no way to a GPU"})
+    fleet = Costly([2, 2], unavailable={"host": "CPUs have no host-to-GPU link"})
     rates = calibrate(fleet, Plan(), fleet.clock)
     assert not {"to_device", "to_host"} & {what for what, _, _ in fleet.asked}
     assert estimate_rungs(Plan(), topology_of(fleet), rates)["host"] == 0.0
@@ -235,7 +235,7 @@ def test_a_climb_fits_its_budget(budget: float, gpus: list[int]) -> None:
     fleet = Costly(gpus, slow=1 / 2e9)
     plan, text = fit(fleet, Plan(), budget)
     begin = fleet.now
-    validate(fleet, plan)
+    climb_ladder(fleet, plan)
     assert fleet.now - begin <= (1 - RETEST_SHARE) * budget * 1.000001
     assert (text == "") == (plan == Plan())
     assert f"s expected of a budget of {budget} s; given up: " in text or not text
@@ -323,8 +323,8 @@ def test_quick_still_judges(gpus: list[int]) -> None:
         return 0.7 if (place.host, place.gpu) == (0, 1) else 1.0
 
     for seed in range(10):
-        assert validate(Costly(gpus, noise=0.02, seed=seed), quick()).status == "ok"
-        verdict = validate(Costly(gpus, noise=0.02, seed=seed, single_rank_factor=slowed), quick())
+        assert climb_ladder(Costly(gpus, noise=0.02, seed=seed), quick()).status == "ok"
+        verdict = climb_ladder(Costly(gpus, noise=0.02, seed=seed, single_rank_factor=slowed), quick())
         assert [(one.kind, one.hosts, one.gpus) for one in verdict.findings] == [("gpu", ("n0",), (1,))]
 
 

@@ -79,12 +79,12 @@ def test_another_part_does_not_confirm(other: Verdict) -> None:
     result, lines = soaked(iter([OK, bad(), other, OK]), 40)
     assert result.first is None
     assert "round 2 was bad once" in lines[2]
-    assert result.once == (1 if other is LOST else 2)
+    assert result.unconfirmed == (1 if other is LOST else 2)
 
 
 def test_a_single_bad_round_is_a_warning_with_its_time() -> None:
     result, lines = soaked(iter([OK, bad(), OK, OK]), 40)
-    assert (result.first, result.at, result.once) == (None, 40, 1)
+    assert (result.first, result.at, result.unconfirmed) == (None, 40, 1)
     assert result.worst.status == "warning"
     assert result.worst.findings == bad().findings
     assert result.worst.not_judged == ("bad in a single round, number 2 after 20 s",)
@@ -94,7 +94,7 @@ def test_a_single_bad_round_is_a_warning_with_its_time() -> None:
 
 def test_every_other_round_bad_is_no_degradation_but_counted() -> None:
     result, _ = soaked(iter([OK, bad()] * 4 + [OK]), 80)
-    assert (result.first, result.once, result.worst.status) == (None, 4, "warning")
+    assert (result.first, result.unconfirmed, result.worst.status) == (None, 4, "warning")
 
 
 def test_a_last_round_that_is_bad_is_followed_by_one_that_confirms() -> None:
@@ -103,12 +103,12 @@ def test_a_last_round_that_is_bad_is_followed_by_one_that_confirms() -> None:
     result, _ = soaked(iter([OK, bad(), OK]), 20)
     assert (result.first, result.rounds, result.worst.status) == (None, 3, "warning")
     result, _ = soaked(iter([OK, bad(), bad("gpu"), bad("gpu")]), 20)  # but by one only
-    assert (result.first, result.rounds, result.once) == (None, 3, 2)
+    assert (result.first, result.rounds, result.unconfirmed) == (None, 3, 2)
 
 
 def test_what_is_bad_from_the_start_degraded_in_the_first_round() -> None:
     result, _ = soaked(iter([bad(), bad(), bad()]), 30)
-    assert (result.at, result.once) == (10, 0)
+    assert (result.at, result.unconfirmed) == (10, 0)
 
 
 def test_a_missing_measurement_is_never_ok() -> None:
@@ -121,7 +121,7 @@ def test_wrong_data_needs_no_second_round() -> None:
     alarm = Alarm("critical", "host c7, GPU 3: 1 byte of flows was wrong")
     wrong = Verdict("critical", (), (), (), (alarm,))
     result, _ = soaked(iter([OK, bad(), wrong, OK]), 40)
-    assert (result.first, result.at, result.worst, result.once) == (alarm, 30, wrong, 1)
+    assert (result.first, result.at, result.worst, result.unconfirmed) == (alarm, 30, wrong, 1)
     assert result.line.startswith("first degradation after 30 s: host c7, GPU 3: 1 byte")
     both = replace(bad(), alarms=(alarm,))  # not made milder by a part that was slow once
     assert soaked(iter([OK, both, OK]), 30)[0].worst.status == "critical"
@@ -145,7 +145,7 @@ def test_confirmed_is_what_two_rounds_in_a_row_show(rounds: list[bool]) -> None:
     assert result.worst.status == ("critical" if pairs else "warning" if any(rounds) else "ok")
     padded = [False, *rounds, False]
     alone = [n for n in range(1, len(padded) - 1) if padded[n - 1 : n + 2] == [False, True, False]]
-    assert result.once == len(alone)
+    assert result.unconfirmed == len(alone)
     assert len(lines) == result.rounds
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
-from jobs.validate.ladder.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize import retest
 from jobs.validate.measurements import repeats
 from jobs.validate.plan import CPU_SHARE
@@ -74,7 +74,7 @@ def test_a_core_that_something_else_has_for_a_while(clock: Clock, span: float, s
     for seed in range(10):
         fleet = Crowded(seed, sigma=0.05)
         fleet.clock, fleet.until = clock, clock.now + 8
-        verdict = validate(fleet, replace(plan, seed=seed))
+        verdict = climb_ladder(fleet, replace(plan, seed=seed))
         assert verdict.status == status, verdict.line
 
 
@@ -92,7 +92,7 @@ def named(seeds: int) -> int:
     """In how many fleets the slow rank is."""
     plan = replace(PLAN, rungs=("gpu",), tolerance=-math.log(CPU_SHARE), critical=CPU_SHARE, max_repeats=4)
     fleets = [Lucky(seed, gpus=(4,), sigma=0.05) for seed in range(seeds)]
-    findings = [validate(fleet, replace(plan, seed=fleet.seed)).findings for fleet in fleets]
+    findings = [climb_ladder(fleet, replace(plan, seed=fleet.seed)).findings for fleet in fleets]
     return sum([(one.kind, one.gpus) for one in found] == [("gpu", (2,))] for found in findings)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.validate.ladder.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers as ranks_buffers
 from jobs.validate.probe import sampling, single_rank
@@ -212,7 +212,7 @@ def test_hosts_and_places() -> None:
         RankPlace(4, 1, 1),
     ]
     assert places == expected
-    assert unavailable == {"host": "ranks on CPUs have no way between host and GPU"}
+    assert unavailable == {"host": "ranks on CPUs have no host-to-GPU link"}
 
 
 @pytest.mark.parametrize("what", ["to_device", "to_host"])
@@ -528,7 +528,7 @@ def test_too_little_memory_on_one_rank() -> None:
         return str(caught.value), probe.single_rank("memory", 10 * KIB, 2)
 
     sentence, seconds = on_rank_0(2, script, prepare)
-    assert "[rank 1, host a, CPU] there is not enough memory" in sentence
+    assert "[rank 1, host a, CPU] not enough memory" in sentence
     assert "got 51,200 bytes free, expected 2,097,152" in sentence, "half of it is the other rank's"
     assert (seconds > 0).all()
     found = errors(3, lambda probe: probe.single_rank("memory", MIB, 1), prepare)
@@ -733,9 +733,7 @@ def test_no_room_for_any_size() -> None:
 
     found = ranks(2, body)
     assert found[0] == found[1]
-    assert found[0].startswith(
-        "[rank 1, host a, CPU] there is not enough memory to measure with: got 15,728,640"
-    )
+    assert found[0].startswith("[rank 1, host a, CPU] not enough memory to measure: got 15,728,640")
 
 
 def test_sizes_of_gpus() -> None:
@@ -885,7 +883,7 @@ def test_a_rank_copies_to_one_other_and_from_one(monkeypatch: pytest.MonkeyPatch
 
     def script(probe: RankProbe) -> None:
         for flows in ([(0, 1), (0, 2)], [(0, 2), (1, 2)], [(1, 1)]):
-            with pytest.raises(ValueError, match="each rank sends to one other at most"):
+            with pytest.raises(ValueError, match="each rank sends to at most one other"):
                 probe.copies(flows, KIB, 1)
 
     copies(3, script)
@@ -954,7 +952,7 @@ def test_the_whole_ladder(slow: int | None, monkeypatch: pytest.MonkeyPatch) -> 
     clock = simulated_clock(monkeypatch)
     slow_alone(monkeypatch, lambda world: clock.spend(0.001 * (world.rank == slow)))
     hosts = ["a", "b"]
-    verdict = ranks(4, lambda world: asked(world, lambda probe: validate(probe, LADDER)), hosts)[0]
+    verdict = ranks(4, lambda world: asked(world, lambda probe: climb_ladder(probe, LADDER)), hosts)[0]
     results = {rung.name: rung.result for rung in verdict.rungs}
     fine = dict.fromkeys(LADDER.rungs, "ok")
     assert results == {**fine, "host": "not measured", "gpu": "ok" if slow is None else "broken"}
