@@ -1,4 +1,4 @@
-"""A probe that counts and times its calls."""
+"""A probe wrapper that counts and times calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.validate.verdict import Unit
 
 
 class MeteredProbe:
-    """rounds: calls. messages: flows and ring members, times samples. seconds: spent measuring."""
+    """rounds: calls. messages: (flows + ring members) x samples. seconds: time spent measuring."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe

@@ -1,4 +1,4 @@
-"""The ranks of a run measure the machines that they are on: rank 0 leads, the others follow."""
+"""Measure with the ranks of a run: rank 0 leads, the others follow."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ END = "end"
 class RankProbe:
     """`probe.api.Probe` by ranks: rank 0 calls its methods inside `lead` while the others are in `follow`.
 
-    GPUs: NCCL between them, cuBLAS and copy engines on each. CPUs: MPI and NumPy, on host memory.
-    read: reads the counters of this rank's host and device, by part and counter.
+    GPUs use NCCL, cuBLAS and copy engines; CPUs use MPI and NumPy on host memory. read: reads the counters of
+    this rank's host and device, by part and counter.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class RankProbe:
         self._buffers = ProbeBuffers(world, group, self._box)
         self._peer_memory = IpcBuffers(world, self._box) if self._box else None
         self._rings = RingCommunicators(world)
-        self._latest = group  # the communicator used last
+        self._latest = group  # the most recently used communicator
         self._wrong: list[WrongData] = []
         self._measured = 0
-        self._done: set[Any] = set()  # what was measured before: its connections are open
+        self._done: set[Any] = set()  # measured before, so connections are open
         self._leading = self._in_progress = False
-        self.ended = False  # the others know that rank 0 has finished
+        self.ended = False  # rank 0 has finished, and the others know it
 
-    # What is known without measuring
+    # Known without measuring
 
     @cached_property
     def hosts(self) -> Sequence[str]:
@@ -80,9 +80,9 @@ class RankProbe:
 
     @contextmanager
     def lead(self) -> Iterator[None]:
-        """On rank 0: until the end of the block, the others take part in what is measured.
+        """Lead measurements from rank 0 inside the block; the other ranks are in `follow`.
 
-        A MeshrunError that leaves the block is raised on all ranks, by their `follow`.
+        A MeshrunError that leaves the block is also raised by every `follow`.
         """
         self._leading, self.ended = True, False
         failure = None
@@ -93,7 +93,7 @@ class RankProbe:
             raise
         finally:
             self._leading = False
-            # In the middle of a measurement the others would not receive it.
+            # During a measurement the others would not receive it.
             if not self._in_progress:
                 if failure is not None:
                     failure.everywhere = True
@@ -104,8 +104,8 @@ class RankProbe:
         return without_stolen(self._measure("single_rank", samples, what, nbytes))
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        """As Probe says. A rank that sends and receives at once does so in one operation, so its two flows
-        have the same time.
+        """Time flows, as in `Probe`. A rank that sends and receives does both in one operation, so its two
+        flows have the same time.
         """
         senders, receivers = senders_receivers(flows)
         if not senders:
@@ -125,9 +125,7 @@ class RankProbe:
         return without_stolen(rows[senders])
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
-        """As Probe says, as far as the library goes by the order of ranks: NCCL orders hosts by it, and
-        inside a host goes by the links.
-        """
+        """Time rings, as in `Probe`. NCCL orders hosts by rank; inside a host it follows the links."""
         chosen = tuple(tuple(map(int, group)) for group in groups)
         members = [rank for group in chosen for rank in group]
         if len({*members}) < len(members) or not all(chosen):
@@ -141,7 +139,7 @@ class RankProbe:
         return [WrongData(*values) for of_rank in self._request("wrong") for values in of_rank]
 
     def counters(self) -> Mapping[CounterKey, float | str]:
-        """Of a host's counters that several ranks read, those of its last rank."""
+        """Read counters, as in `Probe`; of those that several ranks read, the last rank's count."""
         hosts = self.hosts
         return {
             (hosts[place.host], part, counter): value
@@ -156,7 +154,7 @@ class RankProbe:
         return rows
 
     def _request(self, name: str, *arguments: Any) -> Any:
-        """Have every rank take part; returns what rank 0 gets."""
+        """Have every rank take part. Returns rank 0's result."""
         if not self._leading:
             raise RuntimeError("RankProbe measures only inside `lead`")
         self.world.control.broadcast((name, arguments))
@@ -165,9 +163,9 @@ class RankProbe:
     # Every rank
 
     def follow(self) -> None:
-        """On the other ranks: take part in what rank 0 measures, until it leaves `lead`.
+        """Take part in what rank 0 measures, until it leaves `lead`. Called on the other ranks.
 
-        Raises the MeshrunError by which rank 0 left, and what fails on this rank alone.
+        Raises the MeshrunError with which rank 0 left, and errors of this rank alone.
         """
         self.ended = False
         while True:
@@ -179,7 +177,7 @@ class RankProbe:
             except MeshrunError as reason:
                 if not reason.everywhere:
                     raise
-                # It was raised on rank 0 too, which decides how to go on.
+                # It was raised on rank 0 too, which decides how to continue.
         self.ended = True
         (failure,) = arguments
         if failure is not None:
@@ -238,13 +236,13 @@ class RankProbe:
         return label
 
     def _grace(self, what: Sequence[Any]) -> float:
-        """Additional seconds that a first measurement may take: the same on every rank."""
+        """Return the additional seconds that a first measurement may take; the same on every rank."""
         new = not self._done.issuperset(what)
         self._done.update(what)
         return CONNECT_GRACE if new else 0.0
 
     def _sample(self, label: str, samples: int, workload: Workload, grace: float) -> Seconds:
-        """(ranks, 2, samples) on rank 0, as `sample` returns them."""
+        """Take samples. Returns (ranks, 2, samples) on rank 0, as `sample` returns them."""
         taken, wrong = sample(self.world, self.progress, label, workload, samples, 2 * self._measured, grace)
         self._wrong += wrong
         return gather.rows(self.world.control, taken)
@@ -257,10 +255,10 @@ class RankProbe:
         mine = [(part, counter, value) for (part, counter), value in self.read().items()]
         return gather.values(self.world.control, mine)
 
-    # The end
+    # Close
 
     def abort(self) -> None:
-        """Abort what is in progress on this rank's device."""
+        """Abort the operations on this rank's device."""
         # The latest first: NCCL may wait for it when the others are aborted.
         self._latest.abort()
         for group in (self.group, *self._rings.groups):
@@ -268,7 +266,7 @@ class RankProbe:
                 group.abort()
 
     def close(self) -> None:
-        """Close in order; collective."""
+        """Close in order. Collective."""
         self._rings.close()
         self.group.close()
         if self._peer_memory is not None:
@@ -281,7 +279,7 @@ class RankProbe:
 def open_probe(
     world: meshrun.World, progress: MeasurementProgress, read: ReadCounters = dict
 ) -> Iterator[RankProbe]:
-    """Open a probe of the world's ranks, and close it in order at the end; collective."""
+    """Open a probe of the world's ranks, and close it at the end of the block. Collective."""
     progress.begin("opening validate", "connecting the ranks")
     progress.grace = CONNECT_GRACE
     probe = RankProbe(world, progress, world.collectives(world.control), read)
@@ -293,7 +291,7 @@ def open_probe(
         yield probe
         done = True
     finally:
-        # A rank that fails alone cannot wait for the others, which may be waiting for it.
+        # A rank that fails alone must not wait for the others, which may be waiting for it.
         if done or probe.ended:
             progress.begin("closing validate")
             probe.close()
