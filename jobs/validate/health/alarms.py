@@ -1,5 +1,5 @@
-"""Alarms: what is wrong besides slow parts. A rank that died, wrong data, error counters that increased, and
-what no comparison of siblings shows because they have it in common.
+"""Alarms: problems other than parts slower than their siblings. Dead ranks, wrong data, increased error
+counters, and slowdowns that all siblings share.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from jobs.validate.report.model import Change, Drift, HardwareLimit, Report
 from jobs.validate.report.wording import change_sentence, drift_sentence, percent, rate_text, unit_name
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
-UNSHARED = ("gpu", "pairs")  # rungs whose ranks share no hardware, so that each can reach its limit
-SINGLE_GPU = ("host",)  # likewise where a host has one GPU: several share its memory, maybe slower than PCIe
+UNSHARED = ("gpu", "pairs")  # rungs whose ranks share no hardware, so each can reach its limit
+SINGLE_GPU = ("host",)  # likewise if each host has one GPU; several share host memory, maybe slower than PCIe
 
 
 def alarms(
@@ -28,7 +28,7 @@ def alarms(
     hosts: Sequence[str],
     unit: Unit = "GPU",
 ) -> tuple[Alarm, ...]:
-    """The worst first. ended: why the run ended early; "": it did not."""
+    """Return the alarms of a climb, worst first. ended: why the run ended early, or ""."""
 
     def name(rank: int) -> str:
         place = places[rank]
@@ -45,9 +45,7 @@ def alarms(
 
 
 def add_fleet_alarms(report: Report, plan: Plan) -> Verdict:
-    """The verdict with alarms for what siblings cannot show, since all have it: rates below those of earlier
-    runs, or far below the hardware's limits.
-    """
+    """Add alarms for slowdowns that all siblings share: rates below earlier runs, or far below limits."""
     slower = [
         Alarm(drift_status(one, plan), drift_sentence(one)) for one in report.drifts if one.rate < one.usual
     ]
@@ -65,13 +63,14 @@ def add_fleet_alarms(report: Report, plan: Plan) -> Verdict:
 
 
 def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
+    """Add alarms; the status becomes at least as severe as the worst of them."""
     every = sorted((*verdict.alarms, *more), key=lambda one: one.status != "critical")
     worst: Status = max((verdict.status, *(one.status for one in every)), key=SEVERITY.index)
     return replace(verdict, status=worst, alarms=tuple(every))
 
 
 def with_not_judged(verdict: Verdict, why: str) -> Verdict:
-    """The verdict with one more thing that could not be judged, as the first of them: unknown at least."""
+    """Add a sentence on what could not be judged, as the first; the status is at least unknown."""
     status: Status = max(verdict.status, "unknown", key=SEVERITY.index)
     return replace(verdict, status=status, not_judged=(why, *verdict.not_judged))
 

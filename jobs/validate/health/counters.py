@@ -1,7 +1,7 @@
 """Counters read before and after a rung: which changes matter, and what they mean.
 
-Counters of a healthy machine increase, too: a GPU reaches its power limit, a link repeats a packet now and
-then, a network drops packets under load. So every counter has its own rule for what a change is, and a
+Counters of a healthy machine increase too: a GPU reaches its power limit, a link sometimes repeats a packet,
+a network drops packets under load. So each counter has a rule that decides which changes are reported, and a
 weight. Thresholds for NVLink and PCIe are those of NVIDIA DCGM's health checks
 (`dcgm_gpu_hardware_limits.h`).
 """
@@ -24,17 +24,17 @@ Values = Mapping[CounterKey, Value]
 Part = tuple[str, str]  # host, part
 
 MINUTE = 60.0
-NEGLIGIBLE = 0.01  # seconds; clocks throttled for less do not show in any rate
+NEGLIGIBLE = 0.01  # seconds of throttling that do not affect any rate
 
 
 @dataclass(frozen=True)
 class CounterRule:
-    """What a change of a counter means.
+    """Which changes of a counter are reported, and what they mean.
 
-    reported: a count that grows by more than `least` (one that falls was reset); a state that rises; that
-    falls; that falls while the GPU was throttled; that changes in any way. usual: (count, seconds), up to
-    which growth is a note; more is a fault. share: the counter of the same part that this is a share of, and
-    the words for that.
+    reported: "grows": a count that grows by more than `least` (if it falls, it was reset); other values: a
+    state that rises, falls, falls while the GPU was throttled, or changes. usual: (count, seconds), growth up
+    to which is a note and above which is a fault. share: the counter of the same part that this one is a
+    share of, and the phrase for it.
     """
 
     weight: Weight
@@ -112,7 +112,7 @@ NVLINK = {
     "CRC data errors": CounterRule(
         "note", "corrupt data received on this NVLink, and repeated", usual=(100, 1.0)
     ),
-    # They increase together with those: on healthy H200s by 0 to 5 on most links during a rung.
+    # These increase together with the two above: by 0 to 5 on most links of healthy H200s during a rung.
     "ECC data errors": CounterRule(
         "note", "errors in data received on this NVLink, corrected or repeated", usual=(100, 1.0)
     ),
@@ -191,9 +191,9 @@ KNOWN: dict[str, CounterRule] = GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSOR
 
 
 def changes(rung: RungName, before: Values, after: Values) -> tuple[Change, ...]:
-    """The changes around a rung that matter: parts that were lost, then the others in the order of `before`.
+    """Return the changes that matter: lost parts first, then the others in the order of `before`.
 
-    A part that lost most of its counters is reported as lost, and nothing else of it.
+    A part that lost most of its counters is only reported as lost.
     """
     lost, throttled = lost_parts(before, after), throttled_gpus(before, after)
     found = [
@@ -212,7 +212,7 @@ def changes(rung: RungName, before: Values, after: Values) -> tuple[Change, ...]
 
 
 def merge_nvlinks(found: Sequence[Change]) -> Iterator[Change]:
-    """Notes of several NVLinks of one GPU as one, with the sums of what they counted; faults one by one."""
+    """Merge notes of several NVLinks of a GPU into one with the sum of the counts; faults stay separate."""
     groups: dict[tuple[str, ...], list[Change]] = {}
     for number, one in enumerate(found):
         gpu, is_link, _ = one.part.partition(", NVLink ")
@@ -229,9 +229,9 @@ def merge_nvlinks(found: Sequence[Change]) -> Iterator[Change]:
 
 
 def weigh(known: CounterRule, old: Value, new: Value, elapsed: float, throttled: bool) -> Weight | None:
-    """The weight of a change from `old` to `new`; None where it means nothing.
+    """Return the weight of a change from `old` to `new`, or None if it is not reported.
 
-    elapsed: seconds between the two. throttled: whether the GPU's clocks were reduced meanwhile.
+    elapsed: seconds between the two. throttled: whether the GPU's clocks were reduced in between.
     """
     if known.reported == "changes":
         return known.weight if new != old else None
@@ -249,13 +249,13 @@ def weigh(known: CounterRule, old: Value, new: Value, elapsed: float, throttled:
             return None
         case _:
             count, seconds = known.usual or (math.inf, 1.0)
-            # A short time counts as the whole one.
+            # A shorter time counts as the whole period.
             return "fault" if grown > count * max(1.0, elapsed / seconds) else known.weight
 
 
 def lost_parts(before: Values, after: Values) -> list[Part]:
-    """Hardware that lost most of its counters: of a GPU that fell off its bus, the driver remembers a few."""
-    # Only hardware has one of these; other interfaces come and go.
+    """Return the hardware that lost most of its counters; the driver keeps a few of a GPU off the bus."""
+    # Only hardware has one of these; other interfaces may come and go.
     hardware = dict.fromkeys(key[:2] for key in before if key[2] in ("state", "SM clock"))
     had = Counter(key[:2] for key in before)
     has = Counter(key[:2] for key in before if key in after)
@@ -263,13 +263,13 @@ def lost_parts(before: Values, after: Values) -> list[Part]:
 
 
 def throttled_gpus(before: Values, after: Values) -> set[Part]:
-    """GPUs whose clocks were reduced."""
+    """Return the GPUs whose clocks were reduced."""
     reasons = [key for key in before if key[2].startswith("slowed ") and key[2] in KNOWN]
     return {key[:2] for key in reasons if growth(before, after, key) > KNOWN[key[2]].least}
 
 
 def is_inside(part: Part, other: Part) -> bool:
-    """An NVLink is inside its GPU."""
+    """Return whether `part` belongs to `other`, as an NVLink belongs to its GPU."""
     return part[0] == other[0] and part[1].startswith(f"{other[1]},")
 
 
@@ -285,6 +285,6 @@ def meaning(known: CounterRule, key: CounterKey, before: Values, after: Values) 
 
 
 def growth(before: Values, after: Values, key: CounterKey) -> float:
-    """By how much a counter grew; 0.0 where it was not read both times."""
+    """Return by how much a counter grew; 0.0 if it was not read both times."""
     old, new = before.get(key), after.get(key)
     return new - old if isinstance(old, float | int) and isinstance(new, float | int) else 0.0

@@ -1,8 +1,8 @@
-"""What the hardware allows: for each measurement of the ladder, the rate that its tightest link could carry.
+"""Hardware limits: for each measurement of the ladder, the rate that its tightest link could carry.
 
-Limits are nominal rates from NVML, sysfs and CUDA, without line codes but with packet headers, so that a good
-machine reaches 0.8 to 0.95 of them. Every limit states what it assumes. Where ranks differ, the smallest rate
-is the limit; where the rate of one is not known there is no limit, for that one may be the smallest.
+Limits are nominal rates from NVML, sysfs and CUDA, without line coding but including packet headers; a good
+machine reaches 0.8 to 0.95 of them. Each limit states its assumptions. If ranks differ, the smallest rate is
+the limit; if one rate is unknown there is no limit, because it may be the smallest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADERS = "packet headers are not subtracted"
 
 @dataclass(frozen=True)
 class NominalRate:
-    """Bytes per second, and where that was read; None, and why."""
+    """Bytes per second and its source; or None and why it is unknown."""
 
     rate: float | None
     source: str
@@ -35,10 +35,10 @@ class NominalRate:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank's machine reports; rates in one direction.
+    """Hardware rates of one rank, in one direction.
 
-    memory: of its GPU, read plus written. nvlink: all of the GPU's active links. network: its share of its
-    host's NICs. capability: 90 for 9.0, 0 on a CPU. settings: NCCL variables that choose an algorithm.
+    memory: its GPU's memory, read plus written. nvlink: all active links of the GPU. network: its share of
+    the host's NICs. capability: 90 for 9.0, 0 on a CPU. settings: NCCL variables that choose an algorithm.
     """
 
     memory: NominalRate
@@ -54,7 +54,7 @@ Members = Sequence[tuple[int, RankFacts]]  # by rank
 
 
 def gather(world: World) -> list[RankFacts]:
-    """The facts of all ranks, in rank order, on every rank. Collective."""
+    """Gather the facts of all ranks, in rank order, on every rank. Collective."""
     device = world.here.device
     cpu = NominalRate(None, "computes on a CPU")
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
@@ -80,22 +80,22 @@ def gather(world: World) -> list[RankFacts]:
 
 
 def limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> tuple[HardwareLimit, ...]:
-    """One limit for each measurement of each rung, in the order of the rungs.
-
-    facts, places: in rank order.
-    """
+    """Return a limit for each measurement, in the order of the rungs. facts, places: in rank order."""
     members = list(enumerate(facts))
-    hosts = _grouped(members, [place.host for place in places])
+    hosts = _group_by(members, [place.host for place in places])
     pairs = [host for host in hosts if len(host) > 1]
-    rails = [rail for rail in _grouped(members, [place.gpu for place in places]) if len(rail) > 1]
+    rails = [rail for rail in _group_by(members, [place.gpu for place in places]) if len(rail) > 1]
     outside = [member for rail in rails for member in rail] if len(hosts) > 1 else []
     memory = _least([(rank, one.memory) for rank, one in members], "a copy reads and writes each byte")
     pcie = _least([(rank, one.pcie) for rank, one in members], f"each GPU on its own path; {HEADERS}")
     product = NominalRate(None, "neither CUDA nor NVML reports the peak rate of the arithmetic units used")
-    flows = _least([inside for host in pairs for inside in _inside(host)], f"{_joins(pairs)}; {HEADERS}")
+    flows = _least(
+        [inside for host in pairs for inside in _intra_host_rates(host)],
+        f"{_link_assumption(pairs)}; {HEADERS}",
+    )
     rings = [(host[0][0], _ring_of_host(host)) for host in pairs]
     ring = next((one for _, one in rings if one.rate is None), _least(rings))
-    network = [(rank, _way_out(one)) for rank, one in outside]
+    network = [(rank, _network_path(one)) for rank, one in outside]
     found: list[tuple[RungName, str, NominalRate, str]] = [
         ("gpu", "memory", memory, ""),
         ("gpu", "product", product, ""),
@@ -116,17 +116,17 @@ def limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> tuple[Har
     )
 
 
-# A tree's busiest NIC carries as much as a ring's where each host has one rank.
+# If each host has one rank, the busiest NIC of a tree carries as much as one of a ring.
 RAIL = f"a ring or a tree; in-network reduction (SHARP) would carry less; {HEADERS}"
 
 
-def _grouped(members: Members, keys: Sequence[int]) -> list[Members]:
+def _group_by(members: Members, keys: Sequence[int]) -> list[Members]:
     order = sorted(members, key=lambda member: keys[member[0]])
     return [list(group) for _, group in groupby(order, key=lambda member: keys[member[0]])]
 
 
 def _least(rates: Sequence[tuple[int, NominalRate]], assumption: str = "") -> NominalRate:
-    """The smallest of the ranks' rates; None where one of them is not known."""
+    """Return the smallest of the ranks' rates; None if one of them is unknown."""
     known = [(one.rate, rank, one.source) for rank, one in rates if one.rate is not None]
     if len(known) < len(rates):
         rank, one = next((rank, one) for rank, one in rates if one.rate is None)
@@ -141,17 +141,17 @@ def _least(rates: Sequence[tuple[int, NominalRate]], assumption: str = "") -> No
     return NominalRate(least, "; ".join(filter(None, words)))
 
 
-def _kind(host: Members) -> Literal["NVLink", "PCIe"]:
+def _link_kind(host: Members) -> Literal["NVLink", "PCIe"]:
     return "NVLink" if all(one.nvlinks for _, one in host) else "PCIe"
 
 
-def _inside(host: Members) -> list[tuple[int, NominalRate]]:
-    """For each rank of a host, the rate of what joins its GPUs."""
-    return [(rank, one.nvlink if _kind(host) == "NVLink" else one.pcie) for rank, one in host]
+def _intra_host_rates(host: Members) -> list[tuple[int, NominalRate]]:
+    """Return for each rank of a host the rate of the links between its GPUs."""
+    return [(rank, one.nvlink if _link_kind(host) == "NVLink" else one.pcie) for rank, one in host]
 
 
-def _joins(hosts: Sequence[Members]) -> str:
-    kinds = {_kind(host) for host in hosts}
+def _link_assumption(hosts: Sequence[Members]) -> str:
+    kinds = {_link_kind(host) for host in hosts}
     if kinds == {"NVLink"}:
         return "all NVLinks of a GPU lead to each other GPU, as with NVSwitch"
     words = "GPUs reach each other over PCIe, each on its own path"
@@ -159,14 +159,14 @@ def _joins(hosts: Sequence[Members]) -> str:
 
 
 def _ring_of_host(host: Members) -> NominalRate:
-    """Bus bandwidth of an all_reduce inside one host."""
-    link = _least(_inside(host))
-    layout = Layout(len(host), 1, _kind(host))
-    return link if link.rate is None else _filled(link, layout, _algorithm(host, layout))
+    """Return the limit of bus bandwidth of an all_reduce inside one host."""
+    link = _least(_intra_host_rates(host))
+    layout = Layout(len(host), 1, _link_kind(host))
+    return link if link.rate is None else _allreduce_limit(link, layout, _algorithm(host, layout))
 
 
 def _ring_of_all(hosts: Sequence[Members]) -> NominalRate:
-    """Bus bandwidth of an all_reduce of all ranks."""
+    """Return the limit of bus bandwidth of an all_reduce of all ranks."""
     ranks = sum(map(len, hosts))
     everyone = [member for host in hosts for member in host]
     if ranks < 2:
@@ -175,17 +175,17 @@ def _ring_of_all(hosts: Sequence[Members]) -> NominalRate:
         return _ring_of_host(everyone)
     if not all(one.capability for _, one in everyone):
         return NominalRate(None, "the algorithm that MPI uses between CPUs is unknown")
-    network = _least([(rank, _way_out(one)) for rank, one in everyone])
+    network = _least([(rank, _network_path(one)) for rank, one in everyone])
     layout = Layout(ranks, len(hosts))
     assumed = _algorithm(everyone, layout)
     if network.rate is None:
         return network
     if assumed.algorithm != "ring":
-        return _filled(network, layout, assumed)
-    # Each ring enters and leaves a host once, by another NIC: a host's NICs together carry the rate.
-    together = _least([(host[0][0], _sum([_way_out(one) for _, one in host])) for host in hosts])
+        return _allreduce_limit(network, layout, assumed)
+    # Each ring enters and leaves a host once, each by another NIC, so a host's NICs together carry the rate.
+    together = _least([(host[0][0], _sum([_network_path(one) for _, one in host])) for host in hosts])
     assumes = f"all_reduce: ring assumed ({assumed.reason}); it uses all NICs of each host; {HEADERS}"
-    inside = _least([one for host in hosts if len(host) > 1 for one in _inside(host)])
+    inside = _least([one for host in hosts if len(host) > 1 for one in _intra_host_rates(host)])
     tight = inside if inside.rate is not None and inside.rate < (together.rate or 0.0) else together
     return NominalRate(tight.rate, f"{tight.source}; {assumes}")
 
@@ -195,23 +195,23 @@ def _algorithm(members: Members, layout: Layout) -> Assumed:
     return assumed_algorithm("all_reduce", layout, members[0][1].settings, switch)
 
 
-def _filled(link: NominalRate, layout: Layout, assumed: Assumed) -> NominalRate:
-    """Bus bandwidth of an all_reduce that fills this link; the link of several hosts is a NIC."""
+def _allreduce_limit(link: NominalRate, layout: Layout, assumed: Assumed) -> NominalRate:
+    """Return the bus bandwidth of an all_reduce that saturates this link (between hosts: a NIC)."""
     n = layout.ranks
-    wire = wire_rate("all_reduce", layout, assumed, n / (2 * (n - 1)), 1.0)  # of a bus bandwidth of 1
+    wire = wire_rate("all_reduce", layout, assumed, n / (2 * (n - 1)), 1.0)  # for a bus bandwidth of 1
     if link.rate is None or wire.rate is None:
         return NominalRate(None, wire.assumption)
     return NominalRate(link.rate / wire.rate, f"{link.source}; {wire.assumption}")
 
 
-def _way_out(one: RankFacts) -> NominalRate:
-    """From a rank's memory to the network: its share of the NICs, or its GPU's PCIe where that is less."""
+def _network_path(one: RankFacts) -> NominalRate:
+    """Return the rate from a rank's memory to the network: the smaller of its NIC share and its PCIe."""
     if one.network.rate is None or one.pcie.rate is None or one.network.rate <= one.pcie.rate:
         return one.network
     return NominalRate(one.pcie.rate, f"{one.pcie.source}, less than its share of the network")
 
 
 def _sum(rates: Sequence[NominalRate]) -> NominalRate:
-    """The sum over the ranks of one host, all of whose rates are known."""
+    """Return the sum over the ranks of one host; all rates are known."""
     each = rates[0].source if len({one.source for one in rates}) == 1 else "its ranks' paths to the network"
     return NominalRate(sum(one.rate or 0.0 for one in rates), f"{len(rates)} ranks a host, {each}")

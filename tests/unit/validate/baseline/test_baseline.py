@@ -436,8 +436,8 @@ def test_files_of_other_programs_are_not_touched(tmp_path: Path) -> None:
         other.execute("CREATE TABLE runs (id INTEGER)")
     for path in (document, base):
         before = path.read_bytes()
-        assert "is the file of another program" in refusal(path, FLEET)
-        with pytest.raises(UserError, match="is the file of another program"):
+        assert "is a file of another program" in refusal(path, FLEET)
+        with pytest.raises(UserError, match="is a file of another program"):
             save(path, FLEET, rates())
         assert path.read_bytes() == before
 
