@@ -11,7 +11,7 @@ from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Report
 from jobs.validate.report.wording import headline, limits
 
-# What each rung measures. Every run has the same labels: graphs are kept by them.
+# Measurements of each rung. Every run has the same labels, because graphs are stored by label.
 MEASURED: dict[RungName, tuple[str, ...]] = {
     "gpu": ("memory", "product"),
     "host": ("to_device", "to_host"),
@@ -24,7 +24,7 @@ MEASURED: dict[RungName, tuple[str, ...]] = {
 
 
 def text(report: Report) -> str:
-    """One line. Rates are B/s, of products FLOP/s, without a unit: the guidelines have none for rates."""
+    """Return one line. Rates are B/s, or FLOP/s for products, without a unit: the guidelines have none."""
     summary = headline(report).partition(": ")[2].replace("|", "/")
     return f"MESHRUN {report.verdict.status.upper()} - {summary} | {performance(report)}\n"
 
@@ -47,5 +47,5 @@ def performance(report: Report) -> str:
 
 
 def value(number: float) -> str:
-    """Digits and a point, as the guidelines demand; U: unknown."""
+    """Format with digits and a point, as the guidelines require; U if unknown."""
     return f"{number:.9f}".rstrip("0").rstrip(".") if math.isfinite(number) else "U"

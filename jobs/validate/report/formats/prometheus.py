@@ -13,7 +13,7 @@ from jobs.validate.verdict import EXIT, unit_of
 
 
 def text(report: Report) -> str:
-    """Whole lines. Metrics without a sample are described too, so that they can be found."""
+    """Return the metrics. Metrics without a sample are described too, so that they can be found."""
     registry = CollectorRegistry()
 
     def gauge(name: str, meaning: str, *labels: str) -> Gauge:
@@ -43,7 +43,7 @@ def text(report: Report) -> str:
             limits.labels(limit.rung, limit.what).set(limit.rate)
 
     findings = gauge("finding", "A slow part: its rate over its siblings'.", "kind", "host", "gpu", "rung")
-    # The slowest last: it replaces others of the same labels. Several hosts or GPUs are joined by commas.
+    # The slowest last: it replaces others with the same labels. Several hosts or GPUs are joined by commas.
     for one in sorted(report.verdict.findings, key=lambda one: -one.factor):
         hosts, gpus = printable(",".join(one.hosts)), ",".join(map(str, one.gpus))
         findings.labels(one.kind, hosts, gpus, one.rung).set(one.factor)
@@ -55,7 +55,7 @@ def text(report: Report) -> str:
 
 
 def end_time(report: Report) -> float:
-    """Seconds since the epoch; NaN where the start is not ISO 8601."""
+    """Return the end in seconds since the epoch; NaN if the start is not ISO 8601."""
     try:
         started = datetime.fromisoformat(report.started.replace("Z", "+00:00"))
     except ValueError:
