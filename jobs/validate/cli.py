@@ -14,7 +14,7 @@ from jobs.validate.ladder.budget import parse_duration
 from jobs.validate.ladder.budget import quick as quick_plan
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.outputs import Outputs, check
+from jobs.validate.run.outputs import Outputs, check_writable
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
 from runner.world.rank_process import run_as_rank
@@ -46,7 +46,7 @@ class ValidateCommand(StrictCommand):
         elif status == 1:  # the runner's; no rank failed first, but a launcher or a host
             status = kept
         try:
-            check(named, typed.get("save_baseline"))
+            check_writable(named, typed.get("save_baseline"))
         except UserError:  # already reported when they were refused
             named = Outputs()
         return conclude(words, status, why, answer, named, typed["nagios"])

@@ -28,7 +28,7 @@ FindingKind = Literal[
     "link",  # between two hosts, on all rails
     "path",  # between two hosts, on one rail
     "rail",
-    "leaf",  # the switch side of some hosts on one rail: slow only when all of them send at once
+    "leaf",  # the leaf switch of some hosts on one rail: slow only when all of them send at once
     "ring",  # slow only when all of its GPUs work together
 ]
 
@@ -115,7 +115,7 @@ PARTS = {
     "path": "link between hosts {host} and {last_host}, rail {gpu}:",
     "rail": "rail {gpu}:",
     "rail of some": "rail {gpu}, {count} hosts ({host} to {last_host}):",
-    "leaf": "rail {gpu}, {count} hosts ({host} to {last_host}): their switch side",
+    "leaf": "rail {gpu}, {count} hosts ({host} to {last_host}): their leaf switch",
     "ring": "host {host}: all its {unit}s together",
 }
 

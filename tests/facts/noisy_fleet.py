@@ -59,7 +59,7 @@ class NoisyFleet:
     def counters(self) -> Mapping[tuple[str, str, str], float | str]:
         return {}
 
-    def wrong(self) -> Sequence[WrongData]:
+    def wrong_data(self) -> Sequence[WrongData]:
         return ()
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:

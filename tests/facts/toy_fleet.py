@@ -49,7 +49,7 @@ class ToyFleet:
         wobble = 1 + self.noise * (random or self.random).standard_normal((len(seconds), samples))
         return np.array(seconds)[:, None] * wobble
 
-    def wrong(self) -> Sequence[WrongData]:
+    def wrong_data(self) -> Sequence[WrongData]:
         found, self.found_wrong = self.found_wrong, []
         return found
 

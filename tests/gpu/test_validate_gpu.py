@@ -52,7 +52,7 @@ def world() -> Iterator[World]:
 
 def alone(probe: Any, nbytes: Any) -> Json:
     found = {what: probe.single_rank(what, nbytes(what), 5) for what in SINGLE_RANK_OPS}
-    return found | {"wrong": probe.wrong()}
+    return found | {"wrong": probe.wrong_data()}
 
 
 def test_everything_is_measured_and_right(world: World) -> None:
@@ -103,7 +103,7 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
 
     def script(probe: Any) -> Any:
         probe.single_rank(what, MIB, 2)
-        return probe.wrong()
+        return probe.wrong_data()
 
     found = same.asked(world, script)
     assert len(found) == 2
@@ -218,17 +218,17 @@ def survey(world: World) -> Json:
         probe.flows([(1, 0)], ODD, 2)
         probe.rings([[1, 0]], ODD, 2)
         rates = {name: nbytes / float(np.median(found)) for name, found in seconds.items()}
-        return {"faults": faults, "rates": rates, "wrong": [str(one) for one in probe.wrong()]}
+        return {"faults": faults, "rates": rates, "wrong": [str(one) for one in probe.wrong_data()]}
 
     def flipped(probe: Any) -> Json:
         probe.flows(same.circle(size), 100 * KIB, 1)
-        flow = probe.wrong()
+        flow = probe.wrong_data()
         probe.rings([range(size)], 100 * KIB, 1)
-        return {"flipped": [dataclasses.asdict(one) for one in (*flow, *probe.wrong())]}
+        return {"flipped": [dataclasses.asdict(one) for one in (*flow, *probe.wrong_data())]}
 
     def cut(probe: Any) -> Json:
         probe.copies([(0, 1), (1, 0)], 100 * KIB, 1)
-        return {"cut": [dataclasses.asdict(one) for one in probe.wrong()]}
+        return {"cut": [dataclasses.asdict(one) for one in probe.wrong_data()]}
 
     plan = fit_to_devices(
         world, Plan(keep_going=True, memory_bytes=256 * MIB, samples=3, retest_samples=5, max_retests=1)

@@ -68,7 +68,7 @@ def test_large_and_small_flows_and_rings(world: World, nbytes: int) -> None:
     def script(probe: Any) -> Any:
         flows = [probe.flows([flow], nbytes, 2) for flow in ((0, world.size - 1), (world.size - 1, 0))]
         flows.append(probe.flows([(rank, rank ^ 1) for rank in range(world.size // 2 * 2)], nbytes, 2))
-        return flows, probe.rings([[1, 0]], nbytes, 2), probe.wrong()
+        return flows, probe.rings([[1, 0]], nbytes, 2), probe.wrong_data()
 
     flows, rings, wrong = on_rank_0(world, script)
     assert [found.shape for found in flows] == [(1, 2), (1, 2), (world.size // 2 * 2, 2)]
@@ -111,9 +111,9 @@ def test_a_flipped_bit_is_named(world: World) -> None:
 
     def script(probe: Any) -> Any:
         probe.flows(same.circle(world.size), 100 * KIB, 1)
-        flows = probe.wrong()
+        flows = probe.wrong_data()
         probe.rings([range(world.size)], 100 * KIB, 1)
-        return flows, probe.wrong()
+        return flows, probe.wrong_data()
 
     (flow,), (ring,) = on_rank_0(world, script)
     expected = WrongData("flows", 1, 0, 100 * KIB, 77_777, 1, flow.got, flow.expected)
@@ -141,7 +141,7 @@ def test_more_groups_than_stay_open(world: World) -> None:
             order = np.roll(np.arange(world.size), turn % 7).tolist()
             probe.rings([order], KIB, 1)
             probe.rings([[turn % world.size]], KIB, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     assert on_rank_0(world, script) == []
 

@@ -35,7 +35,7 @@ def alarms(
         return f"rank {rank} (host {hosts[place.host]}, {unit} {place.gpu})"
 
     dead = [Alarm("critical", ended)] if ended else []
-    data = [Alarm("critical", wrong_data(one, name)) for one in wrong]
+    data = [Alarm("critical", wrong_data_sentence(one, name)) for one in wrong]
     faults = [
         Alarm("warning", f"{change_sentence(one)} ({one.meaning})")
         for one in changes
@@ -90,7 +90,7 @@ def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Hard
     )
 
 
-def wrong_data(one: WrongData, name: Callable[[int], str]) -> str:
+def wrong_data_sentence(one: WrongData, name: Callable[[int], str]) -> str:
     origin = "" if one.source is None or one.source == one.rank else f" from {name(one.source)}"
     return (
         f"{name(one.rank)}: wrong data{origin} ({one.what}, {one.nbytes:,} bytes): {one.count:,} bytes, the "

@@ -53,7 +53,7 @@ class RankFacts:
 Members = Sequence[tuple[int, RankFacts]]  # by rank
 
 
-def gather(world: World) -> list[RankFacts]:
+def gather_facts(world: World) -> list[RankFacts]:
     """Gather the facts of all ranks, in rank order, on every rank. Collective."""
     device = world.here.device
     cpu = NominalRate(None, "computes on a CPU")
@@ -79,7 +79,7 @@ def gather(world: World) -> list[RankFacts]:
     return world.control.allgather(mine)
 
 
-def limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> tuple[HardwareLimit, ...]:
+def compute_limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> tuple[HardwareLimit, ...]:
     """Return a limit for each measurement, in the order of the rungs. facts, places: in rank order."""
     members = list(enumerate(facts))
     hosts = _group_by(members, [place.host for place in places])

@@ -168,7 +168,7 @@ class Ladder:
                     self.note_not_judged(failed_measurements("all", "flows", switches.failed))
         new = merge(found, self.topology)
         self.findings += new
-        wrong = self.probe.wrong()
+        wrong = self.probe.wrong_data()
         self.wrong += wrong
         self.changes += changes(name, before, self.probe.counters())
         broken = bool(wrong) or any(is_critical(one.factor, self.plan.critical) for one in new)

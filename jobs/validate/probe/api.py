@@ -93,7 +93,7 @@ class Probe(Protocol):
     def counters(self) -> Mapping[CounterKey, float | str]:
         """Read the counters and states of all hosts; empty if none can be read."""
 
-    def wrong(self) -> Sequence[WrongData]:
+    def wrong_data(self) -> Sequence[WrongData]:
         """Return the wrong data found since the last call. Measurements check some of the data they move."""
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:

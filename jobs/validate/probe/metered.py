@@ -39,8 +39,8 @@ class MeteredProbe:
     def counters(self) -> Mapping[CounterKey, float | str]:
         return self.probe.counters()
 
-    def wrong(self) -> Sequence[WrongData]:
-        return self.probe.wrong()
+    def wrong_data(self) -> Sequence[WrongData]:
+        return self.probe.wrong_data()
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.single_rank(what, nbytes, samples), 0)

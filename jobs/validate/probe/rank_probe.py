@@ -135,8 +135,8 @@ class RankProbe:
         rows = self._measure("rings", samples, chosen, nbytes)
         return without_stolen(np.array([rows[list(group)].max(axis=0) for group in chosen]))
 
-    def wrong(self) -> Sequence[WrongData]:
-        return [WrongData(*values) for of_rank in self._request("wrong") for values in of_rank]
+    def wrong_data(self) -> Sequence[WrongData]:
+        return [WrongData(*values) for of_rank in self._request("wrong_data") for values in of_rank]
 
     def counters(self) -> Mapping[CounterKey, float | str]:
         """Read counters, as in `Probe`; of those that several ranks read, the last rank's count."""
@@ -247,7 +247,7 @@ class RankProbe:
         self._wrong += wrong
         return gather.rows(self.world.control, taken)
 
-    def _wrong_here(self) -> list[Any]:
+    def _wrong_data_here(self) -> list[Any]:
         mine, self._wrong = self._wrong, []
         return gather.values(self.world.control, [dataclasses.astuple(one) for one in mine])
 

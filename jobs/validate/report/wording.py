@@ -122,7 +122,7 @@ class RateRow:
 
 
 def rates(report: Report, rung: RungResult) -> list[RateRow]:
-    known = limits(report)
+    known = limits_by_measurement(report)
     rows = []
     for what, rate in rung.rates.items():
         unit, limit = unit_of(what), known.get((rung.name, what))
@@ -132,7 +132,7 @@ def rates(report: Report, rung: RungResult) -> list[RateRow]:
     return rows
 
 
-def limits(report: Report) -> dict[tuple[RungName, str], HardwareLimit]:
+def limits_by_measurement(report: Report) -> dict[tuple[RungName, str], HardwareLimit]:
     """Return the limits by rung and measurement."""
     return {(one.rung, one.what): one for one in report.limits}
 

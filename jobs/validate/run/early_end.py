@@ -37,7 +37,7 @@ def conclude(
     critical = status == EXIT["critical"]
     report = json_format.read(json.loads(answer)) if answer else empty_report(words)
     report = with_early_end(report, one_line(reason), critical)
-    outputs.write(report, files)
+    outputs.write_files(report, files)
     print_report(report, nagios, colour=sys.stdout.isatty())
     return status if critical or status >= 128 else EXIT["unknown"]
 

@@ -28,7 +28,7 @@ class Outputs:
         return {name: Path(path) for name, path in given.items() if path}
 
 
-def check(outputs: Outputs, baseline: Path | None = None) -> None:
+def check_writable(outputs: Outputs, baseline: Path | None = None) -> None:
     """Raise UserError for a file that cannot be written; changes no file.
 
     baseline: the file that this run will be saved in.
@@ -44,7 +44,7 @@ def check(outputs: Outputs, baseline: Path | None = None) -> None:
             refuse_unwritable(path)
 
 
-def write(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
+def write_files(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
     """Write each file atomically. Returns a sentence for each one that failed.
 
     last: False during the run; streams and Prometheus metrics are only written at its end.

@@ -14,7 +14,7 @@ from jobs.measure.record_file import recorded_environment
 from jobs.measure.status_line import CLEAR
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.health.alarms import with_not_judged
-from jobs.validate.health.hardware_limits import gather, limits
+from jobs.validate.health.hardware_limits import compute_limits, gather_facts
 from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
@@ -46,7 +46,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
     Collective. Raises BadResult on every rank unless the verdict is ok.
     """
     options = world.control.broadcast(options)
-    world.on_root(lambda: outputs.check(options.outputs, options.save_baseline))
+    world.on_root(lambda: outputs.check_writable(options.outputs, options.save_baseline))
     validation = Validation(options, run_environment(world))
     if world.rank == 0:
         handler.before_exit = lambda: report_early_end(handler, validation, cli_context, world)
@@ -63,7 +63,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
             validation.notes.append(
                 f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings counts as slow"
             )
-        facts = gather(world)
+        facts = gather_facts(world)
         if world.rank:
             handler.before_exit = stay_alive
             try:
@@ -73,7 +73,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
         else:
             with probe.lead():
                 validation.members = members_of(world, probe)
-                validation.limits = limits(facts, probe.places)
+                validation.limits = compute_limits(facts, probe.places)
                 check_baseline(options, validation.members)
                 on_rung = write_before_rung(handler, validation, show_rung(cli_context))
                 report = measure(validation, probe, on_rung, tell)
@@ -97,7 +97,7 @@ def rehearse(options: ValidateOptions, cli_context: Any) -> int:
         Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")
         for place in fleet.places
     )
-    outputs.check(options.outputs, options.save_baseline)
+    outputs.check_writable(options.outputs, options.save_baseline)
     check_baseline(options, validation.members)
     report = measure(validation, fleet, show_rung(cli_context), tell)
     report = publish(report, options, cli_context)
@@ -151,8 +151,8 @@ def report_early_end(
     if not send_to_parent(handler, report) and world and not handler.failed and (dead := dead_ranks(world)):
         report = validation.early_report(f"died: {'; '.join(dead)}", critical=True)
     with suppress(UserError):  # files that were refused earlier
-        outputs.check(validation.options.outputs, validation.options.save_baseline)
-        outputs.write(report, validation.options.outputs)
+        outputs.check_writable(validation.options.outputs, validation.options.save_baseline)
+        outputs.write_files(report, validation.options.outputs)
     if handler.status is None:
         clear_status_line(cli_context)
         print_report(report, validation.options.nagios, cli_context.colour)
@@ -201,7 +201,7 @@ def write_before_rung(handler: FailureHandler, validation: Validation, show: OnR
     def on_rung(rung: RungName) -> None:
         report = validation.interim_report(rung)
         send_to_parent(handler, report)
-        outputs.write(report, validation.options.outputs, last=False)
+        outputs.write_files(report, validation.options.outputs, last=False)
         show(rung)
 
     return on_rung
@@ -221,9 +221,9 @@ def show_rung(cli_context: Any) -> OnRung:
 def publish(report: Report, options: ValidateOptions, cli_context: Any) -> Report:
     """Write the files and print the report; the verdict is at least unknown if a file cannot be written."""
     clear_status_line(cli_context)
-    if failed := outputs.write(report, options.outputs):
+    if failed := outputs.write_files(report, options.outputs):
         report = replace(report, verdict=with_not_judged(report.verdict, "; ".join(failed)))
-        outputs.write(report, options.outputs)
+        outputs.write_files(report, options.outputs)
     print_report(report, options.nagios, cli_context.colour)
     return report
 

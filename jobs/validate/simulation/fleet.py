@@ -32,7 +32,7 @@ from jobs.validate.simulation.hardware import (
     slowed,
 )
 from jobs.validate.simulation.noise import Flaps, Noise
-from jobs.validate.simulation.spec import Fault, FleetSpec
+from jobs.validate.simulation.spec import FleetSpec
 
 LAUNCH, COPY = 5e-6, 8e-6  # latency of a kernel launch, and of a copy between host and GPU, seconds
 START = {"inside": 10e-6, "outside": 15e-6}  # latency of a flow
@@ -58,11 +58,6 @@ class SimulatedFleet:
         self._flaps = Flaps([fault for fault in spec.faults if fault.kind == "flap"], rng)
         self._links = [fault for fault in spec.faults if fault.kind == "link"]
 
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """The injected faults."""
-        return self.spec.faults
-
     @cached_property
     def places(self) -> Sequence[RankPlace]:
         numbers = zip(self._layout.host.tolist(), self._layout.gpu.tolist(), strict=True)
@@ -77,7 +72,7 @@ class SimulatedFleet:
         """Empty: all rungs can be measured."""
         return {}
 
-    def wrong(self) -> Sequence[WrongData]:
+    def wrong_data(self) -> Sequence[WrongData]:
         """Return nothing: a model has no data."""
         return ()
 

@@ -9,7 +9,7 @@ import math
 
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Report
-from jobs.validate.report.wording import headline, limits
+from jobs.validate.report.wording import headline, limits_by_measurement
 
 # Measurements of each rung. Every run has the same labels, because graphs are stored by label.
 MEASURED: dict[RungName, tuple[str, ...]] = {
@@ -30,7 +30,7 @@ def text(report: Report) -> str:
 
 
 def performance(report: Report) -> str:
-    verdict, allowed = report.verdict, limits(report)
+    verdict, allowed = report.verdict, limits_by_measurement(report)
     values = [
         f"findings={len(verdict.findings)};0;;0;",
         f"alarms={len(verdict.alarms)};0;;0;",

@@ -76,7 +76,7 @@ def findings(report: Report) -> Iterator[RenderableType]:
     found = report.verdict.findings
     if found:
         yield title("Slower than their siblings")
-        table = table_of("<part", ">rate", ">siblings", "<unit", ">%", ">sure", "<rung")
+        table = table_of("<part", ">rate", ">siblings", "<unit", ">%", ">conf.", "<rung")
         for one in found[:MOST]:
             rate, siblings, unit = one.evidence.rate, one.evidence.siblings, one.evidence.unit
             figures = rate_text(rate, unit), rate_text(siblings, unit), unit_name(unit)

@@ -8,7 +8,7 @@ import pytest
 
 import meshrun
 from jobs.validate.health import hardware_limits
-from jobs.validate.health.hardware_limits import NominalRate, RankFacts, gather, limits
+from jobs.validate.health.hardware_limits import NominalRate, RankFacts, compute_limits, gather_facts
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import RankPlace
 from jobs.validate.report.model import HardwareLimit
@@ -42,7 +42,7 @@ def fleet(*hosts: list[RankFacts]) -> dict[tuple[str, str], HardwareLimit]:
         for gpu, one in enumerate(members)
     ]
     numbered = [replace(place, rank=rank) for rank, (place, _) in enumerate(places)]
-    found = limits([one for _, one in places], numbered)
+    found = compute_limits([one for _, one in places], numbered)
     assert [one.rung for one in found] == sorted((one.rung for one in found), key=RUNGS.index)
     assert all(one.assumption for one in found)
     return {(one.rung, one.what): one for one in found}
@@ -200,7 +200,7 @@ def test_a_tree_over_uneven_hosts_is_not_known() -> None:
 def test_gathered_on_this_machine() -> None:
     world = meshrun.open_world("cpu")
     try:
-        (mine,) = gather(world)
+        (mine,) = gather_facts(world)
         nominal = network_rate(nics(), 1)
     finally:
         world.close()
@@ -221,7 +221,7 @@ def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware_limits, "environment", lambda: {"NCCL_ALGO": "Ring", "HOME": "/"})
     monkeypatch.setattr(hardware_limits, "network_rate", lambda nics, ranks: Reading(50.0 / ranks, "8 ports"))
     try:
-        (mine,) = gather(replace(world, ranks=ranks))
+        (mine,) = gather_facts(replace(world, ranks=ranks))
     finally:
         world.close()
     assert mine == RankFacts(

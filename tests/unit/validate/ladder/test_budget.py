@@ -41,7 +41,7 @@ class Costly(ToyFleet):
     def counters(self) -> Mapping[CounterKey, float | str]:
         return {}
 
-    def wrong(self) -> Sequence[WrongData]:
+    def wrong_data(self) -> Sequence[WrongData]:
         return ()
 
     def clock(self) -> float:

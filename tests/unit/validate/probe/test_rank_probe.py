@@ -137,7 +137,7 @@ def everything(probe: RankProbe) -> dict[str, Any]:
         "product": probe.single_rank("product", 64 * KIB, 3),
         "flows": probe.flows(circle(size), 64 * KIB + 3, 4),
         "rings": probe.rings([range(size)], 64 * KIB, 5),
-        "wrong": probe.wrong(),
+        "wrong": probe.wrong_data(),
     }
     return found
 
@@ -305,7 +305,7 @@ def test_a_flipped_bit_in_a_flow(nbytes: int) -> None:
 
     def script(probe: RankProbe) -> Any:
         probe.flows([(0, 1), (1, 2), (2, 0)], nbytes, 3)
-        return probe.wrong(), probe.wrong()
+        return probe.wrong_data(), probe.wrong_data()
 
     found, later = on_rank_0(3, script, prepare)
     assert [dataclasses.replace(one, got="", expected="") for one in found] == [
@@ -324,7 +324,7 @@ def test_a_flipped_bit_in_a_ring() -> None:
 
     def script(probe: RankProbe) -> Any:
         probe.rings([[0, 1], [2, 3]], 16 * KIB, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     (found,) = on_rank_0(4, script, prepare)
     assert (found.what, found.rank, found.source, found.nbytes) == ("rings", 3, None, 16 * KIB)
@@ -346,7 +346,7 @@ def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyP
 
     def script(probe: RankProbe) -> Any:
         probe.single_rank(what, 64 * KIB, 2)
-        return probe.wrong()
+        return probe.wrong_data()
 
     first, second = on_rank_0(2, script)
     for found in first, second:
@@ -369,7 +369,7 @@ def test_a_row_of_a_product_that_was_not_computed(monkeypatch: pytest.MonkeyPatc
     def script(probe: RankProbe) -> Any:
         probe.rings([[0]], 112 * 112 * 4, 1)
         probe.single_rank("product", 112 * 112 * 4, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     (found,) = on_rank_0(1, script)
     assert found.offset == 100 * 112 * 4
@@ -389,7 +389,7 @@ def test_data_that_never_arrived() -> None:
     def script(probe: RankProbe) -> Any:
         probe.single_rank("memory", 4 * KIB, 1)
         probe.flows([(1, 0)], KIB, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     (found,) = on_rank_0(2, script, prepare)
     assert (found.rank, found.source, found.offset) == (0, 1, 0)
@@ -407,7 +407,7 @@ def test_the_last_sample_is_checked_too() -> None:
 
     def script(probe: RankProbe) -> Any:
         probe.flows([(1, 0)], KIB, 4)
-        return probe.wrong()
+        return probe.wrong_data()
 
     assert [(one.offset, one.count) for one in on_rank_0(2, script, prepare)] == [(9, 1)]
 
@@ -822,12 +822,12 @@ def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert probe.unavailable == {}
         sizes = (5 * KIB + 1, 300 * KIB, 64 * KIB)
         right = [probe.single_rank(what, nbytes, 2) for nbytes in sizes for what in SINGLE_RANK_OPS]
-        assert probe.wrong() == []
+        assert probe.wrong_data() == []
         copy = HostBox.copy
         monkeypatch.setattr(HostBox, "copy", lambda box, *ends: copy(box, *ends[:2], ends[2] - 1, None))
         for what in SINGLE_RANK_OPS:
             probe.single_rank(what, KIB, 1)
-        return right, probe.wrong()
+        return right, probe.wrong_data()
 
     right, wrong = on_rank_0(1, script, as_gpu)
     assert all((seconds > 0).all() for seconds in right)
@@ -864,11 +864,11 @@ def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None
             probe.copies(flows, nbytes, 3) for nbytes in (KIB, 3 * MIB + 1, 5) for flows in (around, pair)
         ]
         found.append(probe.copies([], KIB, 3))
-        assert probe.wrong() == []
+        assert probe.wrong_data() == []
         copy = HostBox.copy
         monkeypatch.setattr(HostBox, "copy", lambda box, *ends: copy(box, *ends[:2], ends[2] - 1, None))
         probe.copies(around, KIB, 1)
-        return found, probe.wrong()
+        return found, probe.wrong_data()
 
     found, wrong = copies(3, script)
     assert [seconds.shape for seconds in found] == [(3, 3), (1, 3)] * 3 + [(0, 3)]

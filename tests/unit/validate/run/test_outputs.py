@@ -13,7 +13,7 @@ from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.plan import Plan
 from jobs.validate.report.model import HardwareLimit
 from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.outputs import Outputs, write
+from jobs.validate.run.outputs import Outputs, write_files
 from jobs.validate.run.validation import Validation
 
 
@@ -22,9 +22,9 @@ def all_of(folder: Path) -> Outputs:
 
 
 def test_what_is_read_at_any_time_is_written_at_the_end(tmp_path: Path) -> None:
-    write(unknown(), all_of(tmp_path), last=False)
+    write_files(unknown(), all_of(tmp_path), last=False)
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.html", "a.xml"}
-    write(healthy(), all_of(tmp_path))
+    write_files(healthy(), all_of(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.html", "a.xml", "a.prom"}
     assert json.loads((tmp_path / "a.json").read_text())["status"] == "ok"
 
@@ -34,8 +34,8 @@ def test_a_stream_gets_the_last_report_alone(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write(unknown(), Outputs(json=str(pipe)), last=False)
-        write(healthy(), Outputs(json=str(pipe)))
+        write_files(unknown(), Outputs(json=str(pipe)), last=False)
+        write_files(healthy(), Outputs(json=str(pipe)))
         assert json.loads(os.read(reader, 1 << 20))["status"] == "ok"
     finally:
         os.close(reader)

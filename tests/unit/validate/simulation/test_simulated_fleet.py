@@ -219,7 +219,7 @@ def test_faults_on_one_part_multiply_and_in_a_row_the_slowest_decides() -> None:
     assert flow_rates(row, [(5, 2)]) == pytest.approx([24 * GB])
     assert flow_rates(row, [(4, 1), (4, 1)]) == pytest.approx([18 * GB] * 2)  # one path, twice
     assert flow_rates(row, [(3, 0), (4, 1), (11, 8)]) == pytest.approx([36 * GB, 36 * GB, 43.2 * GB])
-    assert [fault.name for fault in row.faults] == ["nic h1:2", "link h0:h1", "rail 2"]
+    assert [fault.name for fault in row.spec.faults] == ["nic h1:2", "link h0:h1", "rail 2"]
 
 
 # Noise
