@@ -56,18 +56,18 @@ def alone(probe: Any, nbytes: Any) -> Json:
 
 
 def test_everything_is_measured_and_right(world: World) -> None:
-    assert same.unlike_everything(same.asked(world, same.everything), 1) == []
+    assert same.unlike_everything(same.lead_or_follow(world, same.everything), 1) == []
 
 
 @pytest.mark.parametrize("nbytes", [4 * KIB, ODD])
 def test_small_and_odd_sizes(world: World, nbytes: int) -> None:
-    found = same.asked(world, lambda probe: alone(probe, lambda what: nbytes))
+    found = same.lead_or_follow(world, lambda probe: alone(probe, lambda what: nbytes))
     assert found.pop("wrong") == []
     assert all(seconds.shape == (1, 5) and (seconds > 0).all() for seconds in found.values())
 
 
 def test_rates_are_those_of_a_gpu(world: World) -> None:
-    found = same.asked(world, lambda probe: alone(probe, LARGE.__getitem__))
+    found = same.lead_or_follow(world, lambda probe: alone(probe, LARGE.__getitem__))
     assert found.pop("wrong") == []
     seconds = {what: float(np.median(found[what])) for what in SINGLE_RANK_OPS}
     rates = {what: LARGE[what] / seconds[what] for what in SINGLE_RANK_OPS}
@@ -105,7 +105,7 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
         probe.single_rank(what, MIB, 2)
         return probe.wrong_data()
 
-    found = same.asked(world, script)
+    found = same.lead_or_follow(world, script)
     assert len(found) == 2
     for one in found:
         assert (one.what, one.rank, one.source, one.nbytes) == (what, 0, 0, MIB)
@@ -115,7 +115,7 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
 
 def test_more_than_the_gpu_has(world: World) -> None:
     with pytest.raises(UserError, match=r"\[rank 0, host .*, GPU 0\] not enough memory"):
-        same.asked(world, lambda probe: probe.single_rank("memory", world.here.device.memory, 1))
+        same.lead_or_follow(world, lambda probe: probe.single_rank("memory", world.here.device.memory, 1))
 
 
 def test_sizes_leave_room(world: World) -> None:
@@ -128,7 +128,7 @@ def test_sizes_leave_room(world: World) -> None:
 
 def test_one_gpu_climbs_the_ladder(world: World) -> None:
     plan = fit_to_devices(world, Plan(memory_bytes=256 * MIB, samples=3))
-    verdict = same.asked(world, lambda probe: climb_ladder(probe, plan))
+    verdict = same.lead_or_follow(world, lambda probe: climb_ladder(probe, plan))
     results = {rung.name: rung.result for rung in verdict.rungs}
     assert results["gpu"] == results["host"] == "ok"
     assert verdict.status == "ok"
@@ -239,14 +239,14 @@ def survey(world: World) -> Json:
         measured = [rung.name for rung in verdict.rungs if rung.result != "not measured"]
         return {"rungs": measured, "status": verdict.status}
 
-    parts = [same.asked(world, healthy), same.asked(world, climbs)]
+    parts = [same.lead_or_follow(world, healthy), same.lead_or_follow(world, climbs)]
     order = same.in_groups_of(world, (tuple(reversed(range(size))),))
     if world.rank == 1:
         same.alter(world, 100 * KIB, flip_on_device)
-    parts.append(same.asked(world, flipped))
+    parts.append(same.lead_or_follow(world, flipped))
     if world.rank == 0:
         lose_last_bytes()
-    parts.append(same.asked(world, cut))
+    parts.append(same.lead_or_follow(world, cut))
     return {"order": order} | {name: value for part in parts for name, value in (part or {}).items()}
 
 

@@ -47,7 +47,7 @@ def world() -> Iterator[World]:
 
 def on_rank_0(world: World, script: Callable[[Any], Any]) -> Any:
     """What `script` returns there, on every rank, so that all fail alike."""
-    return world.control.broadcast(same.asked(world, script))
+    return world.control.broadcast(same.lead_or_follow(world, script))
 
 
 def needs(world: World, size: int) -> None:
@@ -153,7 +153,7 @@ def test_rank_0s_error_ends_all_ranks(world: World) -> None:
         raise UserError("no such baseline")
 
     with pytest.raises(UserError, match="no such baseline") as caught:
-        same.asked(world, script)
+        same.lead_or_follow(world, script)
     assert caught.value.everywhere
     # And the ranks are where they were: they can begin anew.
     assert same.unlike_everything(on_rank_0(world, same.everything), world.size) == []
@@ -164,7 +164,7 @@ def test_too_little_memory_on_one_rank(world: World) -> None:
     if world.rank == last:
         world.backend.free_memory = lambda: 0
     with pytest.raises(UserError, match=rf"\[rank {last}, .*\] not enough memory") as caught:
-        same.asked(world, lambda probe: probe.single_rank("memory", KIB, 1))
+        same.lead_or_follow(world, lambda probe: probe.single_rank("memory", KIB, 1))
     assert caught.value.everywhere
 
 

@@ -91,9 +91,8 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
     meetings = sum(1 for _ in inter_node_rounds(topology, plan))
     count = {"pairs": sum(1 for _ in intra_node_rounds(topology)), "host pairs": meetings}
     count |= {"node": int(largest > 1), "rails": int(topology.hosts > 1), "all": int(topology.ranks > 1)}
-    of_nic = max(
-        plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1))
-    )  # as in `InterNode.measure`
+    # As in `InterNode.measure`.
+    nic_samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1)))
     for key in SIZES:
         rung, _ = key
         if rung not in plan.rungs or not count.get(rung, 1):
@@ -103,7 +102,7 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
                 yield ProbeCalls(key, ROUNDS, plan.nic_bytes, plan.samples)
             continue
         if rung != "all":
-            samples = of_nic if rung == "host pairs" else plan.samples
+            samples = nic_samples if rung == "host pairs" else plan.samples
             yield ProbeCalls(key, count.get(rung, 1), size(plan, key), samples)
         if rung in ("node", "all"):  # as in `Ladder.measure_curve`
             for shift in CURVE_SHIFTS:

@@ -101,13 +101,13 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
 def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoTime:
     """Fit the plan to the time. Returns the function that decides whether there is time for a rung."""
     topology = topology_of(probe)
-    rates = costs.calibrate(probe, validation.plan)
+    calibrated = costs.calibrate(probe, validation.plan)
     wanted = validation.plan
-    lean, cuts = fit(wanted, deadline.left(), lambda plan: costs.estimate(plan, topology, rates))
+    reduced, cuts = fit(wanted, deadline.left(), lambda plan: costs.estimate(plan, topology, calibrated))
     if cuts:
         validation.notes.append(cuts)
-    validation.plan = replace(lean, rungs=wanted.rungs)
-    expected = costs.estimate_rungs(lean, topology, rates)  # without the rungs that were given up
+    validation.plan = replace(reduced, rungs=wanted.rungs)
+    expected = costs.estimate_rungs(reduced, topology, calibrated)  # without the rungs that were dropped
 
     def no_time(name: RungName) -> str:
         enough = expected.get(name, math.inf) <= deadline.left()

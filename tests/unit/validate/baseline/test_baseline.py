@@ -1,4 +1,4 @@
-"""A run is compared with earlier healthy runs of its fleet, and with nothing else."""
+"""A run is compared only with earlier healthy runs of its fleet."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def saved(path: Path, runs: int, of: Report = FLEET) -> None:
 
 @pytest.fixture(params=SUFFIXES)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / f"a base#line?{request.param}"  # a name that is none of an URI's
+    return tmp_path / f"a base#line?{request.param}"  # characters that are special in a URI
 
 
 # --- what drifts
@@ -138,7 +138,7 @@ def test_healthy_runs_do_not_drift_however_many_parts_there_are(runs: int, parts
         alarms += bool(drifted(now, earlier))
         now[figures[1]] *= 0.7
         found += any(one.part == figures[1][2] for one in drifted(now, earlier))
-    assert alarms <= (0.1 if runs == 3 else 0.02) * turns  # three runs tell little of the noise
+    assert alarms <= (0.1 if runs == 3 else 0.02) * turns  # three runs are a poor estimate of the noise
     assert found >= 0.98 * turns
 
 
@@ -330,7 +330,7 @@ def refusal(path: Path, of: Report) -> str:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "differing"),
     [
         (report({"x1": 2}), "no host in common; new: x1; missing: c1, c10"),
         (report({"c1": 2, "c2": 2}), "got new: c2; missing: c10"),
@@ -339,10 +339,10 @@ def refusal(path: Path, of: Report) -> str:
         (report({"c1": 2, "c10": 2}, simulated="hosts=2,gpus=2"), "got simulated, not NVIDIA H200"),
     ],
 )
-def test_another_fleet_is_refused_with_what_differs(path: Path, other: Report, said: str) -> None:
+def test_another_fleet_is_refused_with_what_differs(path: Path, other: Report, differing: str) -> None:
     saved(path, 1)
     text = refusal(path, other)
-    assert said in text
+    assert differing in text
     assert f"Try: --save-baseline {path}" in text
     save(path, other, rates(of=other))  # which is right
     assert compare(path, other, rates(of=other))[0] == ()
@@ -364,7 +364,7 @@ def test_no_file_and_no_run(path: Path) -> None:
         compare(path, FLEET, rates())
     path.touch()
     assert "has no run yet" in refusal(path, FLEET)
-    saved(path, 1)  # an empty file is a good place to begin
+    saved(path, 1)  # an empty file is valid
 
 
 def test_a_folder_is_no_file(path: Path) -> None:
@@ -457,7 +457,7 @@ def test_a_newer_version_is_not_touched(tmp_path: Path) -> None:
 
 @pytest.fixture
 def nobody() -> Iterator[Path]:
-    """A folder that this process, no longer root, may read and not write."""
+    """A folder that this process, no longer root, may read but not write."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     root = os.geteuid() == 0

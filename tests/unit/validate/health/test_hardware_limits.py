@@ -1,4 +1,4 @@
-"""What hardware allows, of made machines whose limits are worked out by hand."""
+"""Hardware limits of sample machines, calculated by hand."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_mixed_hosts() -> None:
     assert rates(found)["all", "ring"] == 6.25
 
 
-def test_a_rate_that_one_rank_does_not_tell() -> None:
+def test_a_rate_that_one_rank_does_not_report() -> None:
     dumb = replace(
         H200, memory=NominalRate(None, "not reported by CUDA"), network=NominalRate(None, "eth0/speed: -1")
     )
@@ -185,7 +185,7 @@ def test_one_rank() -> None:
 
 
 def test_a_rail_that_one_host_lacks() -> None:
-    """Only rails that two hosts have count, whatever the NICs of the others do."""
+    """Only rails of two hosts count, regardless of other NICs."""
     slow = replace(H200, network=NominalRate(1 * GB, "sysfs: eth0"))
     assert rates(fleet([H200, slow], [H200]))["rails", "ring"] == 50
 
@@ -209,7 +209,7 @@ def test_gathered_on_this_machine() -> None:
 
 
 def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes per second, of the readings that the runner has."""
+    """In bytes per second, from the runner's readings."""
     from runner.device.api import Device
     from runner.system.links import GpuLinks, Reading
 

@@ -1,4 +1,4 @@
-"""Parts that are slow by construction are named; what cannot be judged is said."""
+"""Parts that are slow by construction are named; what cannot be judged is reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_link_between_two_hosts(hosts: int) -> None:
     def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.7 if {a.host, b.host} == {0, 2} else 1.0
 
-    plan = Plan(full_mesh_hosts=16)  # of 20 hosts, each two meet on one rail
+    plan = Plan(full_mesh_hosts=16)  # each pair of 20 hosts meets on one rail
     assert parts(climb_ladder(ToyFleet([4] * hosts, flow_factor=slowed), plan)) == [
         ("link", ("n0", "n2"), ())
     ]
@@ -74,8 +74,8 @@ def test_a_rail(hosts: int) -> None:
 )
 @pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [8] * 7])
 def test_a_gpu_alone(what: SingleRankOp, kind: str, rung: str, gpus: list[int]) -> None:
-    def slowed(asked: SingleRankOp, place: RankPlace) -> float:
-        return 0.7 if asked == what and near(place, 0, 1) else 1.0
+    def slowed(operation: SingleRankOp, place: RankPlace) -> float:
+        return 0.7 if operation == what and near(place, 0, 1) else 1.0
 
     verdict = climb_ladder(ToyFleet(gpus, single_rank_factor=slowed))
     assert parts(verdict) == [(kind, ("n0",), (1,))]
@@ -168,7 +168,7 @@ def test_a_nic_that_flaps_is_named_with_its_share_of_the_time() -> None:
 
 
 def test_what_was_slow_once_is_not_blamed() -> None:
-    """Only the first meeting of two NICs is slow."""
+    """Only the first flow between two NICs is slow."""
     fleet = ToyFleet([2] * 6)
     seen: set[tuple[int, int]] = set()
     steady = fleet.flows
@@ -192,7 +192,7 @@ def test_one_rank_says_that_nothing_can_be_judged() -> None:
     assert verdict.not_judged == (
         "one rank: nothing to compare it with; its figures are reported, not judged",
     )
-    assert {name for name, said in result(verdict).items() if said == "not measured"} == set(RUNGS[2:])
+    assert {name for name, outcome in result(verdict).items() if outcome == "not measured"} == set(RUNGS[2:])
 
 
 def test_two_hosts_say_what_they_cannot_show() -> None:

@@ -102,7 +102,7 @@ def test_a_last_round_that_is_bad_is_followed_by_one_that_confirms() -> None:
     assert (result.first, result.at, result.rounds) == (bad().findings[0], 20, 3)
     result, _ = soaked(iter([OK, bad(), OK]), 20)
     assert (result.first, result.rounds, result.worst.status) == (None, 3, "warning")
-    result, _ = soaked(iter([OK, bad(), bad("gpu"), bad("gpu")]), 20)  # but by one only
+    result, _ = soaked(iter([OK, bad(), bad("gpu"), bad("gpu")]), 20)  # but only one of them
     assert (result.first, result.rounds, result.unconfirmed) == (None, 3, 2)
 
 
@@ -123,7 +123,7 @@ def test_wrong_data_needs_no_second_round() -> None:
     result, _ = soaked(iter([OK, bad(), wrong, OK]), 40)
     assert (result.first, result.at, result.worst, result.unconfirmed) == (alarm, 30, wrong, 1)
     assert result.line.startswith("first degradation after 30 s: host c7, GPU 3: 1 byte")
-    both = replace(bad(), alarms=(alarm,))  # not made milder by a part that was slow once
+    both = replace(bad(), alarms=(alarm,))  # not downgraded by a part that was slow once
     assert soaked(iter([OK, both, OK]), 30)[0].worst.status == "critical"
     light = Verdict("warning", (), (), (), (Alarm("warning", "host c7: retransmits"),))
     assert soaked(iter([OK, light, OK]), 30)[0].first is None
@@ -161,7 +161,7 @@ def test_verdicts_of_past_rounds_are_let_go() -> None:
     clock, alive, most = Clock(), weakref.WeakSet[Finding](), [0]
 
     class Held(Finding):
-        """A finding that can be watched."""
+        """A finding with weak references."""
 
     def climb() -> Verdict:
         clock.now += 1
@@ -176,12 +176,12 @@ def test_verdicts_of_past_rounds_are_let_go() -> None:
 
 
 def test_it_stays_cheap(capsys: pytest.CaptureFixture[str]) -> None:
-    tell: Callable[[str], None] = print
+    on_round: Callable[[str], None] = print
     clock = Clock()
 
     def climb() -> Verdict:
         clock.now += 0.01
         return OK
 
-    assert soak(climb, Deadline(100, clock), tell).rounds == pytest.approx(10_000, abs=2)
+    assert soak(climb, Deadline(100, clock), on_round).rounds == pytest.approx(10_000, abs=2)
     assert capsys.readouterr().out.count("\n") == pytest.approx(10_000, abs=2)

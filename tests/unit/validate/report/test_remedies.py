@@ -1,4 +1,4 @@
-"""A remedy for whatever is found."""
+"""Every kind of finding has a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a validation: while it runs, and at its end."""
+"""The files of a validation, during the run and at its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_stream_gets_the_last_report_alone(tmp_path: Path) -> None:
 
 
 def test_before_a_rung_nothing_of_it_is_known() -> None:
-    """And asking changes nothing of the verdict."""
+    """An interim report does not change the verdict."""
     validation = Validation(ValidateOptions(Plan()), {})
     validation.ladder = Ladder(ToyFleet([2, 2, 2]), Plan())
     validation.ladder.measure_rung("gpu")

@@ -26,7 +26,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028{{report}} ]]>"
 
 
 class Read(HTMLParser):
-    """Elements in order, what must be nested is, and the text of each kind of element."""
+    """Checks nesting; records elements in order and the text of each kind of element."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Read(HTMLParser):
 
 
 def sections(report: Report, *titles: str) -> str:
-    """Those with these titles, without no-break spaces; "" where the page has none of them."""
+    """Return the sections with these titles, without no-break spaces; "" if the page has none."""
     found = re.findall(r"<section>\n<h2>(.*?)</h2>\n(.*?)</section>", text(report), re.S)
     return "".join(inside for title, inside in found if title in titles).replace("\xa0", " ")
 
@@ -107,7 +107,7 @@ def test_nothing_is_loaded_and_no_other_script_may_run() -> None:
 
 
 def odd_everywhere(odd: str) -> Report:
-    """A report that has `odd` wherever text comes from outside."""
+    """Return a report with `odd` in all text from outside."""
     report = made_report.critical()
     found = tuple(replace(one, hosts=(odd,), instead=(odd,)) for one in report.verdict.findings)
     alarms = tuple(replace(one, sentence=odd) for one in report.verdict.alarms)
@@ -179,7 +179,7 @@ def test_the_slow_pair_is_marked_and_told_in_numbers() -> None:
     page = heat_maps(made_report.critical())
     cells = re.findall(r'<td class="h3" title="(GPU 0 to GPU 6|GPU 6 to GPU 0): (.*?)"', page)
     assert [found for found, _ in cells] == ["GPU 0 to GPU 6", "GPU 6 to GPU 0"]
-    assert all(re.fullmatch(r"2(18|20) GB/s, 5[56] %", said) for _, said in cells)
+    assert all(re.fullmatch(r"2(18|20) GB/s, 5[56] %", listed) for _, listed in cells)
 
 
 def test_matrices_with_slow_pairs_come_first_and_good_ones_are_folded() -> None:
@@ -202,9 +202,9 @@ def test_a_large_matrix_is_a_canvas_with_its_slowest_pairs_in_words() -> None:
     page = heat_maps(made_report.simulated(512, 307))
     assert page.count("<canvas") == 1
     assert len(page) < 5000
-    said = re.findall(r"<li>(\w+) to (\w+): ([\d.]+) GB/s, 6[01] %</li>", page)
-    assert len(said) == 5
-    assert all("h307" in pair[:2] for pair in said)
+    listed = re.findall(r"<li>(\w+) to (\w+): ([\d.]+) GB/s, 6[01] %</li>", page)
+    assert len(listed) == 5
+    assert all("h307" in pair[:2] for pair in listed)
 
 
 # Curves.

@@ -1,4 +1,4 @@
-"""A report as JSON: nothing is lost on the way there and back, and nothing in it breaks a reader."""
+"""A report as JSON: a round trip loses nothing, and no value breaks a reader."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_keys_that_programs_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}"),
         ({"findings": [{"kind": "nic"}]}, "findings[0].hosts is missing"),
@@ -116,10 +116,10 @@ def test_keys_that_programs_read() -> None:
         ({"curves": [{"rung": "all", "title": "", "points": [[1]]}]}, "curves[0].points[0]"),
     ],
 )
-def test_another_document_is_refused_by_the_name_of_what_is_odd(change: dict[str, Any], said: str) -> None:
+def test_another_document_is_refused_by_the_name_of_what_is_odd(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
         read({**document(made_report.healthy()), **change})
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_what_is_no_document() -> None:
