@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -27,13 +28,6 @@ from jobs.validate.report.model import Change, RateCurve
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Finding, RungResult, Status, Verdict
 
-NEEDS: dict[RungName, str] = {
-    "pairs": "no host has two ranks",
-    "node": "no host has two ranks",
-    "host pairs": "there is one host",
-    "rails": "there is one host",
-    "all": "there is one rank",
-}
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 
 OnRung = Callable[[RungName], None]  # called before each rung is measured
@@ -119,11 +113,12 @@ class Ladder:
             return f"rung {broken} is broken"
         if name in self.probe.unavailable:
             return self.probe.unavailable[name]
-        lone = all(len(topology.on(host)) < 2 for host in range(topology.hosts))
-        one_host = topology.hosts < 2
-        missing = {"pairs": lone, "node": lone, "host pairs": one_host, "rails": one_host}
-        if missing.get(name, topology.ranks < 2 and name == "all"):
-            return NEEDS[name]
+        if name in ("pairs", "node") and topology.ranks == topology.hosts:
+            return "no host has two ranks"
+        if name in ("host pairs", "rails") and topology.hosts < 2:
+            return "there is one host"
+        if name == "all" and topology.ranks < 2:
+            return "there is one rank"
         if why := self.no_time(name):
             self.note_not_judged(f"{name}: {why}")
         return why
@@ -172,20 +167,10 @@ class Ladder:
         self.wrong += wrong
         self.changes += changes(name, before, self.probe.counters())
         broken = bool(wrong) or any(is_critical(one.factor, self.plan.critical) for one in new)
-        measured = self.probe.seconds
+        result: Literal["broken", "ok"] = "broken" if broken else "ok"
+        rounds, messages, measured = self.probe.rounds, self.probe.messages, self.probe.seconds
         analysed = time.perf_counter() - begin - measured
-        self.rungs.append(
-            RungResult(
-                name,
-                "broken" if broken else "ok",
-                "",
-                self.probe.rounds,
-                self.probe.messages,
-                rates,
-                analysed,
-                measured,
-            )
-        )
+        self.rungs.append(RungResult(name, result, "", rounds, messages, rates, analysed, measured))
         return broken
 
     def measurements(self, name: RungName) -> list[tuple[str, int, RungMeasurement, dict[str, str]]]:
