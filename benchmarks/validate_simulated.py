@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import Fault, FleetSpec, parse_fleet, random_fault
@@ -78,7 +78,7 @@ def run(sort: str, hosts: int, gpus: int, seed: int) -> Run:
         healthy = replace(healthy, leaf=max(4, min(32, hosts // 4)))
     faults = leaf(rng, healthy) if sort == "leaf" else drawn(rng, healthy, COUNTS[sort])
     fleet = SimulatedFleet(replace(healthy, faults=tuple(faults)), seed=seed)
-    verdict = validate(fleet, Plan(seed=seed, keep_going=len(faults) > 1))
+    verdict = climb_ladder(fleet, Plan(seed=seed, keep_going=len(faults) > 1))
     named = [any(names(one, fault, healthy) for one in verdict.findings) for fault in faults]
     extra = sum(not any(names(one, fault, healthy) for fault in faults) for one in verdict.findings)
     return Run(

@@ -1,6 +1,6 @@
-"""`meshrun validate`: a verdict on the interconnect, with the culprit's name.
+"""`meshrun validate`: a verdict on the interconnect that names the faulty part.
 
-`cli` reads the command line into `options`, `run` starts a validation on ranks or on a simulation,
-`validation` climbs the `ladder` once or again and again (`soak`), within a `budget`. Each rung measures
-(`measurements`) through a `probe` and hands what it measured to `localize`.
+`cli` reads the command line; `run` executes a validation on ranks or on a simulation; `ladder` climbs rung by
+rung. Each rung measures (`measurements`) through a `probe`, and `localize` finds the slow part. All of these
+share `plan`, `topology` and `verdict`. It may not know jobs/bench. The entry point is `cli.validate`.
 """

@@ -10,31 +10,31 @@ from typing import Any
 import click
 
 from jobs.measure.exit_codes import Finite, StrictCommand
-from jobs.validate.budget import parse_duration
-from jobs.validate.budget import quick as quick_plan
-from jobs.validate.options import Options
-from jobs.validate.outputs import Outputs, check
+from jobs.validate.ladder.budget import parse_duration
+from jobs.validate.ladder.budget import quick as quick_plan
 from jobs.validate.plan import RUNGS, Plan, RungName
+from jobs.validate.run.options import ValidateOptions
+from jobs.validate.run.outputs import Outputs, check_writable
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
 from runner.world.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
-UNKNOWN = EXIT["unknown"]  # of a check that could not be made, a usage error included
+UNKNOWN = EXIT["unknown"]  # also the exit status of usage errors
 
 
-class BadUsage(click.UsageError):
+class ValidateUsageError(click.UsageError):
     exit_code = UNKNOWN
 
 
 class ValidateCommand(StrictCommand):
-    bad_usage = BadUsage
+    bad_usage = ValidateUsageError
 
     def conclude(
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
     ) -> int:
-        """Give the verdict of a run that ended without one; called by `launch.cli.plugins.conclude`."""
-        from jobs.validate.ended import conclude
+        """Report a run that ended without a verdict. Called by `launch.cli.plugins.conclude`."""
+        from jobs.validate.run.early_end import conclude
 
         try:
             typed = self.make_context("validate", list(words)).params
@@ -43,11 +43,11 @@ class ValidateCommand(StrictCommand):
         named = Outputs(**{name: typed.get(name) for name in FILES}) if files else Outputs()
         if kept is None:
             status = max(status, UNKNOWN)
-        elif status == 1:  # of the runner, where no rank has failed first: a launcher's, a host's
+        elif status == 1:  # the runner's; no rank failed first, but a launcher or a host
             status = kept
         try:
-            check(named, typed.get("save_baseline"))
-        except UserError:  # reported where they were refused
+            check_writable(named, typed.get("save_baseline"))
+        except UserError:  # already reported when they were refused
             named = Outputs()
         return conclude(words, status, why, answer, named, typed["nagios"])
 
@@ -63,7 +63,7 @@ class Duration(click.ParamType[float]):
 
 
 class Rungs(click.ParamType[tuple[RungName, ...]]):
-    """Names of rungs, separated by commas, in any order."""
+    """Comma-separated names of rungs, in any order."""
 
     name = "rungs"
 
@@ -74,7 +74,7 @@ class Rungs(click.ParamType[tuple[RungName, ...]]):
             return value
         words = [word.strip().replace("-", " ").replace("_", " ") for word in value.split(",")]
         if unknown := [word for word in words if word not in RUNGS]:
-            self.fail(f"{unknown[0]!r} is none of {', '.join(RUNGS)}", param, ctx)
+            self.fail(f"{unknown[0]!r} is not one of {', '.join(RUNGS)}", param, ctx)
         return tuple(name for name in RUNGS if name in words)
 
 
@@ -87,12 +87,14 @@ FILE = click.Path(path_type=Path)
     type=Rungs(),
     default=RUNGS,
     metavar="NAME,...",
-    help=f"Only these: {', '.join(RUNGS)}.",
+    help=f"Measure only these rungs: {', '.join(RUNGS)}.",
 )
-@click.option("--keep-going", is_flag=True, help="Go on after a broken rung.")
+@click.option("--keep-going", is_flag=True, help="Continue after a broken rung.")
 @click.option("--quick", is_flag=True, help="Take fewer samples of smaller sizes.")
-@click.option("--budget", type=Duration(), metavar="TIME", help="Fit sizes and repeats into it, such as 60s.")
-@click.option("--soak", type=Duration(), metavar="TIME", help="Measure again and again, such as for 1h.")
+@click.option(
+    "--budget", type=Duration(), metavar="TIME", help="Reduce sizes and repeats to fit, such as 60s."
+)
+@click.option("--soak", type=Duration(), metavar="TIME", help="Repeat for this time, such as 1h.")
 @click.option(
     "--simulate",
     metavar="FLEET",
@@ -100,11 +102,11 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--baseline", type=FILE, metavar="FILE", help="Compare with earlier runs: .json or .sqlite.")
 @click.option("--save-baseline", type=FILE, metavar="FILE", help="Save this run there if it is healthy.")
-@click.option("-J", "--json", metavar="FILE", help="Write all results there.")
-@click.option("--html", metavar="FILE", help="Write the same as a page that opens offline.")
+@click.option("-J", "--json", metavar="FILE", help="Write all results as JSON.")
+@click.option("--html", metavar="FILE", help="Write all results as a page that opens offline.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML, a test case for each rung.")
 @click.option("--prometheus", metavar="FILE", help="Write metrics for node_exporter's textfile collector.")
-@click.option("--nagios", is_flag=True, help="Print one line, as a monitoring plugin does.")
+@click.option("--nagios", is_flag=True, help="Print one line in the format of a monitoring plugin.")
 @click.option(
     "-T",
     "--timeout",
@@ -142,19 +144,19 @@ def validate(
     mpirun -np 64 meshrun validate --html page.html  a cluster; likewise srun
     meshrun validate --simulate hosts=64,gpus=8,fault=nic:h3:1:0.6
 
-    Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, such as where a measurement is missing.
+    Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, for example if a measurement is missing.
     """
     files = {name: words.pop(name) for name in FILES}
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
     typed = (*(() if cli_context.ranks is None else ("-n", str(cli_context.ranks))), *cli_context.words)
-    options = Options(plan, outputs=Outputs(**files), words=typed, **words)
+    options = ValidateOptions(plan, outputs=Outputs(**files), words=typed, **words)
     if options.simulate is not None:
-        from jobs.validate.run import rehearse
+        from jobs.validate.run.run import rehearse
 
         if cli_context.ranks not in (None, 1):
-            raise click.UsageError("--simulate needs no ranks: without -n")
+            raise click.UsageError("--simulate starts no ranks; remove -n")
         return rehearse(options, cli_context)
-    from jobs.validate.run import report_unopened, run
+    from jobs.validate.run.run import report_before_world, run
 
     return run_as_rank(
         lambda world, handler: run(world, handler, options, cli_context),
@@ -165,5 +167,5 @@ def validate(
         usage_exit_status=UNKNOWN,
         failure_exit_status=EXIT["critical"],
         interrupt_message="interrupted",
-        before_exit=lambda handler: report_unopened(handler, options, cli_context),
+        before_exit=lambda handler: report_before_world(handler, options, cli_context),
     )

@@ -1,4 +1,4 @@
-"""Where the ranks of a probe are, as arrays."""
+"""Hosts and rails of a probe's ranks, as arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """names: of the hosts. host, gpu: (ranks,), where each rank is; GPU i of each host is on rail i.
+    """names: host names. host, gpu: (ranks,) int64, position of each rank; GPU i of each host is on rail i.
 
-    at: (hosts, rails), the rank of a GPU, -1 where there is none. unit: what ranks compute on.
+    at: (hosts, rails) int64, the rank of each GPU, -1 for none. unit: what ranks compute on.
     """
 
     names: tuple[str, ...]
@@ -39,12 +39,12 @@ class Topology:
         return int(self.at.shape[1])
 
     def on(self, host: int) -> Ints:
-        """The ranks of a host, in the order of their GPUs."""
+        """Return the ranks of a host, ordered by GPU."""
         row = self.at[host]
         return np.asarray(row[row >= 0])
 
     def rail(self, gpu: int) -> Ints:
-        """The ranks of a rail, in the order of their hosts."""
+        """Return the ranks of a rail, ordered by host."""
         column = self.at[:, gpu]
         return np.asarray(column[column >= 0])
 

@@ -11,13 +11,9 @@ from jobs.validate.plan import RungName
 Unit = Literal["GPU", "CPU"]  # what each rank computes on
 Status = Literal["ok", "warning", "critical", "unknown"]
 SEVERITY: tuple[Status, ...] = ("ok", "warning", "unknown", "critical")
-EXIT: dict[Status, int] = {
-    "ok": 0,
-    "warning": 1,
-    "critical": 2,
-    "unknown": 3,
-}  # of monitoring plugins
-Kind = Literal[
+# Exit statuses, as of monitoring plugins.
+EXIT: dict[Status, int] = {"ok": 0, "warning": 1, "critical": 2, "unknown": 3}
+FindingKind = Literal[
     "gpu",  # memory or arithmetic of one GPU
     "pcie",  # the link between a GPU and its host
     "nvlink",  # of one GPU to all others of its host
@@ -32,7 +28,7 @@ Kind = Literal[
     "link",  # between two hosts, on all rails
     "path",  # between two hosts, on one rail
     "rail",
-    "leaf",  # the switch side of some hosts on one rail: slow only when all of them send at once
+    "leaf",  # the leaf switch of some hosts on one rail: slow only when all of them send at once
     "ring",  # slow only when all of its GPUs work together
 ]
 
@@ -41,14 +37,14 @@ RateUnit = Literal["B/s", "FLOP/s"]
 
 
 def unit_of(what: str) -> RateUnit:
-    """The unit of a measurement's rates: bytes per second, of a matrix product operations per second."""
+    """Return the unit of a measurement's rates: FLOP/s for a matrix product, otherwise B/s."""
     return "FLOP/s" if what == "product" else "B/s"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The figures behind a finding. what: operations. rate, siblings: medians of the slowest of them, in
-    `unit`. partners: that it was measured again with. slow_share: of these measurements.
+    """The figures behind a finding. what: operations. rate, siblings: medians of the slowest operation, in
+    `unit`. partners: ranks it was retested with. slow_share: share of the retests that were slow.
     """
 
     what: str
@@ -64,15 +60,15 @@ class Evidence:
 class Finding:
     """A part that is slower than its siblings, confirmed by measuring again.
 
-    factor: its rate over its siblings'. ranks: that it consists of. time: of a part that flaps, the share of
-    the time. instead: parts that the measurements cannot distinguish from it.
+    factor: its rate / its siblings' rate. ranks: those that it consists of. time: share of the time that a
+    flapping part is slow. instead: parts that the measurements cannot distinguish from it.
 
     confidence: share of the repeated measurements that were slow x probability that the median of a part as
     fast as its siblings stays below the threshold (normal, standard error 1.2533 s / sqrt(n)), shared among
     `instead`.
     """
 
-    kind: Kind
+    kind: FindingKind
     hosts: tuple[str, ...]
     gpus: tuple[int, ...]
     factor: float
@@ -86,8 +82,8 @@ class Finding:
 
     @property
     def part(self) -> str:
-        """Host, GPU and part, as a person would look for them; with a colon behind a host or GPU."""
-        return part(self.kind, self.hosts, self.gpus, self.unit)
+        """Host, GPU and part as text; ends with a colon if it names only a host or GPU."""
+        return describe_part(self.kind, self.hosts, self.gpus, self.unit)
 
     @property
     def sentence(self) -> str:
@@ -99,7 +95,7 @@ class Finding:
         when = f" for {self.time:.0%} of the time".replace("%", " %") if self.time is not None else ""
         text = f"{self.part} at {100 * self.factor:.0f} % of its siblings{when} ({', '.join(details)})"
         if self.instead:
-            text += f"; cannot be told from {' or '.join(self.instead)}"
+            text += f"; indistinguishable from {' or '.join(self.instead)}"
         return text
 
 
@@ -119,7 +115,7 @@ PARTS = {
     "path": "link between hosts {host} and {last_host}, rail {gpu}:",
     "rail": "rail {gpu}:",
     "rail of some": "rail {gpu}, {count} hosts ({host} to {last_host}):",
-    "leaf": "rail {gpu}, {count} hosts ({host} to {last_host}): their switch side",
+    "leaf": "rail {gpu}, {count} hosts ({host} to {last_host}): their leaf switch",
     "ring": "host {host}: all its {unit}s together",
 }
 
@@ -127,8 +123,8 @@ PARTS = {
 WIRES = {"GPU": {"link": "NVLink", "port": "NIC"}, "CPU": {"link": "shared memory", "port": "network"}}
 
 
-def part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU") -> str:
-    """A part as a person would look for it. hosts: in the order of the fleet."""
+def describe_part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU") -> str:
+    """Describe a part by host, GPU and name. hosts: in fleet order."""
     words = PARTS["rail of some" if kind == "rail" and hosts else kind]
     (host, last_host), (gpu, last_gpu) = ((some[0], some[-1]) if some else ("", "") for some in (hosts, gpus))
     places = {"host": host, "last_host": last_host, "gpu": gpu, "last_gpu": last_gpu, "count": len(hosts)}
@@ -136,22 +132,25 @@ def part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU
 
 
 @dataclass(frozen=True)
-class Rung:
-    """why: of a rung that was not measured. rounds, messages: sent, repeats included."""
+class RungResult:
+    """why: reason if not measured. rounds, messages: totals, including repeats. rates: siblings' medians.
+
+    seconds: analysis time. measured: measuring time, in seconds.
+    """
 
     name: RungName
     result: Literal["ok", "broken", "not measured"]
     why: str = ""
     rounds: int = 0
     messages: int = 0
-    rates: dict[str, float] = field(default_factory=dict)  # medians of the siblings, in `unit_of` each
-    seconds: float = 0.0  # of analysis
-    measured: float = 0.0  # seconds of measuring
+    rates: dict[str, float] = field(default_factory=dict)  # in the `unit_of` each measurement
+    seconds: float = 0.0
+    measured: float = 0.0
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What is wrong besides slow parts: wrong data, an error counter that increased, a rank that died."""
+    """A problem other than a slow part: wrong data, an error counter that increased, a rank that died."""
 
     status: Literal["critical", "warning"]
     sentence: str
@@ -159,11 +158,11 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Verdict:
-    """findings, alarms: the worst first. not_judged: sentences."""
+    """findings, alarms: worst first. not_judged: sentences."""
 
     status: Status
     findings: tuple[Finding, ...]
-    rungs: tuple[Rung, ...]
+    rungs: tuple[RungResult, ...]
     not_judged: tuple[str, ...]
     alarms: tuple[Alarm, ...] = ()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.probe.api import Wrong
-from jobs.validate.report.model import Change, Curve, Drift, Limit, Matrix, Member, Report
-from jobs.validate.verdict import Alarm, Evidence, Finding, Rung, Verdict
+from jobs.validate.probe.api import WrongData
+from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, RateCurve, RateMatrix, Report
+from jobs.validate.verdict import Alarm, Evidence, Finding, RungResult, Verdict
 
 GB = 1e9
 RATES: dict[RungName, dict[str, float]] = {
@@ -20,14 +20,14 @@ RATES: dict[RungName, dict[str, float]] = {
     "all": {"ring": 361.7 * GB},
 }
 LIMITS = (
-    Limit("gpu", "memory", 4800 * GB, "HBM3e of an NVIDIA H200"),
-    Limit("host", "to_device", 63.0 * GB, "PCIe 5.0 x16, one direction"),
-    Limit("host", "to_host", 63.0 * GB, "PCIe 5.0 x16, one direction"),
-    Limit("pairs", "copies", 450 * GB, "18 x NVLink 4, one direction"),
-    Limit("pairs", "flows", 450 * GB, "18 x NVLink 4, one direction"),
-    Limit("node", "ring", 450 * GB, "a ring: each GPU's NVLink, one direction"),
-    Limit("host pairs", "flows", 50 * GB, "NIC of 400 Gb/s, one for each GPU"),
-    Limit("rails", "ring", None, "no rate of mlx5_7 is known"),
+    HardwareLimit("gpu", "memory", 4800 * GB, "HBM3e of an NVIDIA H200"),
+    HardwareLimit("host", "to_device", 63.0 * GB, "PCIe 5.0 x16, one direction"),
+    HardwareLimit("host", "to_host", 63.0 * GB, "PCIe 5.0 x16, one direction"),
+    HardwareLimit("pairs", "copies", 450 * GB, "18 x NVLink 4, one direction"),
+    HardwareLimit("pairs", "flows", 450 * GB, "18 x NVLink 4, one direction"),
+    HardwareLimit("node", "ring", 450 * GB, "a ring: each GPU's NVLink, one direction"),
+    HardwareLimit("host pairs", "flows", 50 * GB, "NIC of 400 Gb/s, one for each GPU"),
+    HardwareLimit("rails", "ring", None, "no rate of mlx5_7 is known"),
 )
 ENVIRONMENT = {
     "meshrun": "0.1.0",
@@ -54,13 +54,13 @@ def members(hosts: int, gpus: int, device: str = "NVIDIA H200", start: str = "c"
     return tuple(found)
 
 
-def rung(name: RungName) -> Rung:
+def rung(name: RungName) -> RungResult:
     at = RUNGS.index(name) + 1
-    return Rung(name, "ok", "", 7 * at, 280 * at, RATES[name], 0.04 * at)
+    return RungResult(name, "ok", "", 7 * at, 280 * at, RATES[name], 0.04 * at)
 
 
-def unmeasured(name: RungName, why: str) -> Rung:
-    return Rung(name, "not measured", why)
+def unmeasured(name: RungName, why: str) -> RungResult:
+    return RungResult(name, "not measured", why)
 
 
 def wobble(row: int, column: int) -> float:
@@ -68,7 +68,7 @@ def wobble(row: int, column: int) -> float:
     return 1 + 0.01 * ((row * 7 + column * 13) % 5 - 2)
 
 
-def pairs(host: str, gpus: int = 8, bad: tuple[int, int] | None = None) -> Matrix:
+def pairs(host: str, gpus: int = 8, bad: tuple[int, int] | None = None) -> RateMatrix:
     rows = tuple(
         tuple(
             None if a == b else 396 * GB * wobble(a, b) * (0.55 if bad and {a, b} == set(bad) else 1)
@@ -76,12 +76,12 @@ def pairs(host: str, gpus: int = 8, bad: tuple[int, int] | None = None) -> Matri
         )
         for a in range(gpus)
     )
-    return Matrix(
+    return RateMatrix(
         "pairs", "copies", f"host {host}, GPU to GPU", tuple(f"GPU {gpu}" for gpu in range(gpus)), rows
     )
 
 
-def rail(title: str, hosts: int, bad: int | None = None, start: str = "c") -> Matrix:
+def rail(title: str, hosts: int, bad: int | None = None, start: str = "c") -> RateMatrix:
     """bad: a host whose NIC is slow. Many hosts met some of the others only."""
     rows = tuple(
         tuple(
@@ -92,7 +92,7 @@ def rail(title: str, hosts: int, bad: int | None = None, start: str = "c") -> Ma
         )
         for a in range(hosts)
     )
-    return Matrix(
+    return RateMatrix(
         "host pairs",
         "flows",
         f"host to host, {title}",
@@ -101,9 +101,9 @@ def rail(title: str, hosts: int, bad: int | None = None, start: str = "c") -> Ma
     )
 
 
-def curve(title: str, rung: RungName, top: float, limit: float | None) -> Curve:
+def curve(title: str, rung: RungName, top: float, limit: float | None) -> RateCurve:
     sizes = [1 << power for power in range(10, 31, 2)]
-    return Curve(rung, title, tuple((size, top * size / (size + 4e6)) for size in sizes), limit)
+    return RateCurve(rung, title, tuple((size, top * size / (size + 4e6)) for size in sizes), limit)
 
 
 CURVES = (
@@ -140,7 +140,7 @@ CHANGES = (
     Change("rails", "c0", "eth0", "tcp retransmits", 12.0, 19.0, "note",
            "segments sent twice; a shared network loses some"),
 )  # fmt: skip
-WRONG = (Wrong("flows", 59, 11, 256 << 20, 4096, 4, "0x3f80a1c4", "0x3f80a1c0"),)
+WRONG = (WrongData("flows", 59, 11, 256 << 20, 4096, 4, "0x3f80a1c4", "0x3f80a1c0"),)
 ALARMS = (
     Alarm(
         "critical",
@@ -166,7 +166,7 @@ DRIFTS = (
 
 def healthy() -> Report:
     """Two hosts of eight GPUs."""
-    note = "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
+    note = "two hosts: a slowdown of all their NICs (the link, or either host's network) cannot be detected"
     return Report(
         Verdict("ok", (), tuple(map(rung, RUNGS)), (note,)),
         members(2, 8),
@@ -237,7 +237,7 @@ def one_rank() -> Report:
     whys = {"pairs": "no host has two GPUs", "node": "no host has two GPUs", "all": "there is one rank"}
     rungs = [rung("gpu"), rung("host")]
     rungs += [unmeasured(name, whys.get(name, "there is one host")) for name in RUNGS[2:]]
-    note = "one rank: nothing to compare it with; its figures are told, not judged"
+    note = "one rank: nothing to compare it with; its figures are reported, not judged"
     verdict = Verdict("ok", (), tuple(rungs), (note,))
     return replace(healthy(), verdict=verdict, members=members(1, 1), seconds=3.25, matrices=(), curves=())
 
@@ -247,7 +247,7 @@ def cpu() -> Report:
     low = {"memory": 11.2 * GB, "product": 63.9 * GB}
     rungs = [
         replace(rung("gpu"), result="broken", rates=low),
-        unmeasured("host", "CPUs have no way to a GPU"),
+        unmeasured("host", "CPUs have no host-to-GPU link"),
     ]
     rungs += [unmeasured(name, "rung gpu is broken") for name in RUNGS[2:4]]
     rungs += [unmeasured(name, "there is one host") for name in RUNGS[4:6]]
@@ -255,7 +255,7 @@ def cpu() -> Report:
     evidence = Evidence("memory, product", 5.38 * GB, 11.2 * GB, 30, (), 1.0)
     slow = Finding("gpu", ("laptop",), (2,), 0.48, 0.97, "gpu", evidence, ranks=(2,), unit="CPU")
     verdict = Verdict(
-        "critical", (slow,), tuple(rungs), ("one host: what slows all its GPUs alike cannot be seen",)
+        "critical", (slow,), tuple(rungs), ("one host: a slowdown of all its GPUs cannot be detected",)
     )
     ranks = tuple(replace(one, host="laptop", kind="cpu") for one in members(1, 4, "CPU"))
     return Report(verdict, ranks, STARTED, 6.1, "mpirun -n 4 meshrun validate", {"MPI": "MPICH 4.3.1"})

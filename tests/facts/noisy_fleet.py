@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Place, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.verdict import Unit
 
 RATES = {"memory": 8e9, "product": 2e9, "to_device": 8e9, "to_host": 8e9}
@@ -43,13 +43,13 @@ class NoisyFleet:
     limit: float = 0.4
     unit: Unit = "CPU"
     hosts: list[str] = field(init=False)
-    places: list[Place] = field(init=False)
+    places: list[RankPlace] = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
         self.hosts = [f"n{host}" for host in range(len(self.gpus))]
         spots = [(host, gpu) for host, count in enumerate(self.gpus) for gpu in range(count)]
-        self.places = [Place(rank, host, gpu) for rank, (host, gpu) in enumerate(spots)]
+        self.places = [RankPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(spots)]
         self.busy = np.zeros(len(self.hosts), int)  # rounds that a host is still slower for
 
     @property
@@ -59,7 +59,7 @@ class NoisyFleet:
     def counters(self) -> Mapping[tuple[str, str, str], float | str]:
         return {}
 
-    def wrong(self) -> Sequence[Wrong]:
+    def wrong_data(self) -> Sequence[WrongData]:
         return ()
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.verdict import Unit
 
 RATES = {"memory": 2e12, "product": 1e10, "to_device": 55e9, "to_host": 55e9}
 
-Slowed = Callable[[Place, Place], float]
+Slowed = Callable[[RankPlace, RankPlace], float]
 
 
 @dataclass
@@ -26,22 +26,22 @@ class ToyFleet:
     gpus: Sequence[int]
     noise: float = 0.02
     seed: int = 0
-    single_rank_factor: Callable[[SingleRankOp, Place], float] = lambda what, place: 1.0
+    single_rank_factor: Callable[[SingleRankOp, RankPlace], float] = lambda what, place: 1.0
     flow_factor: Slowed = lambda a, b: 1.0
     copy_factor: Slowed | None = None
     barred: str = ""
     calls: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     unavailable: Mapping[RungName, str] = field(default_factory=dict)
     unit: Unit = "GPU"
-    found_wrong: list[Wrong] = field(default_factory=list)  # by the next rung
-    counted: list[Mapping[Counter, float | str]] = field(default_factory=list)  # by the next readings
+    found_wrong: list[WrongData] = field(default_factory=list)  # by the next rung
+    counted: list[Mapping[CounterKey, float | str]] = field(default_factory=list)  # by the next readings
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
         self.copying = np.random.default_rng((self.seed, 1))  # of its own: copies change no other figure
         self.hosts = [f"n{host}" for host in range(len(self.gpus))]
         spots = [(host, gpu) for host, count in enumerate(self.gpus) for gpu in range(count)]
-        self.places = [Place(rank, host, gpu) for rank, (host, gpu) in enumerate(spots)]
+        self.places = [RankPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(spots)]
 
     def noisy(
         self, seconds: Sequence[float], samples: int, random: np.random.Generator | None = None
@@ -49,11 +49,11 @@ class ToyFleet:
         wobble = 1 + self.noise * (random or self.random).standard_normal((len(seconds), samples))
         return np.array(seconds)[:, None] * wobble
 
-    def wrong(self) -> Sequence[Wrong]:
+    def wrong_data(self) -> Sequence[WrongData]:
         found, self.found_wrong = self.found_wrong, []
         return found
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         return self.counted.pop(0) if self.counted else {}
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:

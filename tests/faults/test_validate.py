@@ -332,8 +332,8 @@ def test_an_interrupted_run_is_unknown(site: Site, number: signal.Signals, timeo
 
 
 REFUSED = [
-    nightly(["--rungs", "gpu,moon"], "'moon' is none of gpu, host, pairs"),
-    nightly(["--budget", "soon"], "a duration"),
+    nightly(["--rungs", "gpu,moon"], "'moon' is not one of gpu, host, pairs"),
+    nightly(["--budget", "soon"], "invalid duration"),
     (["-J", "gone/out.json"], "gone"),
     nightly(["--baseline", "none.json"], "none.json"),
     (["--frobnicate"], "--frobnicate"),
@@ -352,4 +352,4 @@ def test_bad_words_are_unknown(site: Site, words: list[str], says: str) -> None:
 def test_ranks_of_a_rehearsal(site: Site) -> None:
     status, errors = site.run("-n", "2", "validate", "--simulate", "hosts=2,gpus=2")
     assert status == 3
-    assert "--simulate needs no ranks" in errors
+    assert "--simulate starts no ranks" in errors

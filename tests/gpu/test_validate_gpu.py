@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.probe import single_rank
 from jobs.validate.probe.api import SINGLE_RANK_OPS
@@ -52,22 +52,22 @@ def world() -> Iterator[World]:
 
 def alone(probe: Any, nbytes: Any) -> Json:
     found = {what: probe.single_rank(what, nbytes(what), 5) for what in SINGLE_RANK_OPS}
-    return found | {"wrong": probe.wrong()}
+    return found | {"wrong": probe.wrong_data()}
 
 
 def test_everything_is_measured_and_right(world: World) -> None:
-    assert same.unlike_everything(same.asked(world, same.everything), 1) == []
+    assert same.unlike_everything(same.lead_or_follow(world, same.everything), 1) == []
 
 
 @pytest.mark.parametrize("nbytes", [4 * KIB, ODD])
 def test_small_and_odd_sizes(world: World, nbytes: int) -> None:
-    found = same.asked(world, lambda probe: alone(probe, lambda what: nbytes))
+    found = same.lead_or_follow(world, lambda probe: alone(probe, lambda what: nbytes))
     assert found.pop("wrong") == []
     assert all(seconds.shape == (1, 5) and (seconds > 0).all() for seconds in found.values())
 
 
 def test_rates_are_those_of_a_gpu(world: World) -> None:
-    found = same.asked(world, lambda probe: alone(probe, LARGE.__getitem__))
+    found = same.lead_or_follow(world, lambda probe: alone(probe, LARGE.__getitem__))
     assert found.pop("wrong") == []
     seconds = {what: float(np.median(found[what])) for what in SINGLE_RANK_OPS}
     rates = {what: LARGE[what] / seconds[what] for what in SINGLE_RANK_OPS}
@@ -83,7 +83,7 @@ def test_rates_are_those_of_a_gpu(world: World) -> None:
 @pytest.mark.parametrize("what", SINGLE_RANK_OPS)
 def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device, or in the host's pinned memory: where the copy went."""
-    timed, reserve = single_rank.timed, single_rank.Buffers.reserve
+    timed, reserve = single_rank.timed, single_rank.ProbeBuffers.reserve
     held: list[Any] = []
 
     def reserving(buffers: Any, *nbytes: int) -> None:
@@ -98,14 +98,14 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
         target[777_777] ^= 16
         return seconds
 
-    monkeypatch.setattr(single_rank.Buffers, "reserve", reserving)
+    monkeypatch.setattr(single_rank.ProbeBuffers, "reserve", reserving)
     monkeypatch.setattr(single_rank, "timed", flipping)
 
     def script(probe: Any) -> Any:
         probe.single_rank(what, MIB, 2)
-        return probe.wrong()
+        return probe.wrong_data()
 
-    found = same.asked(world, script)
+    found = same.lead_or_follow(world, script)
     assert len(found) == 2
     for one in found:
         assert (one.what, one.rank, one.source, one.nbytes) == (what, 0, 0, MIB)
@@ -114,8 +114,8 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
 
 
 def test_more_than_the_gpu_has(world: World) -> None:
-    with pytest.raises(UserError, match=r"\[rank 0, host .*, GPU 0\] there is not enough memory"):
-        same.asked(world, lambda probe: probe.single_rank("memory", world.here.device.memory, 1))
+    with pytest.raises(UserError, match=r"\[rank 0, host .*, GPU 0\] not enough memory"):
+        same.lead_or_follow(world, lambda probe: probe.single_rank("memory", world.here.device.memory, 1))
 
 
 def test_sizes_leave_room(world: World) -> None:
@@ -128,7 +128,7 @@ def test_sizes_leave_room(world: World) -> None:
 
 def test_one_gpu_climbs_the_ladder(world: World) -> None:
     plan = fit_to_devices(world, Plan(memory_bytes=256 * MIB, samples=3))
-    verdict = same.asked(world, lambda probe: validate(probe, plan))
+    verdict = same.lead_or_follow(world, lambda probe: climb_ladder(probe, plan))
     results = {rung.name: rung.result for rung in verdict.rungs}
     assert results["gpu"] == results["host"] == "ok"
     assert verdict.status == "ok"
@@ -218,35 +218,35 @@ def survey(world: World) -> Json:
         probe.flows([(1, 0)], ODD, 2)
         probe.rings([[1, 0]], ODD, 2)
         rates = {name: nbytes / float(np.median(found)) for name, found in seconds.items()}
-        return {"faults": faults, "rates": rates, "wrong": [str(one) for one in probe.wrong()]}
+        return {"faults": faults, "rates": rates, "wrong": [str(one) for one in probe.wrong_data()]}
 
     def flipped(probe: Any) -> Json:
         probe.flows(same.circle(size), 100 * KIB, 1)
-        flow = probe.wrong()
+        flow = probe.wrong_data()
         probe.rings([range(size)], 100 * KIB, 1)
-        return {"flipped": [dataclasses.asdict(one) for one in (*flow, *probe.wrong())]}
+        return {"flipped": [dataclasses.asdict(one) for one in (*flow, *probe.wrong_data())]}
 
     def cut(probe: Any) -> Json:
         probe.copies([(0, 1), (1, 0)], 100 * KIB, 1)
-        return {"cut": [dataclasses.asdict(one) for one in probe.wrong()]}
+        return {"cut": [dataclasses.asdict(one) for one in probe.wrong_data()]}
 
     plan = fit_to_devices(
         world, Plan(keep_going=True, memory_bytes=256 * MIB, samples=3, retest_samples=5, max_retests=1)
     )
 
     def climbs(probe: Any) -> Json:
-        verdict = validate(probe, plan)
+        verdict = climb_ladder(probe, plan)
         measured = [rung.name for rung in verdict.rungs if rung.result != "not measured"]
         return {"rungs": measured, "status": verdict.status}
 
-    parts = [same.asked(world, healthy), same.asked(world, climbs)]
+    parts = [same.lead_or_follow(world, healthy), same.lead_or_follow(world, climbs)]
     order = same.in_groups_of(world, (tuple(reversed(range(size))),))
     if world.rank == 1:
         same.alter(world, 100 * KIB, flip_on_device)
-    parts.append(same.asked(world, flipped))
+    parts.append(same.lead_or_follow(world, flipped))
     if world.rank == 0:
         lose_last_bytes()
-    parts.append(same.asked(world, cut))
+    parts.append(same.lead_or_follow(world, cut))
     return {"order": order} | {name: value for part in parts for name, value in (part or {}).items()}
 
 

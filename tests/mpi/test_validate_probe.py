@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from jobs.validate import plan as validate_plan
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.probe import sampling
-from jobs.validate.probe.api import Wrong
+from jobs.validate.probe.api import WrongData
 from jobs.validate.probe.buffers import fit_to_devices
 from runner.errors import UserError
 from runner.world.world import World, open_world
@@ -47,7 +47,7 @@ def world() -> Iterator[World]:
 
 def on_rank_0(world: World, script: Callable[[Any], Any]) -> Any:
     """What `script` returns there, on every rank, so that all fail alike."""
-    return world.control.broadcast(same.asked(world, script))
+    return world.control.broadcast(same.lead_or_follow(world, script))
 
 
 def needs(world: World, size: int) -> None:
@@ -68,7 +68,7 @@ def test_large_and_small_flows_and_rings(world: World, nbytes: int) -> None:
     def script(probe: Any) -> Any:
         flows = [probe.flows([flow], nbytes, 2) for flow in ((0, world.size - 1), (world.size - 1, 0))]
         flows.append(probe.flows([(rank, rank ^ 1) for rank in range(world.size // 2 * 2)], nbytes, 2))
-        return flows, probe.rings([[1, 0]], nbytes, 2), probe.wrong()
+        return flows, probe.rings([[1, 0]], nbytes, 2), probe.wrong_data()
 
     flows, rings, wrong = on_rank_0(world, script)
     assert [found.shape for found in flows] == [(1, 2), (1, 2), (world.size // 2 * 2, 2)]
@@ -111,12 +111,12 @@ def test_a_flipped_bit_is_named(world: World) -> None:
 
     def script(probe: Any) -> Any:
         probe.flows(same.circle(world.size), 100 * KIB, 1)
-        flows = probe.wrong()
+        flows = probe.wrong_data()
         probe.rings([range(world.size)], 100 * KIB, 1)
-        return flows, probe.wrong()
+        return flows, probe.wrong_data()
 
     (flow,), (ring,) = on_rank_0(world, script)
-    expected = Wrong("flows", 1, 0, 100 * KIB, 77_777, 1, flow.got, flow.expected)
+    expected = WrongData("flows", 1, 0, 100 * KIB, 77_777, 1, flow.got, flow.expected)
     assert flow == expected
     assert flow.got != flow.expected
     assert ring == dataclasses.replace(
@@ -141,7 +141,7 @@ def test_more_groups_than_stay_open(world: World) -> None:
             order = np.roll(np.arange(world.size), turn % 7).tolist()
             probe.rings([order], KIB, 1)
             probe.rings([[turn % world.size]], KIB, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     assert on_rank_0(world, script) == []
 
@@ -153,7 +153,7 @@ def test_rank_0s_error_ends_all_ranks(world: World) -> None:
         raise UserError("no such baseline")
 
     with pytest.raises(UserError, match="no such baseline") as caught:
-        same.asked(world, script)
+        same.lead_or_follow(world, script)
     assert caught.value.everywhere
     # And the ranks are where they were: they can begin anew.
     assert same.unlike_everything(on_rank_0(world, same.everything), world.size) == []
@@ -163,8 +163,8 @@ def test_too_little_memory_on_one_rank(world: World) -> None:
     last = world.size - 1
     if world.rank == last:
         world.backend.free_memory = lambda: 0
-    with pytest.raises(UserError, match=rf"\[rank {last}, .*\] there is not enough memory") as caught:
-        same.asked(world, lambda probe: probe.single_rank("memory", KIB, 1))
+    with pytest.raises(UserError, match=rf"\[rank {last}, .*\] not enough memory") as caught:
+        same.lead_or_follow(world, lambda probe: probe.single_rank("memory", KIB, 1))
     assert caught.value.everywhere
 
 
@@ -182,7 +182,7 @@ def test_the_whole_ladder(world: World, healthy: bool, monkeypatch: pytest.Monke
             max_retests=1, memory_bytes=MIB, product_bytes=64 * KIB, pair_bytes=MIB, ring_bytes=MIB,
         ),
     )  # fmt: skip
-    verdict = on_rank_0(world, lambda probe: validate(probe, plan))
+    verdict = on_rank_0(world, lambda probe: climb_ladder(probe, plan))
     results = {rung.name: rung.result for rung in verdict.rungs if rung.result != "not measured"}
     measured = ("gpu", "pairs", "node", "all") if world.size > 1 else ("gpu",)
     assert results == {**dict.fromkeys(measured, "ok"), "gpu": "ok" if healthy else "broken"}

@@ -1,6 +1,6 @@
-"""A run compared with earlier healthy runs of the same fleet, which a file keeps.
+"""Compare a run with earlier healthy runs of the same fleet, stored in a file.
 
-`compare` decides which runs count, compares and saves; `drift` judges how far rates are from earlier ones;
-`run` is one run as a file keeps it; `json` and `sqlite` are the two formats. This room knows reports, and
-nothing of how they were measured.
+`compare` selects the runs, compares and saves; `drift` judges the distance of rates from earlier ones;
+`baseline_run` is one stored run; `json` and `sqlite` are the two formats. This room knows reports, not how
+they were measured.
 """

@@ -1,4 +1,4 @@
-"""A run compared with earlier healthy runs of the same fleet: which file, which runs, what is saved."""
+"""Compare a run with earlier healthy runs of the same fleet, and save it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Protocol
 from jobs.measure.outliers import FEW_RUNS
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline import sqlite as baseline_sqlite
-from jobs.validate.baseline.drift import drifted
-from jobs.validate.baseline.run import (
+from jobs.validate.baseline.baseline_run import (
     FINGERPRINT,
     KEPT,
     BaselineRun,
@@ -20,6 +19,7 @@ from jobs.validate.baseline.run import (
     run_of_report,
     unwritable,
 )
+from jobs.validate.baseline.drift import drifted
 from jobs.validate.plan import RUNGS
 from jobs.validate.report.model import Drift, Member, Report
 from runner.errors import UserError
@@ -28,25 +28,25 @@ SHOWN = 8  # names in a sentence
 
 
 class Format(Protocol):
-    """A file format for runs. Both raise UserError."""
+    """A file format for runs. Both methods raise UserError."""
 
     def read(self, path: Path) -> list[BaselineRun]:
-        """All runs, the oldest first."""
+        """Return all runs, oldest first."""
 
     def add(self, path: Path, new: BaselineRun) -> BaselineRun:
-        """Save one more run; returns it with its number."""
+        """Save a run. Returns it with its number."""
 
 
 FORMATS: dict[str, Format] = {".json": baseline_json, ".sqlite": baseline_sqlite, ".db": baseline_sqlite}
 
 
 def check(path: Path, members: Sequence[Member], simulated: str = "") -> None:
-    """Raise the UserError that `compare` would, before anything is measured."""
+    """Raise the UserError that `compare` would raise, before the run."""
     reference(path, read(path), BaselineRun("", *fleet_of(members, simulated), {}, {}))
 
 
 def check_saving(path: Path) -> None:
-    """Raise the UserError that `save` would, as far as it is known before anything is measured."""
+    """Raise the UserError that `save` would raise, as far as it is known before the run."""
     format_of(path)
     if path.exists():
         read(path)
@@ -60,11 +60,11 @@ def check_saving(path: Path) -> None:
 def compare(
     path: Path, report: Report, figures: Mapping[Figure, float]
 ) -> tuple[tuple[Drift, ...], tuple[str, ...]]:
-    """Rates that differ from the earlier runs in `path`, the slowest first; and sentences on what else does.
+    """Compare with the earlier runs in `path`: drifts, slowest first; and sentences on other differences.
 
-    figures: rates in the `unit_of` their measurement. The last 50 runs count, in whatever environment. The
-    score of a drift is NaN where there were fewer than 3 runs. A fleet of some of the hosts of an earlier one
-    is compared part by part. Raises UserError for a file that is missing, broken, or of another fleet.
+    figures: rates in the `unit_of` their measurement. The last 50 runs count, in any environment. The score
+    of a drift is NaN with fewer than 3 runs. A subset of an earlier fleet's hosts is compared part by part.
+    Raises UserError if the file is missing, broken, or of another fleet.
     """
     mine = run_of_report(report, figures)
     runs, same = reference(path, read(path), mine)
@@ -80,7 +80,7 @@ def compare(
     for figure in mine.figures:
         name, part = " ".join(figure[:2]), figure[2]
         if not same and not part.startswith("host "):
-            continue  # a median of the fleet or of a rail, of other hosts
+            continue  # a median over other hosts
         having = [run for run in runs if figure in run.figures]
         alike = [run.figures[figure] for run in having if run.sizes.get(name) == mine.sizes.get(name)]
         if alike:
@@ -90,7 +90,7 @@ def compare(
             notes.setdefault(f"not compared ({why})", []).append(name)
         if 0 < len(alike) < FEW_RUNS:
             few = f"only {len(alike)} earlier run{'s'[: len(alike) > 1]}"
-            notes.setdefault(f"{few}, differences of 10 % are told without a score", []).append(name)
+            notes.setdefault(f"{few}, differences of 10 % are reported without a score", []).append(name)
     for figure in missing(runs, mine, same):
         notes.setdefault("in earlier runs, not measured in this one", []).append(f"{figure[0]} {figure[1]}")
     changed += [f"{listed(dict.fromkeys(names))}: {text}" for text, names in notes.items()]
@@ -98,9 +98,9 @@ def compare(
 
 
 def save(path: Path, report: Report, figures: Mapping[Figure, float]) -> str:
-    """Save this run if it is healthy; one line that says so, or why not.
+    """Save this run if it is healthy. Returns a line that states the result.
 
-    Several runs may save at the same time. Raises UserError when the file cannot be read or written.
+    Several runs may save at the same time. Raises UserError if the file cannot be read or written.
     """
     mine = run_of_report(report, figures)
     why = ""
@@ -129,9 +129,9 @@ def format_of(path: Path) -> Format:
 
 
 def reference(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> tuple[list[BaselineRun], bool]:
-    """The runs to compare with, the oldest first, and whether they are of the very same fleet.
+    """Return the runs to compare with, oldest first, and whether they are of the same fleet.
 
-    Otherwise they are of the smallest fleet that has all of these hosts. Raises UserError when there is none.
+    Otherwise they are of the smallest fleet that contains these hosts. Raises UserError if there is none.
     """
     if not runs:
         raise UserError(f"the baseline {path} has no run yet", hint=f"--save-baseline {path} first")
@@ -145,7 +145,7 @@ def reference(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> tup
 
 
 def another_fleet(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) -> UserError:
-    """The error that says how this fleet differs from the one in the file with which it shares most hosts."""
+    """Return an error with the differences from the stored fleet that shares most hosts with this one."""
     here = dict(mine.hosts)
     nearest = max(
         reversed(runs), key=lambda run: (len(here.keys() & dict(run.hosts)), run.devices == mine.devices)
@@ -170,7 +170,7 @@ def another_fleet(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) ->
 
 
 def differences(runs: Sequence[BaselineRun], mine: BaselineRun) -> list[str]:
-    """Changes of the environment: its old value, and the last run that had it."""
+    """Describe changes of the environment, with the last run that had the old value."""
     found = []
     for key in FINGERPRINT:
         now = mine.environment.get(key, "not known")
@@ -182,7 +182,7 @@ def differences(runs: Sequence[BaselineRun], mine: BaselineRun) -> list[str]:
 
 
 def missing(runs: Sequence[BaselineRun], mine: BaselineRun, same: bool) -> list[Figure]:
-    """Figures of the last run that this one lacks, of hosts that take part."""
+    """Return the figures of the last run that this one lacks, of participating hosts."""
     here = {f"host {name}" for name, _ in mine.hosts}
     return [
         figure

@@ -1,4 +1,4 @@
-"""How far rates are from those of earlier runs, in robust standard deviations."""
+"""Distance of rates from those of earlier runs, in robust standard deviations."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from jobs.measure.outliers import (
     run_deviation,
     score_needed,
 )
-from jobs.validate.baseline.run import Figure
+from jobs.validate.baseline.baseline_run import Figure
 from jobs.validate.report.model import Drift
 
 
 def drifted(figures: Mapping[Figure, float], earlier: Mapping[Figure, Sequence[float]]) -> tuple[Drift, ...]:
-    """What differs from its earlier rates, the slowest first.
+    """Return the figures that differ from their earlier rates, slowest first.
 
-    score: (rate - median) / deviation. The deviation is the robust one of the earlier rates; as that is vague
-    of few runs, it is drawn towards what is common among the parts of the same measurement (Smyth 2004), and
-    no less than that, nor than 1 %. The more figures there are, the more deviations are needed: 4 of up to 15
-    figures, 5.5 of 25,000.
+    score: (rate - median) / deviation. The deviation is the robust one of the earlier rates. As few runs give
+    a poor estimate, it is shrunk towards the common one of the same measurement's parts (Smyth 2004), and is
+    at least that, and at least 1 %. More figures need a larger score: 4 for up to 15 figures, 5.5 for 25,000.
     """
     usual = {figure: statistics.median(rates) for figure, rates in earlier.items()}
     own = {figure: run_deviation(rates) for figure, rates in earlier.items() if len(rates) >= FEW_RUNS}

@@ -1,10 +1,10 @@
-"""A baseline as one JSON document, which can be read, compared and put under version control.
+"""A baseline as one JSON document, which people can read, compare and put under version control.
 
     {"format": ..., "version": 1, "runs": [{"number": 7, "started": ..., "hosts": {"c1": 8}, "devices": [...],
      "environment": {...}, "sizes": {...}, "figures": {rung: {what: {part: rate}}}}]}
 
-Writers take turns by a lock on the file (flock(2); over NFS the server's lock) and replace the file in one
-step, so that readers need no lock.
+Writers lock the file (flock(2); over NFS the server's lock) and replace it atomically, so readers need no
+lock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs.validate.baseline.run import (
+from jobs.validate.baseline.baseline_run import (
     FORMAT,
     VERSION,
     BaselineRun,
-    Row,
+    FigureRow,
     broken,
     header,
     newer,
@@ -36,13 +36,13 @@ from jobs.validate.baseline.run import (
 from runner.errors import UserError
 from runner.files import write_file
 
-TIMEOUT = 30.0  # seconds that a writer waits for the others
+TIMEOUT = 30.0  # seconds to wait for other writers
 BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
 
 
 def read(path: Path) -> list[BaselineRun]:
-    """All runs, the oldest first. Raises UserError."""
+    """Return all runs, oldest first. Raises UserError."""
     try:
         return parsed(path, path.read_bytes())
     except OSError as reason:
@@ -50,8 +50,8 @@ def read(path: Path) -> list[BaselineRun]:
 
 
 def add(path: Path, new: BaselineRun) -> BaselineRun:
-    """Save one more run; returns it with its number. Raises UserError, and then nothing has changed."""
-    path = path.resolve()  # a link stays a link
+    """Save a run. Returns it with its number. Raises UserError, in which case nothing has changed."""
+    path = path.resolve()  # do not replace a symbolic link
     try:
         with locked(path) as file:
             with open(file, "rb", closefd=False) as stream:
@@ -83,7 +83,7 @@ def parsed(path: Path, content: bytes) -> list[BaselineRun]:
         raise broken(path, f"{type(reason).__name__}: {reason}") from reason
 
 
-def rows(figures: Any) -> Iterator[Row]:
+def rows(figures: Any) -> Iterator[FigureRow]:
     for rung, measured in figures.items():
         for what, parts in measured.items():
             for part, rate in parts.items():
@@ -108,7 +108,7 @@ def as_json(run: BaselineRun) -> dict[str, Any]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """The file, opened and locked; created where there is none."""
+    """Open and lock the file; create it if there is none."""
     deadline = time.monotonic() + TIMEOUT
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -142,7 +142,7 @@ def wait_for_lock(path: Path, file: int, deadline: float) -> None:
 
 
 def is_still(path: Path, file: int) -> bool:
-    """Whether the path still leads to the open file. It is opened again: over NFS, stat(2) may be cached."""
+    """Return whether the path still is the open file. Opens it again, as NFS may cache stat(2)."""
     try:
         other = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

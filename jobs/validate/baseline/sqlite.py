@@ -1,7 +1,7 @@
-"""A baseline as an SQLite file: for large fleets, and for queries in SQL.
+"""A baseline as an SQLite file, for large fleets and SQL queries.
 
-Saving a run is one transaction with a rollback journal, which works even where several hosts share the file
-system (write-ahead logs need shared memory).
+Saving a run is one transaction with a rollback journal, which also works on a shared file system (a
+write-ahead log needs shared memory).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
-from jobs.validate.baseline.run import (
+from jobs.validate.baseline.baseline_run import (
     VERSION,
     BaselineRun,
-    Row,
+    FigureRow,
     broken,
     header,
     newer,
@@ -26,7 +26,7 @@ from jobs.validate.baseline.run import (
     unwritable,
 )
 
-TIMEOUT = 30.0  # seconds that a writer waits for the others
+TIMEOUT = 30.0  # seconds to wait for other writers
 APPLICATION = 0x4D455348  # "MESH", in the header of the file
 
 # hosts, devices, environment, sizes: JSON, as in the JSON format.
@@ -40,14 +40,14 @@ AS_JSON = ("hosts", "devices", "environment", "sizes")
 
 
 def read(path: Path) -> list[BaselineRun]:
-    """All runs, the oldest first. Raises UserError."""
+    """Return all runs, oldest first. Raises UserError."""
     try:
         path.open("rb").close()
     except OSError as reason:
         raise unreadable(path, reason) from reason
     try:
         with closing(opened(path, "ro")) as base:
-            base.execute("BEGIN")  # what follows reads one state of the file
+            base.execute("BEGIN")  # the reads below see one state of the file
             if is_new(path, base):
                 return []
             return list(runs_in(base).values())
@@ -58,7 +58,7 @@ def read(path: Path) -> list[BaselineRun]:
 
 
 def add(path: Path, new: BaselineRun) -> BaselineRun:
-    """Save one more run; returns it with its number. Raises UserError, and then nothing has changed."""
+    """Save a run. Returns it with its number. Raises UserError, in which case nothing has changed."""
     try:
         with closing(opened(path, "rwc")) as base:
             base.execute("PRAGMA journal_mode = DELETE")
@@ -75,7 +75,7 @@ def add(path: Path, new: BaselineRun) -> BaselineRun:
             old = [(key,) for key, run in runs.items() if (run.fleet, run.number) in left]
             base.executemany("DELETE FROM figures WHERE run = ?", old)
             base.executemany("DELETE FROM runs WHERE id = ?", old)
-            base.execute("COMMIT")  # a connection that is closed before this changes nothing
+            base.execute("COMMIT")  # closing the connection before this changes nothing
     except sqlite3.OperationalError as reason:
         raise unwritable(path, reason) from reason
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, AttributeError) as reason:
@@ -89,7 +89,7 @@ def opened(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def is_new(path: Path, base: sqlite3.Connection) -> bool:
-    """Whether the file is empty. Raises UserError when it is no baseline, or of a newer version."""
+    """Return whether the file is empty. Raises UserError if it is no baseline or of a newer version."""
     owner = base.execute("PRAGMA application_id").fetchone()[0]
     if owner == 0 and not base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
@@ -102,8 +102,8 @@ def is_new(path: Path, base: sqlite3.Connection) -> bool:
 
 
 def runs_in(base: sqlite3.Connection, figures: bool = True) -> dict[int, BaselineRun]:
-    """Runs by id, in the order in which they were saved."""
-    rows: dict[int, list[Row]] = defaultdict(list)
+    """Return runs by id, in the order in which they were saved."""
+    rows: dict[int, list[FigureRow]] = defaultdict(list)
     if figures:
         for run, *row in base.execute("SELECT run, rung, what, part, rate FROM figures"):
             rows[run].append((row[0], row[1], row[2], row[3]))

@@ -1,5 +1,5 @@
-"""Alarms: what is wrong besides slow parts. A rank that died, wrong data, error counters that increased, and
-what no comparison of siblings shows because they have it in common.
+"""Alarms: problems other than parts slower than their siblings. Dead ranks, wrong data, increased error
+counters, and slowdowns that all siblings share.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import Literal
 
 from jobs.measure.outliers import far_below_limit
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import Place, Wrong
-from jobs.validate.report.model import Change, Drift, Limit, Report
+from jobs.validate.probe.api import RankPlace, WrongData
+from jobs.validate.report.model import Change, Drift, HardwareLimit, Report
 from jobs.validate.report.wording import change_sentence, drift_sentence, percent, rate_text, unit_name
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
-UNSHARED = ("gpu", "pairs")  # rungs whose ranks share no hardware, so that each can reach its limit
-SINGLE_GPU = ("host",)  # likewise where a host has one GPU: several share its memory, maybe slower than PCIe
+UNSHARED = ("gpu", "pairs")  # rungs whose ranks share no hardware, so each can reach its limit
+SINGLE_GPU = ("host",)  # likewise if each host has one GPU; several share host memory, maybe slower than PCIe
 
 
 def alarms(
     ended: str,
-    wrong: Sequence[Wrong],
+    wrong: Sequence[WrongData],
     changes: Sequence[Change],
-    places: Sequence[Place],
+    places: Sequence[RankPlace],
     hosts: Sequence[str],
     unit: Unit = "GPU",
 ) -> tuple[Alarm, ...]:
-    """The worst first. ended: why the run ended early; "": it did not."""
+    """Return the alarms of a climb, worst first. ended: why the run ended early, or ""."""
 
     def name(rank: int) -> str:
         place = places[rank]
         return f"rank {rank} (host {hosts[place.host]}, {unit} {place.gpu})"
 
     dead = [Alarm("critical", ended)] if ended else []
-    data = [Alarm("critical", wrong_data(one, name)) for one in wrong]
+    data = [Alarm("critical", wrong_data_sentence(one, name)) for one in wrong]
     faults = [
         Alarm("warning", f"{change_sentence(one)} ({one.meaning})")
         for one in changes
@@ -44,10 +44,8 @@ def alarms(
     return (*dead, *data, *faults)
 
 
-def beside(report: Report, plan: Plan) -> Verdict:
-    """The verdict with alarms for what siblings cannot show, since all have it: rates below those of earlier
-    runs, or far below the hardware's limits.
-    """
+def add_fleet_alarms(report: Report, plan: Plan) -> Verdict:
+    """Add alarms for slowdowns that all siblings share: rates below earlier runs, or far below limits."""
     slower = [
         Alarm(drift_status(one, plan), drift_sentence(one)) for one in report.drifts if one.rate < one.usual
     ]
@@ -65,13 +63,14 @@ def beside(report: Report, plan: Plan) -> Verdict:
 
 
 def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
+    """Add alarms; the status becomes at least as severe as the worst of them."""
     every = sorted((*verdict.alarms, *more), key=lambda one: one.status != "critical")
     worst: Status = max((verdict.status, *(one.status for one in every)), key=SEVERITY.index)
     return replace(verdict, status=worst, alarms=tuple(every))
 
 
-def unjudged(verdict: Verdict, why: str) -> Verdict:
-    """The verdict with one more thing that could not be judged, as the first of them: unknown at least."""
+def with_not_judged(verdict: Verdict, why: str) -> Verdict:
+    """Add a sentence on what could not be judged, as the first; the status is at least unknown."""
     status: Status = max(verdict.status, "unknown", key=SEVERITY.index)
     return replace(verdict, status=status, not_judged=(why, *verdict.not_judged))
 
@@ -80,7 +79,7 @@ def drift_status(one: Drift, plan: Plan) -> Literal["critical", "warning"]:
     return "critical" if one.rate < plan.critical * one.usual and one.score < 0 else "warning"
 
 
-def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limit) -> str:
+def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: HardwareLimit) -> str:
     rate, unit = rates[what], unit_of(what)
     copies = rates.get("copies", 0.0) if what == "flows" else 0.0
     good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not the cause"
@@ -91,7 +90,7 @@ def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Limi
     )
 
 
-def wrong_data(one: Wrong, name: Callable[[int], str]) -> str:
+def wrong_data_sentence(one: WrongData, name: Callable[[int], str]) -> str:
     origin = "" if one.source is None or one.source == one.rank else f" from {name(one.source)}"
     return (
         f"{name(one.rank)}: wrong data{origin} ({one.what}, {one.nbytes:,} bytes): {one.count:,} bytes, the "

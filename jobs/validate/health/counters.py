@@ -1,7 +1,7 @@
 """Counters read before and after a rung: which changes matter, and what they mean.
 
-Counters of a healthy machine increase, too: a GPU reaches its power limit, a link repeats a packet now and
-then, a network drops packets under load. So every counter has its own rule for what a change is, and a
+Counters of a healthy machine increase too: a GPU reaches its power limit, a link sometimes repeats a packet,
+a network drops packets under load. So each counter has a rule that decides which changes are reported, and a
 weight. Thresholds for NVLink and PCIe are those of NVIDIA DCGM's health checks
 (`dcgm_gpu_hardware_limits.h`).
 """
@@ -9,32 +9,32 @@ weight. Thresholds for NVLink and PCIe are those of NVIDIA DCGM's health checks
 from __future__ import annotations
 
 import math
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Counter
+from jobs.validate.probe.api import CounterKey
 from jobs.validate.report.model import Change
 
 Weight = Literal["fault", "note"]
 Value = float | str
-Values = Mapping[Counter, Value]
+Values = Mapping[CounterKey, Value]
 Part = tuple[str, str]  # host, part
 
 MINUTE = 60.0
-NEGLIGIBLE = 0.01  # seconds; clocks throttled for less do not show in any rate
+NEGLIGIBLE = 0.01  # seconds of throttling that do not affect any rate
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a change of a counter means.
+class CounterRule:
+    """Which changes of a counter are reported, and what they mean.
 
-    reported: a count that grows by more than `least` (one that falls was reset); a state that rises; that
-    falls; that falls while the GPU was throttled; that changes in any way. usual: (count, seconds), up to
-    which growth is a note; more is a fault. share: the counter of the same part that this is a share of, and
-    the words for that.
+    reported: "grows": a count that grows by more than `least` (if it falls, it was reset); other values: a
+    state that rises, falls, falls while the GPU was throttled, or changes. usual: (count, seconds), growth up
+    to which is a note and above which is a fault. share: the counter of the same part that this one is a
+    share of, and the phrase for it.
     """
 
     weight: Weight
@@ -45,25 +45,25 @@ class Known:
     share: tuple[str, str] | None = None
 
 
-def fault(meaning: str) -> Known:
-    return Known("fault", meaning)
+def fault(meaning: str) -> CounterRule:
+    return CounterRule("fault", meaning)
 
 
-def note(meaning: str) -> Known:
-    return Known("note", meaning)
+def note(meaning: str) -> CounterRule:
+    return CounterRule("note", meaning)
 
 
-def throttle(weight: Weight, meaning: str) -> Known:
-    return Known(weight, meaning, least=NEGLIGIBLE)
+def throttle(weight: Weight, meaning: str) -> CounterRule:
+    return CounterRule(weight, meaning, least=NEGLIGIBLE)
 
 
-def state(weight: Weight, meaning: str) -> Known:
-    return Known(weight, meaning, reported="rises")
+def state(weight: Weight, meaning: str) -> CounterRule:
+    return CounterRule(weight, meaning, reported="rises")
 
 
 GPU = {
-    "PCIe replays": Known("note", "packets repeated on the GPU's PCIe link", usual=(8, MINUTE)),
-    "PCIe width": Known("fault", "lanes of the GPU's PCIe link in use: it lost some", reported="falls"),
+    "PCIe replays": CounterRule("note", "packets repeated on the GPU's PCIe link", usual=(8, MINUTE)),
+    "PCIe width": CounterRule("fault", "lanes of the GPU's PCIe link in use: it lost some", reported="falls"),
     "ECC corrected": note("single-bit errors of the GPU's memory, corrected"),
     "ECC uncorrected": fault("uncorrectable errors of the GPU's memory: data was lost"),
     "retired pages, corrected": note("memory pages no longer used because of repeated single-bit errors"),
@@ -100,16 +100,20 @@ GPU = {
     ),
     "slowed now by power cap": state("note", "the clocks are reduced to stay within the power limit"),
     "slowed now by sync boost": state("note", "the clocks are those of the slowest GPU of its group"),
-    "SM clock": Known("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
-    "memory clock": Known("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
+    "SM clock": CounterRule("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
+    "memory clock": CounterRule("note", "MHz; see what slowed the GPU", reported="falls if throttled"),
 }
 NVLINK = {
     "replays": fault("packets repeated on this NVLink"),
     "recoveries": fault("this NVLink was retrained after errors"),
-    "CRC flit errors": Known("note", "corrupt flits received on this NVLink, and repeated", usual=(100, 1.0)),
-    "CRC data errors": Known("note", "corrupt data received on this NVLink, and repeated", usual=(100, 1.0)),
-    # They increase together with those: on healthy H200s by 0 to 5 on most links during a rung.
-    "ECC data errors": Known(
+    "CRC flit errors": CounterRule(
+        "note", "corrupt flits received on this NVLink, and repeated", usual=(100, 1.0)
+    ),
+    "CRC data errors": CounterRule(
+        "note", "corrupt data received on this NVLink, and repeated", usual=(100, 1.0)
+    ),
+    # These increase together with the two above: by 0 to 5 on most links of healthy H200s during a rung.
+    "ECC data errors": CounterRule(
         "note", "errors in data received on this NVLink, corrected or repeated", usual=(100, 1.0)
     ),
     "symbol errors": fault("errors of this NVLink that error correction could not repair"),
@@ -124,9 +128,9 @@ NVLINK = {
     "transmit discards": note("packets that this NVLink discarded instead of sending"),
 }
 RDMA = {
-    "state": Known("fault", "the link went down or came back", reported="changes"),
-    "physical state": Known("fault", "the link was lost or trained again", reported="changes"),
-    "rate": Known("fault", "the link trained to another rate", reported="changes"),
+    "state": CounterRule("fault", "the link went down or came back", reported="changes"),
+    "physical state": CounterRule("fault", "the link was lost or trained again", reported="changes"),
+    "rate": CounterRule("fault", "the link trained to another rate", reported="changes"),
     "symbol_error": fault("corrupt symbols on the wire: cable, transceiver or port"),
     "link_error_recovery": fault("the link recovered from errors: cable, transceiver or port"),
     "link_downed": fault("the link went down"),
@@ -168,7 +172,7 @@ ETHERNET = {
 }
 OF_SENT = ("OutSegs", "of the segments sent")
 TCP = {
-    "RetransSegs": Known(
+    "RetransSegs": CounterRule(
         "note", "segments retransmitted: the network, often shared, dropped some", share=OF_SENT
     ),
     "TCPLostRetransmit": note("retransmitted segments that were lost, too"),
@@ -176,20 +180,20 @@ TCP = {
     "InErrs": note("corrupt segments received"),
 }
 PROCESSORS = {
-    "stolen": Known(
+    "stolen": CounterRule(
         "note",
         "seconds of processors with work that the hypervisor gave to others",
         least=1.0,
         share=("seconds", "of all processors' time"),
     ),
 }
-KNOWN: dict[str, Known] = GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSORS
+KNOWN: dict[str, CounterRule] = GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSORS
 
 
 def changes(rung: RungName, before: Values, after: Values) -> tuple[Change, ...]:
-    """The changes around a rung that matter: parts that were lost, then the others in the order of `before`.
+    """Return the changes that matter: lost parts first, then the others in the order of `before`.
 
-    A part that lost most of its counters is reported as lost, and nothing else of it.
+    A part that lost most of its counters is only reported as lost.
     """
     lost, throttled = lost_parts(before, after), throttled_gpus(before, after)
     found = [
@@ -208,7 +212,7 @@ def changes(rung: RungName, before: Values, after: Values) -> tuple[Change, ...]
 
 
 def merge_nvlinks(found: Sequence[Change]) -> Iterator[Change]:
-    """Notes of several NVLinks of one GPU as one, with the sums of what they counted; faults one by one."""
+    """Merge notes of several NVLinks of a GPU into one with the sum of the counts; faults stay separate."""
     groups: dict[tuple[str, ...], list[Change]] = {}
     for number, one in enumerate(found):
         gpu, is_link, _ = one.part.partition(", NVLink ")
@@ -224,10 +228,10 @@ def merge_nvlinks(found: Sequence[Change]) -> Iterator[Change]:
         yield Change(first.rung, first.host, part, first.counter, before, after, "note", first.meaning)
 
 
-def weigh(known: Known, old: Value, new: Value, elapsed: float, throttled: bool) -> Weight | None:
-    """The weight of a change from `old` to `new`; None where it means nothing.
+def weigh(known: CounterRule, old: Value, new: Value, elapsed: float, throttled: bool) -> Weight | None:
+    """Return the weight of a change from `old` to `new`, or None if it is not reported.
 
-    elapsed: seconds between the two. throttled: whether the GPU's clocks were reduced meanwhile.
+    elapsed: seconds between the two. throttled: whether the GPU's clocks were reduced in between.
     """
     if known.reported == "changes":
         return known.weight if new != old else None
@@ -245,31 +249,31 @@ def weigh(known: Known, old: Value, new: Value, elapsed: float, throttled: bool)
             return None
         case _:
             count, seconds = known.usual or (math.inf, 1.0)
-            # A short time counts as the whole one.
+            # A shorter time counts as the whole period.
             return "fault" if grown > count * max(1.0, elapsed / seconds) else known.weight
 
 
 def lost_parts(before: Values, after: Values) -> list[Part]:
-    """Hardware that lost most of its counters: of a GPU that fell off its bus, the driver remembers a few."""
-    # Only hardware has one of these; other interfaces come and go.
+    """Return the hardware that lost most of its counters; the driver keeps a few of a GPU off the bus."""
+    # Only hardware has one of these; other interfaces may come and go.
     hardware = dict.fromkeys(key[:2] for key in before if key[2] in ("state", "SM clock"))
-    had = Tally(key[:2] for key in before)
-    has = Tally(key[:2] for key in before if key in after)
+    had = Counter(key[:2] for key in before)
+    has = Counter(key[:2] for key in before if key in after)
     return [part for part in hardware if 2 * has[part] < had[part]]
 
 
 def throttled_gpus(before: Values, after: Values) -> set[Part]:
-    """GPUs whose clocks were reduced."""
+    """Return the GPUs whose clocks were reduced."""
     reasons = [key for key in before if key[2].startswith("slowed ") and key[2] in KNOWN]
     return {key[:2] for key in reasons if growth(before, after, key) > KNOWN[key[2]].least}
 
 
 def is_inside(part: Part, other: Part) -> bool:
-    """An NVLink is inside its GPU."""
+    """Return whether `part` belongs to `other`, as an NVLink belongs to its GPU."""
     return part[0] == other[0] and part[1].startswith(f"{other[1]},")
 
 
-def meaning(known: Known, key: Counter, before: Values, after: Values) -> str:
+def meaning(known: CounterRule, key: CounterKey, before: Values, after: Values) -> str:
     grown = growth(before, after, key)
     if known.reported == "grows" and grown < 0:
         return f"{known.meaning}; was reset meanwhile, so the increase is unknown"
@@ -280,7 +284,7 @@ def meaning(known: Known, key: Counter, before: Values, after: Values) -> str:
     return f"{known.meaning} ({100 * grown / total:.2g} % {words})" if total > 0 else known.meaning
 
 
-def growth(before: Values, after: Values, key: Counter) -> float:
-    """By how much a counter grew; 0.0 where it was not read both times."""
+def growth(before: Values, after: Values, key: CounterKey) -> float:
+    """Return by how much a counter grew; 0.0 if it was not read both times."""
     old, new = before.get(key), after.get(key)
     return new - old if isinstance(old, float | int) and isinstance(new, float | int) else 0.0

@@ -1,6 +1,6 @@
-"""From slow measurements to the part that explains them.
+"""Find the part that explains slow measurements.
 
-`observations` is the table of measurements, `set_cover` the search for the part that explains most of the
-slow ones, `retest` the loop that measures suspects again, `findings` the result in a person's terms. Knows no
-probe and no rung: a rung hands in its measurements as a `retest.Measurement`.
+`observations` is the table of measurements, `set_cover` searches for the part that explains most of the slow
+ones, `retest` measures suspects again, `findings` describes the result. This room knows no probe and no rung:
+a rung provides its measurements as a `retest.RungMeasurement`.
 """

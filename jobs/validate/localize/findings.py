@@ -1,4 +1,4 @@
-"""Confirmed parts as findings: what a person calls them, with their figures."""
+"""Turn confirmed parts into findings: names, locations and evidence."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jobs.validate.localize.retest import Confirmed, Localization
 from jobs.validate.localize.set_cover import PartName
 from jobs.validate.plan import RungName
 from jobs.validate.topology import Topology
-from jobs.validate.verdict import Evidence, Finding, Kind, part, unit_of
+from jobs.validate.verdict import Evidence, Finding, FindingKind, describe_part, unit_of
 
-WITH_PARTNERS = ("flows",)  # operations whose evidence names the partners
-ALIKE = 0.15  # difference of the factors of parts that may be one
+WITH_PARTNERS = ("flows",)  # operations whose evidence lists the partners
+ALIKE = 0.15  # largest difference between the factors of findings that are merged
 
 
 def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    """Hosts, GPUs and ranks of a part. Hosts of a rail: none; GPUs of a host or a link: none."""
+    """Return hosts, GPUs and ranks of a part. A rail has no hosts; a host or a link has no GPUs."""
     kind, key = name
     names, host, gpu = topology.names, topology.host, topology.gpu
     if kind in ("host", "ring"):
@@ -43,10 +43,9 @@ def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple
 def findings(
     found: Localization, topology: Topology, rung: RungName, what: str, work: int, kinds: dict[str, str]
 ) -> list[Finding]:
-    """A finding for each confirmed part.
+    """Return a finding for each confirmed part.
 
-    work: bytes, of a product its operations. kinds: what this rung calls its parts, where it is not the
-    search's name.
+    work: bytes, or operations of a product. kinds: this rung's names for kinds of parts, if they differ.
     """
     return [finding(one, found, topology, rung, what, work, kinds) for one in found.confirmed]
 
@@ -66,7 +65,7 @@ def finding(
     hosts, gpus, ranks = location(one.name, topology)
     if one.ranks is not None:
         hosts, ranks = tuple(topology.names[host] for host in topology.host[list(one.ranks)]), one.ranks
-    kind = cast(Kind, kinds.get(one.name[0], one.name[0]))
+    kind = cast(FindingKind, kinds.get(one.name[0], one.name[0]))
     met = set(table.a[one.rows].tolist()) | set(table.b[one.rows].tolist())
     partners = tuple(
         f"{topology.names[topology.host[rank]]}:{topology.gpu[rank]}"
@@ -78,7 +77,7 @@ def finding(
     evidence = Evidence(what, rate, siblings, int(table.count[one.rows].sum()), partners, slow, unit_of(what))
     instead = tuple(
         dict.fromkeys(
-            called(tie, topology, kinds)
+            part_text(tie, topology, kinds)
             for tie in one.ties
             if location(tie, topology)[2] != ranks or not ranks
         )
@@ -90,14 +89,14 @@ def finding(
     )
 
 
-def called(name: PartName, topology: Topology, kinds: dict[str, str]) -> str:
-    """A part as a report calls it."""
+def part_text(name: PartName, topology: Topology, kinds: dict[str, str]) -> str:
+    """Return a part's name as it appears in reports."""
     hosts, gpus, _ = location(name, topology)
-    return part(kinds.get(name[0], name[0]), hosts, gpus, topology.unit).rstrip(":")
+    return describe_part(kinds.get(name[0], name[0]), hosts, gpus, topology.unit).rstrip(":")
 
 
 def certainty(one: Confirmed, found: Localization) -> float:
-    """Probability that a good part's median stays below the threshold."""
+    """Return the probability that a healthy part's median stays below the threshold."""
     table = found.table
     good = table.level[np.abs(table.level) < table.threshold]
     threshold = float(np.median(table.threshold[one.rows]))
@@ -105,9 +104,9 @@ def certainty(one: Confirmed, found: Localization) -> float:
 
 
 def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:
-    """One finding for each part, of all operations.
+    """Merge the findings of all operations into one for each part.
 
-    Where all NICs of a rail (or of a host) are slow, the rail (or the host) is the part.
+    If all NICs of a rail (or a host) are slow, the rail (or the host) replaces them.
     """
     by_part: dict[tuple[object, ...], Finding] = {}
     for new in found:
@@ -124,7 +123,7 @@ def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:
 
 
 def belongs_to(one: Finding, whole: Finding) -> bool:
-    """A GPU that is as slow as its host is, or a path that is as slow as the flapping NIC at its end was."""
+    """Return whether `whole` explains `one`: a GPU's slow host, or the flapping NIC at a path's end."""
     if one.factor < whole.factor * (1 - ALIKE):
         return False
     if one.kind in ("gpu", "pcie"):
@@ -135,7 +134,7 @@ def belongs_to(one: Finding, whole: Finding) -> bool:
 
 
 def join_groups(found: list[Finding], topology: Topology) -> list[Finding]:
-    """The findings with a rail, or a host, in place of its ranks where all of them are as slow."""
+    """Replace the findings of all ranks of a rail or host, if equally slow, by one of the rail or host."""
     groups = [("rail", gpu, topology.rail(gpu)) for gpu in range(topology.rails)]
     groups += [("host", host, topology.on(host)) for host in range(topology.hosts)]
     by_rank = {
@@ -148,7 +147,7 @@ def join_groups(found: list[Finding], topology: Topology) -> list[Finding]:
         if len(members) < max(2, len(ranks)) or np.ptp([one.factor for one in members]) > ALIKE:
             continue
         hosts, gpus, all_ranks = location((kind, key), topology)
-        whole = replace(members[0], kind=cast(Kind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)
+        whole = replace(members[0], kind=cast(FindingKind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)
         found = [one for one in found if one not in members] + [whole]
         for rank in all_ranks:
             by_rank.pop(rank, None)

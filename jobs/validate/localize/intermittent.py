@@ -1,4 +1,4 @@
-"""NICs that are slow for some of the time: medians hide them, the share of slow samples does not."""
+"""NICs that are slow part of the time: medians hide them, the share of slow samples shows them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import Cover, Suspect
 from jobs.validate.topology import Ints
 
-ALIKE = 0.8  # of the largest share: such a share is nearly as large
+ALIKE = 0.8  # share / largest share, above which two NICs are ties
 
 
 class SlowShares:
-    """Of each rank: how many samples of what is open in `cover` are slow, and how many there are."""
+    """Slow samples and all samples of each rank, over the open rows of `cover`."""
 
     def __init__(self, cover: Cover, ranks: int) -> None:
         self.cover, self.ranks = cover, ranks
@@ -23,7 +23,7 @@ class SlowShares:
         self.update()
 
     def update(self) -> None:
-        """Take out what was closed since the last call (the first one: count all that is open)."""
+        """Subtract the rows closed since the last call; the first call counts all open rows."""
         table, sign = self.cover.table, -1 if self.seen.any() else 1
         rows = np.flatnonzero(self.seen ^ self.cover.open)
         for side in (table.a[rows], table.b[rows]):
@@ -32,9 +32,9 @@ class SlowShares:
         self.seen = self.cover.open.copy()
 
     def suspect(self, most: int) -> Suspect | None:
-        """The rank with the largest share of slow samples, where that is far above the usual share.
+        """Return the rank with the largest share of slow samples, if that is far above the usual share.
 
-        most: ties, ranks with nearly as large a share.
+        most: ties (ranks with nearly as large a share) to return.
         """
         self.update()
         slow, table = self.slow.copy(), self.cover.table
@@ -50,14 +50,14 @@ class SlowShares:
 
 
 def slow_both_ways(table: Observations, ranks: int) -> Ints:
-    """Slow samples of each flow; of a pair's first meeting, no more than the other direction had.
+    """Return the slow samples of each flow; in a first measurement at most as many as its reverse flow has.
 
-    A NIC that flaps is slow in both directions at once, flows that collide in the network in one.
+    A flapping NIC is slow in both directions at once; flows that collide in the network, in one.
     """
     slow = table.slow.copy()
     first = np.flatnonzero(~table.retested)
     there, back = (table.a * ranks + table.b)[first], (table.b * ranks + table.a)[first]
-    order, needles = np.argsort(there), np.argsort(back)  # both in order: the search stays in the cache
+    order, needles = np.argsort(there), np.argsort(back)  # both sorted, for a cache-friendly search
     place = np.searchsorted(there[order], back[needles])
     found = np.empty_like(order)
     found[needles] = order[np.minimum(place, max(len(order) - 1, 0))]

@@ -1,4 +1,4 @@
-"""Measurements as one table: who took part, how much slower than its siblings each was, and how often."""
+"""A table of measurements: participants, slowdown against the siblings, and slow samples."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from jobs.validate.topology import Ints
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """A row for each thing measured. a, b: ranks (the same one where a GPU is by itself).
+    """Columns of (rows,), one row for each thing measured. a, b: ranks (equal for a GPU by itself).
 
-    level: log of the median over the siblings' median. seconds, siblings: those medians. slow, count: samples
-    that were slow, and all. slow_level: median level of the slow samples. retested: measured again, without
-    other traffic. threshold: the level above which the row is slow. failed: ranks of which something could
-    not be measured.
+    level: log(median / siblings' median). seconds, siblings: these medians. slow, count: slow samples, and
+    all. slow_level: median level of the slow samples. retested: measured again without other traffic.
+    threshold: the level above which the row is slow. failed: ranks with failed measurements.
     """
 
     a: Ints
@@ -47,11 +46,11 @@ class Observations:
 
     @property
     def visible(self) -> float:
-        """Share of its siblings' rate below which a part stands out from the noise; 1 of no rows."""
+        """Share of its siblings' rate below which a part is detectable in the noise; 1 without rows."""
         return float(np.exp(-np.median(self.threshold))) if len(self) else 1.0
 
     def updated(self, later: Observations) -> Observations:
-        """This table with what was measured again in place of the first measurement."""
+        """Return this table with the retests in `later` in place of the first measurements."""
         size = 1 + max(int(side.max(initial=0)) for table in (self, later) for side in (table.a, table.b))
         keep = ~np.isin(self.a * size + self.b, later.a * size + later.b)
 
@@ -67,11 +66,11 @@ COLUMNS = ("a", "b", "level", "seconds", "siblings", "slow", "slow_level", "coun
 
 @dataclass(frozen=True, eq=False)
 class Siblings:
-    """Which rows are compared with each other. kind: class of each row; a class's healthy rows are alike.
+    """Which rows are compared with each other. kind: class of each row; healthy rows of a class are alike.
 
-    group: rows whose median counts as one (None: each row for itself). healthy: share of the groups that is
-    surely healthy. trusted: rows of parts without suspicion: a class that has such rows is compared with them
-    alone.
+    group: rows that count as one, by their median (None: each row by itself). healthy: share of the groups
+    that is certainly healthy. trusted: rows of healthy parts; a class that has some is compared only with
+    these.
     """
 
     kind: Ints
@@ -87,10 +86,10 @@ def tabulate(
     plan: Plan,
     retested: bool = False,
 ) -> Observations:
-    """One table of several rounds.
+    """Combine several rounds into one table.
 
-    flows: of each round (rows, 2). seconds: of each round (rows, samples). siblings: of rows between ranks
-    a and b.
+    flows: (rows, 2) int64 for each round. seconds: (rows, samples) float64 for each round. siblings: returns
+    the siblings of rows between ranks a and b.
     """
     pairs = np.concatenate(flows)
     samples = np.concatenate(seconds)
@@ -126,7 +125,7 @@ def tabulate(
 
 
 def sibling_logs(logs: Floats, siblings: Siblings, tolerance: float) -> Floats:
-    """Log time of each row's healthy siblings: the typical one of the medians of the groups of its class."""
+    """Return log(time) of each row's healthy siblings: the typical group median of its class."""
     base = np.zeros(len(logs))
     for kind in np.unique(siblings.kind):
         rows = siblings.kind == kind

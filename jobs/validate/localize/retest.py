@@ -1,8 +1,8 @@
-"""From suspects to confirmed parts: what explains the slow measurements is measured again before it is named.
+"""Confirm suspects: the parts that explain slow measurements are measured again before they are named.
 
-A first measurement gives suspects. They are measured again, by themselves and with partners that are known to
-be healthy; the same search over the sharper table confirms them, clears them, or gives other suspects. After
-a few turns of this, only what was confirmed counts.
+A first measurement yields suspects. They are retested by themselves and with partners known to be healthy.
+The same search over the updated table confirms them, clears them, or yields other suspects. After a few
+turns, only confirmed parts count.
 """
 
 from __future__ import annotations
@@ -20,43 +20,42 @@ from jobs.validate.plan import Plan
 from jobs.validate.topology import Topology
 
 FEW = 2  # rows: the two directions of a pair that met once
-HIDDEN = (
-    0.95  # of what is critical: where noise may hide what is slower, and nothing is found, measure longer
-)
+# If nothing is found, but noise could hide a part below this share of the critical factor, measure longer.
+HIDDEN = 0.95
 
 
-class Measurement(Protocol):
-    """One operation of a rung: how it is measured, and the parts that its measurements go through."""
+class RungMeasurement(Protocol):
+    """One operation of a rung: how it is measured, and the parts on the paths of its measurements."""
 
     topology: Topology
 
     def measure(self, longer: bool = False) -> Observations:
-        """Measure everything. longer: with many samples."""
+        """Measure everything. longer: take many samples."""
 
     def part_kinds(self, table: Observations) -> list[PartKind]:
-        """The kinds of parts on the way of each row, in order of preference."""
+        """Return the kinds of parts on the path of each row, in order of preference."""
 
     def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """Measure these suspects, and all earlier ones, again."""
+        """Retest these suspects and all earlier ones."""
 
     def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
-        """Rows that a finding of an earlier rung explains, and its effect."""
+        """Yield the rows that a finding of a lower rung explains, and its effect."""
 
     def intermittent(self, cover: Cover) -> Suspect | None:
-        """A part that is slow for some of the time, among what is open."""
+        """Return a part that is slow part of the time, judged by open rows."""
         return None
 
     def locate(self, found: Confirmed) -> Confirmed | None:
-        """Which part of it is slow; None: no part is, so it is cleared."""
+        """Narrow a confirmed part down to its slow subset; None if no subset is slow."""
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Confirmed:
-    """A part that was slow, and slow again. rows: of the table, its evidence.
+    """A part that was slow in the first measurement and in the retest. rows: the table's rows of evidence.
 
-    ties: parts that it cannot be told from. flaps: share of the time that it is slow. ranks: where they are
-    not all that the name stands for.
+    ties: parts that it is indistinguishable from. flaps: share of the time that it is slow. ranks: a subset
+    of the part's ranks, if only these are slow.
     """
 
     name: PartName
@@ -69,7 +68,7 @@ class Confirmed:
 
 @dataclass
 class Localization:
-    """retested: suspects that were measured again. left: suspects for whom no turn was left."""
+    """retested: suspects that were retested. left: suspects for which no turn was left."""
 
     table: Observations
     confirmed: list[Confirmed]
@@ -77,16 +76,16 @@ class Localization:
     left: list[PartName] = field(default_factory=list)
 
 
-def localize(measurement: Measurement, plan: Plan) -> Localization:
-    """Measure, and name the slow parts; measure longer where noise may have hidden them."""
+def localize(measurement: RungMeasurement, plan: Plan) -> Localization:
+    """Measure and find the slow parts; measure longer if noise may have hidden them."""
     found = confirm_suspects(measurement, plan, measurement.measure())
     if not found.confirmed and found.table.visible < HIDDEN * plan.critical:
         found = confirm_suspects(measurement, plan, measurement.measure(longer=True))
     return found
 
 
-def confirm_suspects(measurement: Measurement, plan: Plan, first: Observations) -> Localization:
-    """Search and measure again in turns. first: the table of the first measurement."""
+def confirm_suspects(measurement: RungMeasurement, plan: Plan, first: Observations) -> Localization:
+    """Search and retest in turns. first: the table of the first measurement."""
     table, retested = first, set[PartName]()
     for turn in range(plan.max_retests + 1):
         search = Search(measurement, table, retested, plan)
@@ -101,10 +100,10 @@ def confirm_suspects(measurement: Measurement, plan: Plan, first: Observations) 
 
 
 class Search:
-    """One turn: suspect after suspect is confirmed, cleared, or queued for a retest."""
+    """One turn: confirm, clear, or queue suspects for a retest."""
 
     def __init__(
-        self, measurement: Measurement, table: Observations, retested: set[PartName], plan: Plan
+        self, measurement: RungMeasurement, table: Observations, retested: set[PartName], plan: Plan
     ) -> None:
         self.measurement, self.retested, self.plan = measurement, retested, plan
         self.cover = Cover(table, measurement.part_kinds(table), plan.slow_share)
@@ -112,7 +111,7 @@ class Search:
             self.cover.explain(rows, effect)
         self.confirmed: list[Confirmed] = []
         self.queue: list[PartName] = []
-        self.steady = False  # nothing (more) is slow for some of the time
+        self.steady = False  # nothing else is slow part of the time
         self.most = 4 * max(plan.suspects_per_host, measurement.topology.hosts)  # suspects of one retest
 
     def run(self) -> None:
@@ -127,10 +126,10 @@ class Search:
                 self.enqueue(suspect)
 
     def next(self) -> Suspect | None:
-        """The part that explains the most.
+        """Return the part that explains the most.
 
-        A single pair may be slow by chance, or because one of the two is slow now and then: so what is slow
-        for some of the time comes before a suspect with few rows.
+        A single pair may be slow by chance, or because one of the two is slow part of the time. So
+        intermittent parts come before a suspect with few rows.
         """
         suspect = self.cover.strongest()
         if not self.steady and (suspect is None or self.slow_rows(suspect) <= FEW):
@@ -139,19 +138,19 @@ class Search:
         return suspect
 
     def all_retested(self, suspect: Suspect) -> bool:
-        """Whether all that speaks against it was measured again, for another suspect's sake."""
+        """Return whether all of its slow rows are already retested, because of other suspects."""
         table = self.cover.table
         late = table.slow > 0 if suspect.kind == "flap" else self.cover.slow
         return not (late & self.cover.open & suspect.rows & ~table.retested).any()
 
     def slow_rows(self, suspect: Suspect) -> int:
-        """How many open rows are slow of those that it would explain."""
+        """Count the slow open rows that it would explain."""
         return int((self.cover.slow & self.cover.open & suspect.rows).sum())
 
     def enqueue(self, suspect: Suspect) -> None:
-        """Queue it for a retest; of suspects with few rows, all that are alike at once."""
+        """Queue it for a retest; a suspect with few rows together with all equal ones."""
         new, rows = [suspect.name], suspect.rows
-        if suspect.kind == "flap":  # of two that only met each other, either may be the one
+        if suspect.kind == "flap":  # of two that were only measured with each other, either may be slow
             new += self.not_retested(suspect.ties)
         elif self.steady and (slow := self.slow_rows(suspect)) <= FEW:
             peers, rows = self.cover.peers(suspect.kind, slow)
@@ -164,14 +163,14 @@ class Search:
         return [name for name in names if name not in self.retested]
 
     def confirm(self, suspect: Suspect, found: Confirmed) -> None:
-        """Name it, queue those that it cannot be told from, and go on without what it explains."""
+        """Confirm a suspect, queue its ties, and close the rows that it explains."""
         self.queue += [name for name in self.not_retested(suspect.ties) if name not in self.queue]
         self.confirmed.append(found)
         self.cover.excluded.add(suspect.name)
         self.cover.explain(suspect.rows, suspect.effect if found.flaps is None else np.inf, 1.5)
 
     def clear(self, suspect: Suspect) -> None:
-        """Close what was slow once and not again; what was slow again is left for others to explain."""
+        """Close the rows that were not retested; retested slow rows stay open for other suspects."""
         table = self.cover.table
         self.cover.excluded.add(suspect.name)
         if suspect.kind != "flap":
@@ -180,18 +179,18 @@ class Search:
 
 
 def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
-    """The suspect with its evidence, where what was measured again confirms it."""
+    """Return the suspect with its evidence if the retest confirms it."""
     table = cover.table
     retested = suspect.rows & table.retested
     still_open = retested & cover.open
     if not still_open.any():
         return None
     if suspect.kind == "flap":
-        # What another part explains most of is no part of its own.
+        # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
         return confirmed_intermittent(suspect, still_open, table) if most else None
     late = still_open & cover.slow
-    # What another part explains does not count, unless it was faster than this part would allow.
+    # Rows that another part explains do not count, unless they were faster than this part would allow.
     faster = retested & ~cover.open & (table.level < suspect.effect - table.threshold)
     if not mostly_slow(late.sum(), (still_open | faster).sum(), plan.slow_share):
         return None
@@ -200,7 +199,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
 
 
 def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) -> Confirmed | None:
-    """The suspect, where it is slow for some of the time and with several partners, and others are not."""
+    """Return the suspect if it is slow part of the time with several partners, unlike other parts."""
     share = table.slow[rows].sum() / table.count[rows].sum()
     retested = np.flatnonzero(table.retested)
     others = retested[~suspect.rows[retested]]

@@ -1,10 +1,10 @@
-"""Which part explains the slow measurements: the one that most of them have in common.
+"""Find the part that explains the slow measurements: the one that most of them have in common.
 
-A path is as fast as its slowest part, so a slow part makes (nearly) everything slow that goes through it, and
-a measurement that is not slow clears every part on its way. The search is a greedy set cover (Johnson 1974;
-in network tomography: the smallest consistent failure set, Duffield 2006): take the part that explains the
-most slow measurements while nearly all of its open ones are slow; its effect is their median; close what it
-explains; repeat.
+A path is as fast as its slowest part, so a slow part slows (nearly) every measurement through it, and a fast
+measurement clears every part on its path. The search is a greedy set cover (Johnson 1974; in network
+tomography: the smallest consistent failure set, Duffield 2006): take the part that explains the most slow
+measurements while nearly all of its open ones are slow; its effect is their median; close what it explains;
+repeat.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, eq=False)
 class PartKind:
-    """A kind of part. labels: for each row the one or two parts of this kind on its way, -1: none.
+    """A kind of part. labels: (rows,) int64 arrays, the one or two parts on each row's path, -1 for none.
 
-    keys: the parts' names, by label.
+    keys: the parts' keys, by label.
     """
 
     name: str
@@ -36,7 +36,7 @@ class PartKind:
 
 
 def part_kind(name: str, *keys: Ints) -> PartKind:
-    """A kind whose keys are any integers (negative: none), labelled 0, 1, ..."""
+    """Return a kind with arbitrary integer keys (negative: none), labelled 0, 1, ..."""
     known, labels = np.unique(np.concatenate(keys), return_inverse=True)
     none = int(np.searchsorted(known, 0))
     split = np.split(np.maximum(labels.reshape(-1) - none, -1).astype(np.int64), len(keys))
@@ -44,13 +44,13 @@ def part_kind(name: str, *keys: Ints) -> PartKind:
 
 
 def numbered_kind(name: str, count: int, *labels: Ints) -> PartKind:
-    """A kind whose keys are the numbers below `count`."""
+    """Return a kind whose keys are the numbers below `count`."""
     return PartKind(name, labels, np.arange(count))
 
 
 @dataclass(frozen=True, eq=False)
 class Suspect:
-    """A part that would explain `rows`. effect: log of its time over the siblings'.
+    """A part that would explain `rows`. effect: log(its time / siblings' time).
 
     ties: other parts that explain as much.
     """
@@ -67,9 +67,9 @@ class Suspect:
 
 
 class Cover:
-    """What is still to be explained (`open`). kinds: in order of preference where several explain the same.
+    """The rows still to be explained (`open`). kinds: in order of preference among equal explanations.
 
-    share: of a part's open measurements that must be slow. excluded: parts that are not to be named (again).
+    share: of a part's open rows that must be slow. excluded: parts that `strongest` does not return.
     """
 
     def __init__(self, table: Observations, kinds: Sequence[PartKind], share: float) -> None:
@@ -81,7 +81,7 @@ class Cover:
         self.excluded: set[PartName] = set()
 
     def count(self, kind: PartKind, rows: Ints) -> Ints:
-        """How many of the rows go through each part."""
+        """Count the rows through each part."""
         found = np.zeros(len(kind.keys), np.int64)
         for labels in kind.labels:
             through = labels[rows]
@@ -89,18 +89,18 @@ class Cover:
         return found
 
     def rows(self, kind: str, key: int) -> Mask:
-        """All measurements that go through a part."""
+        """Return a mask of the rows through a part."""
         known = next(known for known in self.kinds if known.name == kind)
         label = int(np.searchsorted(known.keys, key))
         return np.asarray(np.logical_or.reduce([labels == label for labels in known.labels]))
 
     def strongest(self) -> Suspect | None:
-        """The part that explains the most; None where nothing slow is left, or nothing explains it."""
+        """Return the part that explains the most slow rows, or None."""
         best, most = ("", -1), 0
         for kind, through, late in zip(self.kinds, self.through, self.late, strict=True):
             slow = np.where(mostly_slow(late, through, self.share) & (late > most), late, 0)
             slow[self.excluded_labels(kind)] = 0
-            # Of equals, the kind that comes first.
+            # Of equals, the first kind.
             if len(slow) and slow.max() > most:
                 label = int(slow.argmax())
                 best, most = (kind.name, int(kind.keys[label])), int(slow[label])
@@ -111,7 +111,7 @@ class Cover:
         return Suspect(*best, rows, float(np.median(self.table.level[late])), tuple(self.ties(best, late)))
 
     def ties(self, best: PartName, late: Ints) -> Iterator[PartName]:
-        """Other parts that all of the slow rows go through, and (nearly) nothing that is not slow."""
+        """Yield other parts with all of these slow rows, and (nearly) no fast ones."""
         for kind, through in zip(self.kinds, self.through, strict=True):
             slow = self.count(kind, late)
             same = (slow == len(late)) & mostly_slow(slow, through, self.share)
@@ -121,7 +121,7 @@ class Cover:
                     yield name
 
     def peers(self, kind: str, most: int) -> tuple[list[PartName], Mask]:
-        """All parts of a kind that explain `most` slow rows each, and their rows."""
+        """Return all parts of a kind that explain `most` slow rows each, and their rows."""
         number = next(number for number, known in enumerate(self.kinds) if known.name == kind)
         known, through, slow = self.kinds[number], self.through[number], self.late[number]
         fit = (slow == most) & mostly_slow(slow, through, self.share)
@@ -134,7 +134,7 @@ class Cover:
         return np.searchsorted(kind.keys, np.array(keys, np.int64))
 
     def explain(self, rows: Mask, effect: float, margin: float = 1.0) -> None:
-        """Close what a part with this effect explains; what is `margin` thresholds slower stays open."""
+        """Close the rows that this effect explains; rows more than `margin` thresholds slower stay open."""
         self.close(rows & (self.table.level <= effect + margin * self.table.threshold))
 
     def close(self, rows: Mask) -> None:

@@ -1,4 +1,4 @@
-"""Ring all-reduces: all GPUs of each host, all NICs of each rail. Names what only many together show."""
+"""Ring all-reduces over each host or rail: finds slow parts that only show under joint load."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from jobs.measure.outliers import ratio_threshold, row_medians
 from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Confirmed, Measurement
+from jobs.validate.localize.retest import Confirmed, RungMeasurement
 from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
-OTHERS = 5  # siblings that are measured again with a suspect
+OTHERS = 5  # siblings that are retested with a suspect
 
 
-class AllReduce(Measurement):
-    """One ring for each group, a row for each. kind: what a group is, "ring" (a host) or "rail".
+class AllReduce(RungMeasurement):
+    """One ring and one row for each group. kind: "ring" (groups are hosts) or "rail".
 
-    faults: ranks that a finding explains.
+    faults: ranks that findings explain.
     """
 
     def __init__(self, probe: Probe, topology: Topology, plan: Plan, kind: str, faults: KnownFaults) -> None:
@@ -44,21 +44,21 @@ class AllReduce(Measurement):
         return tabulate([pairs_of(keys)], seconds, self.siblings, self.plan)
 
     def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """Suspects and a few others, one ring at a time."""
+        """Retest suspects and a few others, one ring at a time."""
         self.retested += [key for _, key in suspects if key not in self.retested]
         keys = [*self.retested, *self.others(self.retested)]
-        seconds = self.in_turn([self.groups[key] for key in keys])
+        seconds = self.sample_in_turn([self.groups[key] for key in keys])
         return tabulate([pairs_of([key]) for key in keys], seconds, self.siblings, self.plan, retested=True)
 
     def others(self, suspects: Sequence[int]) -> list[int]:
         return [key for key in self.groups if key not in suspects][:OTHERS]
 
-    def in_turn(self, groups: Sequence[Ints]) -> list[Seconds]:
-        """Measure one ring at a time, over and over."""
+    def sample_in_turn(self, groups: Sequence[Ints]) -> list[Seconds]:
+        """Measure one ring at a time, with the repeats of a retest."""
         return measure_again(self.sample, [[ranks] for ranks in groups], self.noise, self.plan)
 
     def sample(self, groups: Sequence[Ints], samples: int) -> Seconds:
-        """(groups, samples): seconds scaled to `ring_bytes` on each link, whatever the size of a group.
+        """Return (groups, samples) seconds, scaled to `ring_bytes` on each link.
 
         In a ring of n ranks, 2 (n - 1) / n of the data pass each link.
         """
@@ -77,12 +77,12 @@ class AllReduce(Measurement):
             if any(rank in self.faults for rank in ranks.tolist()):
                 yield table.a == key, np.inf
 
-    # --- which part of a rail
+    # --- the slow part of a rail
 
     def locate(self, found: Confirmed) -> Confirmed | None:
-        """Halve a slow rail until both halves of a part are slow, or it is too short for that.
+        """Bisect a slow rail until both halves are slow, or it is too short to split.
 
-        Where neither half is slow, the part is measured once more: what is slow may lie between them.
+        If neither half is slow, the whole is measured again: the slow part may lie between the halves.
         """
         rail = found.name[1]
         if self.kind != "rail" or len(self.groups) < 2:
@@ -104,13 +104,13 @@ class AllReduce(Measurement):
         return replace(found, effect=effect, ranks=tuple(self.topology.at[hosts, rail].tolist()))
 
     def effect(self, rail: int, hosts: Ints) -> float:
-        """Log of the time of the ring through these hosts over that of the same hosts on other rails.
+        """Return log(time of the ring through these hosts / time of the same hosts on other rails).
 
-        0 where that is not slow; NaN where it could not be measured.
+        0 if it is not slow, NaN if it could not be measured.
         """
         others = self.others(self.retested) or self.others([rail])
         rings = [self.topology.at[hosts, key] for key in [rail, *others]]
-        seconds = self.in_turn([ranks[ranks >= 0] for ranks in rings if (ranks >= 0).sum() > 1])
+        seconds = self.sample_in_turn([ranks[ranks >= 0] for ranks in rings if (ranks >= 0).sum() > 1])
         own, *siblings = row_medians(np.concatenate(seconds)).tolist()
         slower = math.log(own / np.median(siblings)) if siblings else 0.0
         threshold = ratio_threshold(self.noise, seconds[0].shape[1], self.plan.tolerance)
@@ -118,5 +118,5 @@ class AllReduce(Measurement):
 
 
 def pairs_of(keys: Sequence[int]) -> Ints:
-    """(keys, 2): each key as both ends of a row."""
+    """Return (keys, 2): each key as both ends of a row."""
     return np.stack([np.array(keys, np.int64)] * 2, axis=1)

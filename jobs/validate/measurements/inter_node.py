@@ -1,4 +1,4 @@
-"""Host pairs, rail by rail: names NICs, hosts, rails and the links between hosts."""
+"""Flows between hosts, rail by rail: finds slow NICs, hosts, rails and links between hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.measure.outliers import healthy_pairs
 from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import (
     Cover,
     Mask,
@@ -27,12 +27,12 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
-PARTNERS = 4  # of each suspect that is measured again
-CONTROLS = 8  # ranks without suspicion that are measured with the suspects
+PARTNERS = 4  # of each suspect in a retest
+CONTROLS = 8  # healthy ranks that are measured with the suspects
 
 
-class InterNode(Measurement):
-    """Flows between hosts: a row for each. faults: what findings of lower rungs explain."""
+class InterNode(RungMeasurement):
+    """Flows between hosts, one row each. faults: ranks that findings of lower rungs explain."""
 
     def __init__(self, probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> None:
         self.probe, self.topology, self.plan, self.faults = probe, topology, plan, faults
@@ -52,7 +52,7 @@ class InterNode(Measurement):
         return tabulate(rounds, seconds, self.siblings, self.plan)
 
     def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """Suspects, one flow a host at a time, and healthy ranks in the same rounds: their new siblings."""
+        """Retest suspects, one flow per host at a time, with healthy ranks as siblings in the same rounds."""
         self.suspects |= {rank for name in suspects for rank in self.ranks(name)}
         flows = [flow for name in suspects for flow in self.suspect_flows(name, self.suspects)]
         flows += self.control_flows(
@@ -63,7 +63,7 @@ class InterNode(Measurement):
             self.noise, self.plan.retest_samples, self.plan
         )
         for _ in spaced_repeats(RETEST_REPEATS, self.plan.retest_span):
-            # In other company each time: flows that collided by chance will not collide again.
+            # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
             for met in isolated_rounds(mixed, self.topology, self.at_once):
                 table = np.array(met, np.int64)
@@ -75,9 +75,9 @@ class InterNode(Measurement):
         return self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.nic_bytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
-        """Flows on one rail are alike, and flows across rails are.
+        """Compare flows on one rail with each other, and flows across rails with each other.
 
-        With three hosts or more, host pairs are compared.
+        From three hosts on, compare host pairs.
         """
         host, gpu = self.topology.host, self.topology.gpu
         hosts, rails = self.topology.hosts, self.topology.rails
@@ -97,7 +97,7 @@ class InterNode(Measurement):
     # --- parts
 
     def part_kinds(self, table: Observations) -> list[PartKind]:
-        """The parts on the way of each flow; of those that explain the same, the first is named."""
+        """Return the parts on the path of each flow; of equally good explanations, the first is named."""
         a, b = table.a, table.b
         host, gpu, size = self.topology.host, self.topology.gpu, self.topology.ranks
         low, high = np.minimum(a, b), np.maximum(a, b)
@@ -117,7 +117,7 @@ class InterNode(Measurement):
         return [*kinds, part_kind("link", first * self.topology.hosts + second)]
 
     def ranks(self, name: PartName) -> list[int]:
-        """The ranks that a suspect consists of."""
+        """Return the ranks that a suspect consists of."""
         kind, key = name
         if kind == "host":
             return list(self.topology.on(key).tolist())
@@ -133,7 +133,7 @@ class InterNode(Measurement):
         return explained_rows(self.faults, table, self.plan.nic_bytes)
 
     def intermittent(self, cover: Cover) -> Suspect | None:
-        """The NIC with the largest share of slow samples, where that is far above the usual share."""
+        """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
             self.shares = SlowShares(cover, self.topology.ranks)
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16))
@@ -141,7 +141,7 @@ class InterNode(Measurement):
     # --- flows of a retest
 
     def suspect_flows(self, name: PartName, suspects: set[int]) -> list[tuple[int, int]]:
-        """Flows in both directions that lead through a suspect."""
+        """Return flows in both directions through a suspect."""
         kind, key = name
         topology = self.topology
         if kind == "link":
@@ -164,9 +164,9 @@ class InterNode(Measurement):
         return [flow for a, b in pairs for flow in ((a, b), (b, a))]
 
     def partners(self, rank: int, suspects: set[int], count: int) -> list[int]:
-        """Healthy ranks of other hosts on the same rail.
+        """Return healthy ranks of other hosts on the same rail.
 
-        Where these are few, across rails too, which tells the two sides of a flow apart.
+        If there are few, across rails too, which separates the two sides of a flow.
         """
         topology = self.topology
         away = topology.host != topology.host[rank]
@@ -177,13 +177,13 @@ class InterNode(Measurement):
         return found
 
     def chosen(self, ranks: Ints, suspects: set[int], count: int) -> list[int]:
-        """Some of the ranks at random, those without suspicion first."""
+        """Return up to `count` of the ranks in random order, healthy ones first."""
         order = self.random.permutation(ranks)
         last = np.isin(order, list(suspects))
         return list(np.concatenate([order[~last], order[last]])[:count].tolist())
 
     def control_flows(self, suspects: set[int], cross: bool) -> list[tuple[int, int]]:
-        """Flows between ranks without suspicion (or with, when there are no others)."""
+        """Return flows between healthy ranks (or suspects, if there are no others)."""
         found = []
         for rank in self.chosen(np.arange(self.topology.ranks), suspects, CONTROLS):
             away = self.topology.host != self.topology.host[rank]

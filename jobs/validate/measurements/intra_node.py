@@ -1,4 +1,4 @@
-"""GPU pairs inside each host: names the NVLink (or what there is instead) of a GPU, of a pair, of a host."""
+"""GPU pairs inside each host: finds slow NVLinks (or other links) of a GPU, a pair or a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jobs.measure.outliers import healthy_pairs
 from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.measurements.schedule import intra_node_rounds, isolated_rounds
@@ -23,10 +23,10 @@ from jobs.validate.topology import Ints, Topology
 PairOperation = Literal["copies", "flows"]  # by a copy engine, by the communication library
 
 
-class IntraNode(Measurement):
+class IntraNode(RungMeasurement):
     """One operation between the GPUs of each host: a row for each pair and direction.
 
-    faults: what findings of lower rungs explain.
+    faults: ranks that findings of lower rungs explain.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class IntraNode(Measurement):
         return tabulate(rounds, seconds, self.siblings, self.plan)
 
     def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """All pairs of the suspects' hosts, and of a few others: one flow a host at a time."""
+        """Retest all pairs of the suspects' hosts and of a few others, one flow per host at a time."""
         self.retested |= {host for name in suspects for host in self.hosts(name)}
         others = [
             host
@@ -66,7 +66,7 @@ class IntraNode(Measurement):
         return self.move([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
-        """With many hosts, the same pair of GPUs on all hosts; else all pairs."""
+        """Compare the same pair of GPUs on all hosts if there are many hosts, otherwise all pairs."""
         topology = self.topology
         hosts = len(np.unique(topology.host[a]))
         if hosts >= MANY_HOSTS:

@@ -1,10 +1,10 @@
-"""Leaf switches: hosts that are slow together on one rail when everything sends at once, and not alone.
+"""Leaf switches: find hosts that are slow together on one rail under full load, but not alone.
 
-Which hosts share a switch is not known. In each round every NIC sends and receives, to and from a quarter of
-the hosts away or more: hosts that are near each other in order often share a leaf switch, so nearly all of
-its uplinks are in use; in any other order most of them are. Hosts behind a slow switch are slow with all
-partners but those behind the same one. Hosts elsewhere are slow only with these, which clears them. Where
-there are only two leaf switches, too few ways lead through them, and neither is named.
+Which hosts share a switch is not known. In each round every NIC sends and receives over a distance of at
+least a quarter of the hosts: neighbours in host order often share a leaf switch, so nearly all of its uplinks
+are in use; in any other order most are. Hosts behind a slow switch are slow with all partners except those
+behind the same switch. Other hosts are slow only with these, which clears them. With only two leaf switches,
+too few paths cross them, and neither is named.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 from jobs.validate.verdict import Evidence, Finding
 
-LEAST_HOSTS = 8  # fewer say nothing about switches
+LEAST_HOSTS = 8  # fewer hosts do not show switches
 ROUNDS = 16
-RETESTED_HOSTS = 8  # of a cluster, measured one at a time
-STEPS = 8  # in which the search for a cluster ends
+RETESTED_HOSTS = 8  # of a cluster, one at a time
+STEPS = 8  # iterations of the search for a cluster, at most
 
 
 @dataclass
-class LeafSwitches:
-    """rate: median of all flows when everything sends at once, bytes per second.
+class LeafSwitchResult:
+    """rate: median of all flows under full load, bytes per second.
 
-    failed: ranks of which something could not be measured. notes: what could not be judged.
+    failed: ranks with failed measurements. notes: what could not be judged.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -44,12 +44,12 @@ class LeafSwitches:
 
 
 @dataclass(frozen=True, eq=False)
-class Load:
-    """One measurement of everything at once, by rail, with a column for each of its ranks in their order.
+class FullLoad:
+    """One measurement under full load, by rail, with a column for each of the rail's ranks in order.
 
-    level: (2 rounds, ranks of the rail), log of the time over the fleet's of each flow that a rank sends or
-    receives. partner: of the same shape, the partner's place on the rail. limit: the level above which a flow
-    is slow. siblings: seconds of a typical flow.
+    level: (2 rounds, ranks of the rail) float64, log(time / fleet's time) of each flow that a rank sends or
+    receives. partner: same shape, the partner's index on the rail. limit: the level above which a flow is
+    slow. siblings: seconds of a typical flow.
     """
 
     level: dict[int, Floats]
@@ -58,26 +58,28 @@ class Load:
     siblings: float
     samples: int
 
-    def joined(self, later: Load) -> Load:
+    def joined(self, later: FullLoad) -> FullLoad:
         level = {rail: np.concatenate([rows, later.level[rail]]) for rail, rows in self.level.items()}
         partner = {rail: np.concatenate([rows, later.partner[rail]]) for rail, rows in self.partner.items()}
         return replace(later, level=level, partner=partner, limit=max(self.limit, later.limit))
 
 
-def measure_leaf_switches(probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> LeafSwitches:
-    """Measure everything at once, twice, and name the switches that are slow both times.
+def measure_leaf_switches(
+    probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults
+) -> LeafSwitchResult:
+    """Measure under full load twice, and name the switches that are slow both times.
 
-    faults: ranks that findings explain, whose flows do not count.
+    faults: ranks that findings explain; their flows do not count.
     """
-    found = LeafSwitches()
+    found = LeafSwitchResult()
     random = np.random.default_rng(plan.seed)
-    first = measure_load(probe, topology, plan, faults, random, found)
+    first = measure_full_load(probe, topology, plan, faults, random, found)
     found.rate = plan.nic_bytes / first.siblings
     clusters = {rail: slow_together(first, rail) for rail in first.level}
     suspects = [rail for rail, hosts in clusters.items() if hosts.any()]
     if not suspects:
         return found
-    second = measure_load(probe, topology, plan, faults, random, found)
+    second = measure_full_load(probe, topology, plan, faults, random, found)
     both = first.joined(second)
     for rail in suspects:
         now = slow_together(second, rail)
@@ -94,15 +96,15 @@ def measure_leaf_switches(probe: Probe, topology: Topology, plan: Plan, faults: 
     return found
 
 
-def measure_load(
+def measure_full_load(
     probe: Probe,
     topology: Topology,
     plan: Plan,
     faults: KnownFaults,
     random: np.random.Generator,
-    found: LeafSwitches,
-) -> Load:
-    """Measure rounds of everything at once; ranks that fail are noted in `found`."""
+    found: LeafSwitchResult,
+) -> FullLoad:
+    """Measure rounds under full load; adds failed ranks to `found`."""
     rounds = all_at_once_rounds(topology, ROUNDS, random)
 
     def sample(flows: Ints, samples: int) -> Seconds:
@@ -114,18 +116,20 @@ def measure_load(
     logs = np.log(row_medians(np.concatenate(seconds)))
     flows = np.concatenate(rounds)
     logs[np.isin(flows, list(faults)).any(axis=1)] = np.nan
-    level, partner = by_rail(topology, flows, logs)
+    level, partner = split_by_rail(topology, flows, logs)
     middles = np.concatenate([column_quantiles(rows, 0.5) for rows in level.values()])
     middles = middles[~np.isnan(middles)]
-    # Of ranks, not of flows: where uplinks are scarce, flows that need none are faster than most.
+    # Median of ranks, not of flows: if uplinks are scarce, flows that need none are faster than most.
     base = float(np.median(middles)) if len(middles) else math.nan
     limit = group_threshold(middles - base, plan.tolerance)
     level = {rail: rows - base for rail, rows in level.items()}
-    return Load(level, partner, limit, math.exp(base), plan.samples)
+    return FullLoad(level, partner, limit, math.exp(base), plan.samples)
 
 
-def by_rail(topology: Topology, flows: Ints, level: Floats) -> tuple[dict[int, Floats], dict[int, Ints]]:
-    """What each rank of a rail sent, then what it received, with its partners; a row for each round."""
+def split_by_rail(
+    topology: Topology, flows: Ints, level: Floats
+) -> tuple[dict[int, Floats], dict[int, Ints]]:
+    """Return levels and partners by rail: for each rank what it sent, then received; a row per round."""
     place = np.zeros(topology.ranks, np.int64)  # on its rail
     for rail in range(topology.rails):
         place[topology.rail(rail)] = np.arange(len(topology.rail(rail)))
@@ -136,7 +140,7 @@ def by_rail(topology: Topology, flows: Ints, level: Floats) -> tuple[dict[int, F
         if not len(rows):
             continue
         sent, received = place[flows[rows]].T
-        # Rounds follow each other, and each rank sends once in each, and receives once: a stable order.
+        # Each rank sends and receives once a round; a stable sort keeps the order of rounds.
         there, back = np.argsort(sent, kind="stable"), np.argsort(received, kind="stable")
         levels[rail] = np.concatenate([level[rows[order]].reshape(count, -1).T for order in (there, back)])
         partners[rail] = np.concatenate(
@@ -145,19 +149,19 @@ def by_rail(topology: Topology, flows: Ints, level: Floats) -> tuple[dict[int, F
     return levels, partners
 
 
-def slow_together(load: Load, rail: int) -> np.ndarray:
-    """Which ranks of the rail are slow with nearly all that are not slow themselves; none of fewer than 2."""
+def slow_together(load: FullLoad, rail: int) -> np.ndarray:
+    """Return a mask of the ranks that are slow with nearly all healthy partners; none if fewer than 2."""
     level, partner = load.level[rail], load.partner[rail]
     inside = column_quantiles(level, 0.25) > load.limit
     for _ in range(STEPS):
         middle = column_quantiles(np.where(inside[partner], np.nan, level), 0.5)
-        # A rank that met nobody outside stays as it was.
+        # A rank without partners outside stays as it was.
         new = np.where(np.isnan(middle), inside, middle > load.limit)
         if (new == inside).all():
             break
         inside = new
     if 2 * inside.sum() > len(inside):
-        return np.ones(len(inside), bool)  # which side of the switches between them is slow cannot be told
+        return np.ones(len(inside), bool)  # the slow side of the switches is unknown
     return np.asarray(inside & (inside.sum() > 1))
 
 
@@ -169,9 +173,9 @@ def slow_alone(
     members: np.ndarray,
     random: np.random.Generator,
 ) -> bool:
-    """Whether flows of single members are slow too.
+    """Return whether flows of single members are slow too.
 
-    Compared with the same hosts' flows on another rail, or with other hosts' on this one.
+    Compares them with the same hosts' flows on another rail, or with other hosts' flows on this one.
     """
     ranks = topology.rail(rail)
     inside, outside = ranks[members], ranks[~members]
@@ -192,7 +196,7 @@ def slow_alone(
 
 
 def siblings(topology: Topology, flows: Iterable[tuple[int, int]], rail: int) -> Iterable[tuple[int, int]]:
-    """The same hosts' flows on the next rail that both have."""
+    """Yield the same hosts' flows on the next rail that both have."""
     for a, b in flows:
         for other in np.roll(np.arange(topology.rails), -rail - 1)[:-1]:
             there = int(topology.at[topology.host[a], other]), int(topology.at[topology.host[b], other])
@@ -202,17 +206,19 @@ def siblings(topology: Topology, flows: Iterable[tuple[int, int]], rail: int) ->
 
 
 def pairs(ranks: Ints, random: np.random.Generator) -> list[tuple[int, int]]:
-    """Some pairs of these ranks at random."""
+    """Return random pairs of these ranks."""
     few = random.permutation(ranks)[: 2 * RETESTED_HOSTS]
     return [(int(a), int(b)) for a, b in few[: len(few) // 2 * 2].reshape(-1, 2)]
 
 
 def finding(
-    load: Load, topology: Topology, plan: Plan, rail: int, members: np.ndarray, agree: float
+    load: FullLoad, topology: Topology, plan: Plan, rail: int, members: np.ndarray, agree: float
 ) -> Finding:
-    """agree: share of the hosts that both measurements name, of those that either does."""
+    """Return the finding. agree: hosts found by both measurements / hosts found by either."""
     level = load.level[rail][:, members]
-    through = np.where(members[load.partner[rail][:, members]], np.nan, level)  # flows that leave the group
+    through = np.where(
+        members[load.partner[rail][:, members]], np.nan, level
+    )  # only flows that leave the group
     through = level if np.isnan(through).all() else through
     through = through[~np.isnan(through)]
     slow = through[through > load.limit]

@@ -1,4 +1,4 @@
-"""How often to measure: the more noise, the more samples, at more times."""
+"""How often to measure: noisier measurements take more samples, spread over more time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jobs.measure.outliers import MEDIAN_ERROR, sample_noise, samples_needed
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
 
-RETEST_REPEATS = 5  # a retest measures everything so often, one thing after another
-LONG_SAMPLES = 48  # of each thing in a longer first measurement
+RETEST_REPEATS = 5  # passes of a retest over all its rounds
+LONG_SAMPLES = 48  # samples of a longer first measurement
 
 Round = TypeVar("Round")
 Measure = Callable[[Round, int], Seconds]  # a round, samples -> seconds
 
 
 def spaced_repeats(count: int, span: float) -> Iterator[int]:
-    """Count repeats, waiting before each one so that all of them take `span` seconds at least."""
+    """Yield 0 to count - 1, waiting before each so that all take at least `span` seconds."""
     begin = time.monotonic()
     for number in range(count):
         time.sleep(max(begin + span * (number + 1) / count - time.monotonic(), 0))
@@ -31,9 +31,9 @@ def spaced_repeats(count: int, span: float) -> Iterator[int]:
 def measure_repeatedly(
     measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int = 1, span: float = 0.0
 ) -> list[Seconds]:
-    """Measure all rounds, `count` times over; for each round its seconds with the samples of all repeats.
+    """Measure all rounds `count` times. Returns the seconds of each round, with the samples of all repeats.
 
-    So what disturbs a part for a while (other work, heat) is in few of its samples. span: as in
+    A temporary disturbance (other work, heat) thus affects few samples of a part. span: as in
     `spaced_repeats`.
     """
     parts = [[measure(each, samples) for each in rounds] for _ in spaced_repeats(count, span)]
@@ -43,9 +43,9 @@ def measure_repeatedly(
 def measure_first(
     measure: Measure[Round], rounds: Sequence[Round], samples: int, plan: Plan, longer: bool = False
 ) -> tuple[list[Seconds], float]:
-    """Measure all rounds, with more repeats where there is noise.
+    """Measure all rounds, with more repeats if they are noisy.
 
-    longer: take many samples whatever the noise. Returns the seconds of each round, and the noise as
+    longer: take many samples regardless of noise. Returns the seconds of each round, and the noise as
     `repeats_needed` takes it.
     """
     once = measure_repeatedly(measure, rounds, samples)
@@ -59,12 +59,11 @@ def measure_first(
 
 
 def noise_of_rounds(seconds: Sequence[Seconds], samples: int) -> float:
-    """Standard deviation of the log of one sample, as if samples were independent.
+    """Return the standard deviation of the log of one sample, as if samples were independent.
 
-    samples: of one repeat. What the samples of one repeat have in common counts for more than their own
-    noise.
+    samples: in one repeat. Noise that the samples of one repeat share is scaled accordingly.
     """
-    # Some of the rounds are enough.
+    # A part of the rounds is enough.
     rows = np.concatenate(seconds[: 1 + 200_000 // max(seconds[0].size, 1)])
     of_repeats = np.median(rows.reshape(len(rows), -1, samples), axis=2)
     common = sample_noise(of_repeats) * math.sqrt(samples) / MEDIAN_ERROR
@@ -74,7 +73,7 @@ def noise_of_rounds(seconds: Sequence[Seconds], samples: int) -> float:
 def measure_again(
     measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan
 ) -> list[Seconds]:
-    """Measure all rounds as a retest: with more repeats where there is noise, over the plan's span."""
+    """Measure all rounds as a retest: with more repeats if they are noisy, over the plan's span."""
     count = RETEST_REPEATS * repeats_needed(noise, plan.retest_samples, plan)
     return measure_repeatedly(
         measure, rounds, max(plan.retest_samples // RETEST_REPEATS, 3), count, plan.retest_span
@@ -82,7 +81,7 @@ def measure_again(
 
 
 def repeats_needed(noise: float, samples: int, plan: Plan) -> int:
-    """How many times `samples` make the error of a median small against the tolerance.
+    """Return how many times `samples` to take for the median's error to be small against the tolerance.
 
     noise: standard deviation of the log of one sample.
     """

@@ -1,4 +1,4 @@
-"""Who meets whom: rounds of flows at the same time, in which each rank sends to one and receives from one."""
+"""Rounds of simultaneous flows, in each of which a rank sends to one rank and receives from one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Pairs = Ints  # (pairs, 2)
 
 
 def round_robin(count: int) -> list[Pairs]:
-    """A tournament in which every two of `count` meet once: count - 1 rounds, count rounds when it is odd.
+    """Return a tournament in which each pair of `count` meets once, in count - 1 rounds (odd: count).
 
-    The circle method (Kirkman 1847): one player stays, the others move on by one place around the circle. Of
-    an odd number, one sits out in each round.
+    The circle method (Kirkman 1847): one player stays, the others rotate. If count is odd, one sits out in
+    each round.
     """
     seats = count + count % 2
     if count < 2:
@@ -34,12 +34,12 @@ def round_robin(count: int) -> list[Pairs]:
 
 
 def both_ways(pairs: Pairs) -> Pairs:
-    """Each pair (a, b) as the flows a -> b and b -> a."""
+    """Return each pair (a, b) as the flows a -> b and b -> a."""
     return np.concatenate([pairs, pairs[:, ::-1]])
 
 
 def intra_node_rounds(topology: Topology) -> Iterator[Pairs]:
-    """All GPU pairs of each host, all hosts at once, as flows in both directions."""
+    """Yield rounds of all GPU pairs of each host, all hosts at once, as flows in both directions."""
     largest = max(len(topology.on(host)) for host in range(topology.hosts))
     table = np.full((topology.hosts, largest), -1, np.int64)
     for host in range(topology.hosts):
@@ -52,9 +52,9 @@ def intra_node_rounds(topology: Topology) -> Iterator[Pairs]:
 
 
 def inter_node_rounds(topology: Topology, plan: Plan) -> Iterator[Pairs]:
-    """Host pairs, rail by rail, all rails at once, as flows in both directions.
+    """Yield rounds of host pairs, all rails at once, as flows in both directions.
 
-    Few hosts: all pairs, the same on every rail, in hosts - 1 rounds. More hosts: every pair on one rail, in
+    Few hosts: all pairs, the same on every rail, in hosts - 1 rounds. More: each pair on one rail, in
     (hosts - 1) / rails rounds. Many: random partners on each rail, in 2 log2(hosts) rounds.
     """
     rails = range(topology.rails)
@@ -78,15 +78,15 @@ def inter_node_rounds(topology: Topology, plan: Plan) -> Iterator[Pairs]:
 
 
 def random_pairs(count: int, random: np.random.Generator) -> Pairs:
-    """One round of random pairs; of an odd number, one sits out."""
+    """Return one round of random pairs; if count is odd, one sits out."""
     order = random.permutation(count).astype(np.int64)
     return order[: count - count % 2].reshape(-1, 2)
 
 
 def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generator) -> list[Pairs]:
-    """Rounds in which every rank sends to one of its rail and receives from another, all at the same time.
+    """Return rounds in which every rank sends to one rank of its rail and receives from another.
 
-    Each flow goes a quarter of the hosts away or more, in their order: a cyclic shift, drawn for each rail.
+    Each flow spans at least a quarter of the hosts in their order: a random cyclic shift for each rail.
     """
     rails = [ranks for rail in range(topology.rails) if len(ranks := topology.rail(rail)) > 1]
     rounds = []
@@ -103,9 +103,9 @@ def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generat
 def isolated_rounds(
     flows: Sequence[tuple[int, int]], topology: Topology, most: int
 ) -> list[list[tuple[int, int]]]:
-    """Rounds in which suspects are measured by themselves: each host takes part in one flow at most.
+    """Distribute flows over rounds in which each host takes part in at most one.
 
-    most: flows of a round; of each rail a quarter of these at most, as they may share a switch.
+    most: flows in a round; at most a quarter of them on one rail, where they may share a switch.
     """
     rounds: list[list[tuple[int, int]]] = []
     busy: list[Counter[tuple[str, int]]] = []

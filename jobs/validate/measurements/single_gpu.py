@@ -1,4 +1,4 @@
-"""Each GPU by itself, and its copies from and to the host: names GPUs, their PCIe, and hosts."""
+"""Each GPU by itself, and its copies from and to the host: finds slow GPUs, PCIe links and hosts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 
 from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Measurement
+from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds, SingleRankOp
 from jobs.validate.topology import Ints, Topology
 
-MANY_HOSTS = 5  # from so many on, the siblings of a GPU are those with its number on other hosts
+MANY_HOSTS = 5  # from this many on, a GPU's siblings are those with its number on other hosts
 
 
-class SingleGpu(Measurement):
-    """One operation that every rank does by itself: a row for each rank.
+class SingleGpu(RungMeasurement):
+    """One operation that every rank does by itself, one row each.
 
-    faults: what findings of lower rungs explain.
+    faults: ranks that findings of lower rungs explain.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SingleGpu(Measurement):
         return self.table(seconds, retested=False)
 
     def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """All ranks once more: they do not disturb each other, and the others are the siblings."""
+        """Retest all ranks: they do not disturb each other, and the others are the siblings."""
         seconds = measure_again(self.sample, [self.what], self.noise, self.plan)
         return self.table(seconds, retested=True)
 

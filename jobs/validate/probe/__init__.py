@@ -1,6 +1,6 @@
-"""What can be measured of a fleet, and how its ranks measure it.
+"""The protocol of measurements on a fleet, and its implementation by the ranks of a run.
 
-`api` is the protocol: the only thing that measurements, localization and reports know of the machines.
-`rank_probe` implements it with the ranks of a run (`single_rank`, `multi_rank`); `jobs.validate.simulation`
-implements it with a model. A probe returns seconds; it does not know how they are judged.
+`api` is the protocol, and all that measurements, localization and reports know of the machines. `rank_probe`
+implements it with ranks (`single_rank`, `multi_rank`), `jobs.validate.simulation` with a model. A probe
+returns seconds; it does not know how they are judged.
 """

@@ -1,4 +1,4 @@
-"""The protocol of a probe: what can be measured, which is all that the ladder knows of the machines."""
+"""The protocol of a probe: the measurements that the ladder can make on a fleet."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Seconds = np.ndarray[Any, np.dtype[np.float64]]
 SingleRankOp = Literal["memory", "product", "to_device", "to_host"]
 SINGLE_RANK_OPS: tuple[SingleRankOp, ...] = ("memory", "product", "to_device", "to_host")
 
-TILE = 16  # sides of matrices are multiples of it
+TILE = 16  # sides of matrices are multiples of this
 
 
 def matrix_side(nbytes: int) -> int:
-    """Side of a square float32 matrix of about `nbytes`."""
+    """Return the side of a square float32 matrix of about `nbytes`."""
     length = math.isqrt(nbytes // 4)
     return length - (length % TILE if length > TILE else 0)
 
 
 def operation_work(what: str, nbytes: int) -> int:
-    """The work that a rate of this operation on `nbytes` counts: bytes, of a product operations."""
+    """Return the work that a rate of this operation counts: bytes, or operations for a product."""
     if what == "product":
         return 2 * matrix_side(nbytes) ** 3
     return 2 * nbytes if what == "memory" else nbytes  # read and written
 
 
-Counter = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 1", counter
+CounterKey = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 1", counter
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank is. host: index into `Probe.hosts`. gpu: its number on that host, and the rail's."""
+class RankPlace:
+    """Location of a rank. host: index into `Probe.hosts`. gpu: its number on the host and of its rail."""
 
     rank: int
     host: int
@@ -48,13 +48,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """Data that is not what was written or sent.
+class WrongData:
+    """Data that differs from what was written or sent.
 
     what: the measurement ("memory", "product", "to_device", "to_host", "copies", "flows" or "rings"). rank:
-    where it was found. source: the rank that it came from; the same where a rank was alone, None where many
-    took part. nbytes: of the operation. offset: of the first wrong byte. count: how many bytes are wrong.
-    got, expected: the word there, as text.
+    where it was found. source: the rank that it came from: `rank` itself if alone, None if many took part.
+    nbytes: size of the operation. offset: of the first wrong byte. count: number of wrong bytes. got,
+    expected: the word at `offset`, as text.
     """
 
     what: str
@@ -68,20 +68,19 @@ class Wrong:
 
 
 class Probe(Protocol):
-    """Measurements of one set of machines. Collective over its ranks, where there are any.
+    """Measurements on one fleet. Collective over its ranks, if there are any.
 
-    Each returns seconds of one operation, float64: a row for each thing measured, a column for each sample.
-    Samples follow each other in time, so what happens in between (a link that flaps) shows in single columns.
-    NaN: could not be measured.
+    Each returns the seconds of one operation, float64: a row for each thing measured, a column for each
+    sample. Samples are consecutive in time, so a link that flaps shows in single columns. NaN: failed.
     """
 
     @property
     def hosts(self) -> Sequence[str]:
-        """Names, in the order of their first rank."""
+        """Host names, ordered by their first rank."""
 
     @property
-    def places(self) -> Sequence[Place]:
-        """In rank order. Hosts may have different numbers of GPUs."""
+    def places(self) -> Sequence[RankPlace]:
+        """Locations in rank order. Hosts may have different numbers of GPUs."""
 
     @property
     def unit(self) -> Unit:
@@ -89,36 +88,36 @@ class Probe(Protocol):
 
     @property
     def unavailable(self) -> Mapping[RungName, str]:
-        """Rungs that cannot be measured on these ranks, and why (CPUs have no way to a GPU)."""
+        """Rungs that cannot be measured on these ranks, with the reasons."""
 
-    def counters(self) -> Mapping[Counter, float | str]:
-        """Counters and states of all hosts now; empty where none can be read."""
+    def counters(self) -> Mapping[CounterKey, float | str]:
+        """Read the counters and states of all hosts; empty if none can be read."""
 
-    def wrong(self) -> Sequence[Wrong]:
-        """Data found wrong since the last call. Measurements check some of the data that they move."""
+    def wrong_data(self) -> Sequence[WrongData]:
+        """Return the wrong data found since the last call. Measurements check some of the data they move."""
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
-        """(ranks, samples): every rank by itself, all at the same time, without the network."""
+        """Time an operation that every rank does by itself, all at once. Returns (ranks, samples)."""
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        """(flows, samples): rank a sends `nbytes` to rank b, all flows (a, b) at the same time.
+        """Time rank a sending `nbytes` to rank b, all flows (a, b) at once. Returns (flows, samples).
 
-        Inside a host a flow takes the way between two GPUs (NVLink), else each GPU's own NIC. A rank may be
-        the sender of one flow and the receiver of one.
+        Flows inside a host use the links between its GPUs (NVLink), others each GPU's own NIC. A rank may
+        send one flow and receive one.
         """
 
     def copies_unavailable(self) -> str:
-        """Why `copies` cannot be measured: some GPU cannot write into another's memory; "": all can."""
+        """Return why `copies` is unavailable (some GPU cannot write into another's memory), or ""."""
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        """(flows, samples): rank a writes `nbytes` into the memory of rank b of its host, all at the same
-        time.
+        """Time rank a writing `nbytes` into the memory of rank b of its host. Returns (flows, samples).
 
-        The GPU's copy engine does it, without a communication library. Ranks as for `flows`.
+        All copies run at once, by the GPUs' copy engines, without a communication library. Ranks as for
+        `flows`.
         """
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
-        """(groups, samples): an all_reduce of `nbytes` in each group, all groups at the same time.
+        """Time an all_reduce of `nbytes` in each group, all groups at once. Returns (groups, samples).
 
-        Groups have no rank in common. The ring goes through each group in the order given.
+        Groups are disjoint. The ring passes through each group in the order given.
         """

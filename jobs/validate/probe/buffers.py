@@ -1,4 +1,4 @@
-"""The memory that a rank measures with, and the plan that fits into it."""
+"""Buffers of a rank's measurements, and the plan that fits the memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from runner.device.raw.memory import Box, Memory
 from runner.errors import UserError
 
 MIB, GIB = 1 << 20, 1 << 30
-RESERVE = 4 * GIB  # of a GPU: for communicators, kernels and checks
-SMALLEST = 64 * MIB  # less free memory than this is too little
-SHARES = 4  # of a host's free memory: two buffers, what is checked, and one that stays free
+RESERVE = 4 * GIB  # of a GPU's memory, for communicators, kernels and checks
+SMALLEST = 64 * MIB  # free memory below which nothing is measured
+SHARES = 4  # of a host's free memory: two buffers, one for checks, one left free
 
 
-class Buffers:
-    """out: what is sent or read; into: where results arrive; pinned: of the host, for copies. All may grow.
+class ProbeBuffers:
+    """out: source; into: destination; pinned: host memory for copies. All grow on demand.
 
-    group: the collectives whose library allocates `out` and `into`, in the way it prefers. box: all GPUs of
-    the process; None on a CPU. Every rank makes the same calls.
+    group: collectives whose library allocates `out` and `into`. box: the GPUs of the process; None on a CPU.
+    Every rank makes the same calls.
     """
 
     def __init__(self, world: World, group: Collectives, box: Box | None) -> None:
@@ -26,7 +26,7 @@ class Buffers:
         self.out: Buffer = group.allocate(0)
         self.into: Buffer = group.allocate(0)
         self._pinned: Memory | None = None
-        self._held = [0, 0, 0]  # bytes, on all ranks: where memory is short, some have more
+        self._held = [0, 0, 0]  # bytes that every rank has; if memory was short, some have more
 
     @property
     def pinned(self) -> Memory:
@@ -34,9 +34,9 @@ class Buffers:
         return self._pinned
 
     def reserve(self, out: int, into: int, pinned: int = 0) -> None:
-        """Make each buffer at least this many bytes long.
+        """Grow each buffer to at least this many bytes. Collective.
 
-        Raises UserError on every rank where one rank has too little memory.
+        Raises UserError on every rank if one rank has too little memory.
         """
         most = [max(pair) for pair in zip((out, into, pinned), self._held, strict=True)]
         if most != self._held:
@@ -44,7 +44,7 @@ class Buffers:
             self._held = most
 
     def _grow(self, out: int, into: int, pinned: int) -> None:
-        # An outgrown buffer is freed only with the group, and plans ask for their largest sizes first.
+        # Replaced buffers are freed only with the group; plans use their largest sizes first.
         more = sum(wanted for wanted, held in ((out, self.out), (into, self.into)) if wanted > held.nbytes)
         free = free_memory(self.world)
         if more > free:
@@ -64,14 +64,14 @@ class Buffers:
             self._pinned = self.box.allocate("pinned", pinned, self.world.here.device.index)
 
     def device(self, buffer: Buffer) -> Memory:
-        """A buffer of this rank's GPU, as copies take it."""
+        """Return a buffer of this rank's GPU as Memory."""
         return Memory(buffer.address, buffer.nbytes, "device", self.world.here.device.index)
 
 
 def fit_to_devices(world: World, plan: Plan) -> Plan:
-    """The plan with sizes for which every rank has memory; on CPUs, one that takes a tolerable time.
+    """Reduce the plan's sizes to the memory of every rank; on CPUs, also its samples.
 
-    Collective. Raises UserError on every rank where there is no memory even for small sizes.
+    Collective. Raises UserError on every rank if memory is too small for any size.
     """
     cuda = any(rank.device.kind == "cuda" for rank in world.ranks)
     everyone = world.control.allgather(free_memory(world))
@@ -88,7 +88,7 @@ def fit_to_devices(world: World, plan: Plan) -> Plan:
 
 
 def free_memory(world: World) -> int:
-    """Bytes of its device that this rank may take: the ranks of a host share its memory."""
+    """Return the free bytes of its device that this rank may use; ranks on one device share them."""
     here = world.here
     places = [(rank.host_id, rank.device.uuid) for rank in world.ranks]
     return world.backend.free_memory() // places.count((here.host_id, here.device.uuid))
@@ -98,8 +98,8 @@ def not_enough_memory(world: World, rank: int, wanted: int, free: int) -> UserEr
     place = world.ranks[rank]
     cuda = place.device.kind == "cuda"
     return UserError(
-        f"[{place}] there is not enough memory to measure with",
+        f"[{place}] not enough memory to measure",
         got=f"{free:,} bytes free",
         expected=f"{wanted:,}",
-        hint="nvidia-smi names who uses the GPU" if cuda else "fewer ranks on the host",
+        hint="nvidia-smi lists the processes on the GPU" if cuda else "fewer ranks on the host",
     )

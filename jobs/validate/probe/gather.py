@@ -1,4 +1,4 @@
-"""Gather to rank 0 only: with many ranks, the others have neither use nor room for the whole."""
+"""Gather to rank 0 only: with many ranks, the others need not hold all values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = np.ndarray[Any, Any]
 
 
 def rows(control: Control, mine: Rows) -> Rows:
-    """(ranks, ...) on rank 0, (0, ...) elsewhere, of C-contiguous arrays of one shape and dtype."""
+    """Gather C-contiguous arrays of one shape and dtype. Returns (ranks, ...) on rank 0, else (0, ...)."""
     if control.rank:
         control.exchange([(0, mine)], []).wait()
         return np.empty((0, *mine.shape), mine.dtype)
@@ -24,7 +24,7 @@ def rows(control: Control, mine: Rows) -> Rows:
 
 
 def values(control: Control, mine: Any) -> list[Any]:
-    """Every rank's value (one that JSON holds) in rank order on rank 0, nothing elsewhere."""
+    """Gather JSON values. Returns them in rank order on rank 0, [] elsewhere."""
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
     sizes = rows(control, np.array([text.size], np.int64)).ravel().tolist()
     if control.rank:

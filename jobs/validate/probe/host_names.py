@@ -1,4 +1,4 @@
-"""Names of the hosts that ranks are on."""
+"""Unique names of the ranks' hosts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from meshrun import World
 
 
 def host_names(world: World) -> list[str]:
-    """Of each rank, the name of its host; hosts of one name are numbered."""
+    """Return the host name of each rank; hosts with the same name are numbered."""
     names = {rank.host_id: rank.host for rank in world.ranks}
     sharing: dict[str, list[str]] = {}
     for identity, name in names.items():

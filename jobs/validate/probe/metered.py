@@ -1,4 +1,4 @@
-"""A probe that counts and times its calls."""
+"""A probe wrapper that counts and times calls."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import CounterKey, Probe, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.verdict import Unit
 
 
 class MeteredProbe:
-    """rounds: calls. messages: flows and ring members, times samples. seconds: spent measuring."""
+    """rounds: calls. messages: (flows + ring members) x samples. seconds: time spent measuring."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
@@ -25,7 +25,7 @@ class MeteredProbe:
         return self.probe.hosts
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankPlace]:
         return self.probe.places
 
     @property
@@ -36,11 +36,11 @@ class MeteredProbe:
     def unavailable(self) -> Mapping[RungName, str]:
         return self.probe.unavailable
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         return self.probe.counters()
 
-    def wrong(self) -> Sequence[Wrong]:
-        return self.probe.wrong()
+    def wrong_data(self) -> Sequence[WrongData]:
+        return self.probe.wrong_data()
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.single_rank(what, nbytes, samples), 0)

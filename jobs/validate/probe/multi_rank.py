@@ -1,4 +1,4 @@
-"""What ranks do together: flows and copies from rank to rank, and ring all-reduces of several."""
+"""Workloads of several ranks: flows and copies from rank to rank, and ring all-reduces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from jobs.measure import check
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment
-from jobs.validate.probe.api import Wrong
-from jobs.validate.probe.buffers import Buffers
-from jobs.validate.probe.peer_buffers import PeerBuffers
+from jobs.validate.probe.api import WrongData
+from jobs.validate.probe.buffers import ProbeBuffers
+from jobs.validate.probe.ipc_buffers import IpcBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 from meshrun import World
 from runner.comm.api import Control
@@ -19,81 +19,81 @@ from runner.comm.collectives.api import Call, Collectives, Place
 
 Flows = Sequence[tuple[int, int]]
 Groups = tuple[tuple[int, ...], ...]
-Endpoints = tuple[int | None, int | None]  # the ranks that a rank sends to and receives from
-NOBODY: Endpoints = (None, None)
-SIGNAL = 16  # bytes of a message that goes before the timed one, in memory of its own
-OPEN_SETS = 4  # of groups, whose communicators stay open: each takes memory of the GPU
+Partners = tuple[int | None, int | None]  # the ranks that a rank sends to and receives from
+NO_PARTNERS: Partners = (None, None)
+SIGNAL = 16  # bytes of the untimed message before the timed one; not part of its buffer
+OPEN_SETS = 4  # sets of groups whose communicators stay open; each uses GPU memory
 
 
-def flow(buffers: Buffers, group: Collectives, flows: Flows, nbytes: int) -> Workload:
-    """This rank's workload in flows on the group of all ranks; IDLE where it is in none. Collective."""
+def flow(buffers: ProbeBuffers, group: Collectives, flows: Flows, nbytes: int) -> Workload:
+    """Return this rank's workload in flows on the group of all ranks; IDLE if it has none. Collective."""
     buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
-    endpoints = endpoints_of(group.rank, flows)
-    if endpoints == NOBODY:
+    partners = partners_of(group.rank, flows)
+    if partners == NO_PARTNERS:
         return IDLE
     run = timed_calls(
         group,
-        message(buffers, group, endpoints, nbytes, SIGNAL),
-        message(buffers, group, endpoints, 0, nbytes),
+        message(buffers, group, partners, nbytes, SIGNAL),
+        message(buffers, group, partners, 0, nbytes),
     )
-    return transfer("flows", buffers, endpoints, buffers.into.array[:nbytes], run)
+    return transfer("flows", buffers, partners, buffers.into.array[:nbytes], run)
 
 
 def copy(
-    buffers: Buffers, peer_memory: PeerBuffers, group: Collectives, flows: Flows, nbytes: int
+    buffers: ProbeBuffers, peer_memory: IpcBuffers, group: Collectives, flows: Flows, nbytes: int
 ) -> Workload:
-    """This rank's workload in copies: it writes into its target's memory by its own copy engine.
+    """Return this rank's workload in copies into its target's memory by its copy engine. Collective.
 
-    IDLE where it is in none. Collective.
+    IDLE if it has none.
     """
     buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
     peer_memory.reserve(nbytes)
-    endpoints = target, _ = endpoints_of(group.rank, flows)
-    if endpoints == NOBODY:
+    partners = target, _ = partners_of(group.rank, flows)
+    if partners == NO_PARTNERS:
         return IDLE
-    signal = message(buffers, group, endpoints, nbytes, SIGNAL)
+    signal = message(buffers, group, partners, nbytes, SIGNAL)
     queue: Callable[[], object] = nothing
     if target is not None:
         there, stream = peer_memory.peers[target], buffers.world.backend.stream
         queue = partial(peer_memory.box.copy, there, buffers.device(buffers.out), nbytes, stream)
-    # The second signal says that the copies have arrived.
+    # The second signal tells the receiver that the copies have arrived.
     run = timed_calls(group, signal, queue, signal)
-    return transfer("copies", buffers, endpoints, peer_memory.array[:nbytes], run)
+    return transfer("copies", buffers, partners, peer_memory.array[:nbytes], run)
 
 
 def nothing() -> None:
     pass
 
 
-def endpoints_of(rank: int, flows: Flows) -> Endpoints:
+def partners_of(rank: int, flows: Flows) -> Partners:
     target = next((b for a, b in flows if a == rank), None)
     return target, next((a for a, b in flows if b == rank), None)
 
 
 def senders_receivers(flows: Flows) -> tuple[list[int], list[int]]:
-    """Senders and receivers. Raises ValueError where a rank has two of either, or is its own partner."""
+    """Return senders and receivers. Raises ValueError if a rank has two of either, or sends to itself."""
     senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
     twice = any(len({*ranks}) < len(ranks) for ranks in (senders, receivers))
     if twice or any(a == b for a, b in zip(senders, receivers, strict=True)):
-        raise ValueError("each rank sends to one other at most, and receives from one")
+        raise ValueError("each rank sends to at most one other rank and receives from at most one")
     return senders, receivers
 
 
 def message(
-    buffers: Buffers, group: Collectives, endpoints: Endpoints, offset: int, count: int
+    buffers: ProbeBuffers, group: Collectives, partners: Partners, offset: int, count: int
 ) -> Callable[[], object]:
     places = Place(buffers.out, offset), Place(buffers.into, offset)
     return group.message(
-        Call("sendrecv", *places, count, BYTES), send_to=endpoints[0], receive_from=endpoints[1]
+        Call("sendrecv", *places, count, BYTES), send_to=partners[0], receive_from=partners[1]
     )
 
 
 def transfer(
-    what: str, buffers: Buffers, endpoints: Endpoints, into: Any, run: Callable[[int], float]
+    what: str, buffers: ProbeBuffers, partners: Partners, into: Any, run: Callable[[int], float]
 ) -> Workload:
-    """The workload of `run`, which moves this rank's buffer into its target's `into`."""
+    """Return the workload of `run`, which moves this rank's buffer into its target's `into`."""
     world, rank, nbytes = buffers.world, buffers.world.rank, len(into)
-    target, source = endpoints
+    target, source = partners
 
     def segment(seed: int, sender: int) -> Segment:
         return Segment(0, nbytes, Copied(seed * world.size + sender, 0), sender)
@@ -105,7 +105,7 @@ def transfer(
             check.poison(into)
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         if source is None:
             return None
         return compare(what, rank, nbytes, into, BYTES, segment(seed, source))
@@ -113,8 +113,8 @@ def transfer(
     return Workload(prepare, run, checked, repeats_for(nbytes))
 
 
-def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) -> Workload:
-    """This rank's workload in a float32 all_reduce of group `number`; IDLE without a group. Collective."""
+def ring(buffers: ProbeBuffers, group: Collectives | None, number: int, nbytes: int) -> Workload:
+    """Return this rank's workload in a float32 all_reduce of group `number`; IDLE without one. Collective."""
     world = buffers.world
     buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
     if group is None:
@@ -132,7 +132,7 @@ def ring(buffers: Buffers, group: Collectives | None, number: int, nbytes: int) 
         check.poison(buffers.into.array[:end])
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         total = Segment(0, count, Reduced(seed * world.size + number, 0, "sum", ranks))
         return compare("rings", world.rank, nbytes, buffers.into.array, FLOAT, total)
 
@@ -147,11 +147,10 @@ def timed_calls(
     timed: Callable[[], object],
     after: Callable[[], object] | None = None,
 ) -> Callable[[int], float]:
-    """A function of a count that issues `signal`, `timed` so many times, and `after`.
+    """Return a function of a count that issues `signal`, `timed` count times, and `after`.
 
-    It returns the seconds of one `timed` on this rank's device. After the signal the partners are in step,
-    and on a GPU the timed calls are queued already: neither a late departure from the barrier nor the launch
-    of a kernel is timed.
+    It returns the seconds of one `timed` on this rank's device. The signal synchronizes the partners, and on
+    a GPU the timed calls are already queued: neither barrier skew nor kernel launches are timed.
     """
     begin, end = group.marks(2)
     packed: dict[int, Sequence[Callable[[], object]]] = {}
@@ -168,7 +167,7 @@ def timed_calls(
 
 
 class RingCommunicators:
-    """Communicators of groups, opened on first use; the sets of groups used last stay open."""
+    """Communicators of groups, opened on first use; the most recently used sets of groups stay open."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -176,17 +175,17 @@ class RingCommunicators:
 
     @property
     def groups(self) -> list[Collectives]:
-        """This rank's groups, the one used last first."""
+        """This rank's groups, most recently used first."""
         return [group for _, group in reversed(self._open.values()) if group is not None]
 
     def __contains__(self, groups: Groups) -> bool:
-        """Whether the communicators of these groups are open."""
+        """Return whether the communicators of these groups are open."""
         return groups in self._open
 
     def of(self, groups: Groups) -> Collectives | None:
-        """This rank's group, its ranks in the order given; None where it is in none. Collective."""
+        """Return this rank's group, with ranks in the order given, or None. Collective."""
         if groups not in self._open:
-            # Close before opening another: there may be no memory for both.
+            # Close first: there may be too little memory for both.
             while len(self._open) >= OPEN_SETS:
                 self._close(*self._open.popitem(last=False)[1])
             mine = group_of(groups, self.world.rank)
@@ -198,7 +197,7 @@ class RingCommunicators:
         return self._open[groups][1]
 
     def close(self) -> None:
-        """Collective."""
+        """Close all communicators. Collective."""
         while self._open:
             self._close(*self._open.popitem(last=False)[1])
 
@@ -209,5 +208,5 @@ class RingCommunicators:
 
 
 def group_of(groups: Groups, rank: int) -> int | None:
-    """The number of the group that a rank is in."""
+    """Return the number of a rank's group, or None."""
     return next((number for number, group in enumerate(groups) if rank in group), None)

@@ -1,4 +1,4 @@
-"""The ranks of a run measure the machines that they are on: rank 0 leads, the others follow."""
+"""Measure with the ranks of a run: rank 0 leads, the others follow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import meshrun
 from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
-from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
-from jobs.validate.probe.buffers import Buffers
+from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.buffers import ProbeBuffers
 from jobs.validate.probe.host_names import host_names
+from jobs.validate.probe.ipc_buffers import IpcBuffers
 from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, senders_receivers
-from jobs.validate.probe.peer_buffers import PeerBuffers
 from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
 from runner.comm.collectives.api import Collectives
@@ -28,34 +28,34 @@ from runner.world.watchdog.watchdog import MeasurementProgress
 
 __all__ = ["RankProbe", "host_names", "open_probe"]
 
-Read = Callable[[], Mapping[tuple[str, str], float | str]]
+ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]
 END = "end"
 
 
 class RankProbe:
     """`probe.api.Probe` by ranks: rank 0 calls its methods inside `lead` while the others are in `follow`.
 
-    GPUs: NCCL between them, cuBLAS and copy engines on each. CPUs: MPI and NumPy, on host memory.
-    read: reads the counters of this rank's host and device, by part and counter.
+    GPUs use NCCL, cuBLAS and copy engines; CPUs use MPI and NumPy on host memory. read: reads the counters of
+    this rank's host and device, by part and counter.
     """
 
     def __init__(
-        self, world: meshrun.World, progress: MeasurementProgress, group: Collectives, read: Read
+        self, world: meshrun.World, progress: MeasurementProgress, group: Collectives, read: ReadCounters
     ) -> None:
         self.world, self.progress, self.group, self.read = world, progress, group, read
         cuda = world.here.device.kind == "cuda"
         self._box = open_box() if cuda else None
-        self._buffers = Buffers(world, group, self._box)
-        self._peer_memory = PeerBuffers(world, self._box) if self._box else None
+        self._buffers = ProbeBuffers(world, group, self._box)
+        self._peer_memory = IpcBuffers(world, self._box) if self._box else None
         self._rings = RingCommunicators(world)
-        self._latest = group  # the communicator used last
-        self._wrong: list[Wrong] = []
+        self._latest = group  # the most recently used communicator
+        self._wrong: list[WrongData] = []
         self._measured = 0
-        self._done: set[Any] = set()  # what was measured before: its connections are open
+        self._done: set[Any] = set()  # measured before, so connections are open
         self._leading = self._in_progress = False
-        self.ended = False  # the others know that rank 0 has finished
+        self.ended = False  # rank 0 has finished, and the others know it
 
-    # What is known without measuring
+    # Known without measuring
 
     @cached_property
     def hosts(self) -> Sequence[str]:
@@ -63,10 +63,10 @@ class RankProbe:
         return list(dict.fromkeys(host_names(self.world)))
 
     @cached_property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankPlace]:
         numbers = {name: number for number, name in enumerate(self.hosts)}
         names = zip(self.world.ranks, host_names(self.world), strict=True)
-        return [Place(rank.number, numbers[name], rank.local) for rank, name in names]
+        return [RankPlace(rank.number, numbers[name], rank.local) for rank, name in names]
 
     @property
     def unit(self) -> Unit:
@@ -74,15 +74,15 @@ class RankProbe:
 
     @property
     def unavailable(self) -> Mapping[RungName, str]:
-        return {} if self._box else {"host": "ranks on CPUs have no way between host and GPU"}
+        return {} if self._box else {"host": "ranks on CPUs have no host-to-GPU link"}
 
     # Rank 0
 
     @contextmanager
     def lead(self) -> Iterator[None]:
-        """On rank 0: until the end of the block, the others take part in what is measured.
+        """Lead measurements from rank 0 inside the block; the other ranks are in `follow`.
 
-        A MeshrunError that leaves the block is raised on all ranks, by their `follow`.
+        A MeshrunError that leaves the block is also raised by every `follow`.
         """
         self._leading, self.ended = True, False
         failure = None
@@ -93,7 +93,7 @@ class RankProbe:
             raise
         finally:
             self._leading = False
-            # In the middle of a measurement the others would not receive it.
+            # During a measurement the others would not receive it.
             if not self._in_progress:
                 if failure is not None:
                     failure.everywhere = True
@@ -104,8 +104,8 @@ class RankProbe:
         return without_stolen(self._measure("single_rank", samples, what, nbytes))
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        """As Probe says. A rank that sends and receives at once does so in one operation, so its two flows
-        have the same time.
+        """Time flows, as in `Probe`. A rank that sends and receives does both in one operation, so its two
+        flows have the same time.
         """
         senders, receivers = senders_receivers(flows)
         if not senders:
@@ -125,23 +125,21 @@ class RankProbe:
         return without_stolen(rows[senders])
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
-        """As Probe says, as far as the library goes by the order of ranks: NCCL orders hosts by it, and
-        inside a host goes by the links.
-        """
+        """Time rings, as in `Probe`. NCCL orders hosts by rank; inside a host it follows the links."""
         chosen = tuple(tuple(map(int, group)) for group in groups)
         members = [rank for group in chosen for rank in group]
         if len({*members}) < len(members) or not all(chosen):
-            raise ValueError("groups have ranks, and none in common")
+            raise ValueError("groups must be disjoint and not empty")
         if not chosen:
             return np.empty((0, samples))
         rows = self._measure("rings", samples, chosen, nbytes)
         return without_stolen(np.array([rows[list(group)].max(axis=0) for group in chosen]))
 
-    def wrong(self) -> Sequence[Wrong]:
-        return [Wrong(*values) for of_rank in self._request("wrong") for values in of_rank]
+    def wrong_data(self) -> Sequence[WrongData]:
+        return [WrongData(*values) for of_rank in self._request("wrong_data") for values in of_rank]
 
-    def counters(self) -> Mapping[Counter, float | str]:
-        """Of a host's counters that several ranks read, those of its last rank."""
+    def counters(self) -> Mapping[CounterKey, float | str]:
+        """Read counters, as in `Probe`; of those that several ranks read, the last rank's count."""
         hosts = self.hosts
         return {
             (hosts[place.host], part, counter): value
@@ -156,18 +154,18 @@ class RankProbe:
         return rows
 
     def _request(self, name: str, *arguments: Any) -> Any:
-        """Have every rank take part; returns what rank 0 gets."""
+        """Have every rank take part. Returns rank 0's result."""
         if not self._leading:
-            raise RuntimeError("a probe of ranks measures inside `lead`")
+            raise RuntimeError("RankProbe measures only inside `lead`")
         self.world.control.broadcast((name, arguments))
         return self._take_part(name, arguments)
 
     # Every rank
 
     def follow(self) -> None:
-        """On the other ranks: take part in what rank 0 measures, until it leaves `lead`.
+        """Take part in what rank 0 measures, until it leaves `lead`. Called on the other ranks.
 
-        Raises the MeshrunError by which rank 0 left, and what fails on this rank alone.
+        Raises the MeshrunError with which rank 0 left, and errors of this rank alone.
         """
         self.ended = False
         while True:
@@ -179,7 +177,7 @@ class RankProbe:
             except MeshrunError as reason:
                 if not reason.everywhere:
                     raise
-                # It was raised on rank 0 too, which decides how to go on.
+                # It was raised on rank 0 too, which decides how to continue.
         self.ended = True
         (failure,) = arguments
         if failure is not None:
@@ -238,18 +236,18 @@ class RankProbe:
         return label
 
     def _grace(self, what: Sequence[Any]) -> float:
-        """Additional seconds that a first measurement may take: the same on every rank."""
+        """Return the additional seconds that a first measurement may take; the same on every rank."""
         new = not self._done.issuperset(what)
         self._done.update(what)
         return CONNECT_GRACE if new else 0.0
 
     def _sample(self, label: str, samples: int, workload: Workload, grace: float) -> Seconds:
-        """(ranks, 2, samples) on rank 0, as `sample` returns them."""
+        """Take samples. Returns (ranks, 2, samples) on rank 0, as `sample` returns them."""
         taken, wrong = sample(self.world, self.progress, label, workload, samples, 2 * self._measured, grace)
         self._wrong += wrong
         return gather.rows(self.world.control, taken)
 
-    def _wrong_here(self) -> list[Any]:
+    def _wrong_data_here(self) -> list[Any]:
         mine, self._wrong = self._wrong, []
         return gather.values(self.world.control, [dataclasses.astuple(one) for one in mine])
 
@@ -257,10 +255,10 @@ class RankProbe:
         mine = [(part, counter, value) for (part, counter), value in self.read().items()]
         return gather.values(self.world.control, mine)
 
-    # The end
+    # Close
 
     def abort(self) -> None:
-        """Abort what is in progress on this rank's device."""
+        """Abort the operations on this rank's device."""
         # The latest first: NCCL may wait for it when the others are aborted.
         self._latest.abort()
         for group in (self.group, *self._rings.groups):
@@ -268,7 +266,7 @@ class RankProbe:
                 group.abort()
 
     def close(self) -> None:
-        """Close in order; collective."""
+        """Close in order. Collective."""
         self._rings.close()
         self.group.close()
         if self._peer_memory is not None:
@@ -278,8 +276,10 @@ class RankProbe:
 
 
 @contextmanager
-def open_probe(world: meshrun.World, progress: MeasurementProgress, read: Read = dict) -> Iterator[RankProbe]:
-    """Open a probe of the world's ranks, and close it in order at the end; collective."""
+def open_probe(
+    world: meshrun.World, progress: MeasurementProgress, read: ReadCounters = dict
+) -> Iterator[RankProbe]:
+    """Open a probe of the world's ranks, and close it at the end of the block. Collective."""
     progress.begin("opening validate", "connecting the ranks")
     progress.grace = CONNECT_GRACE
     probe = RankProbe(world, progress, world.collectives(world.control), read)
@@ -291,7 +291,7 @@ def open_probe(world: meshrun.World, progress: MeasurementProgress, read: Read =
         yield probe
         done = True
     finally:
-        # A rank that fails alone cannot wait for the others, which may be waiting for it.
+        # A rank that fails alone must not wait for the others, which may be waiting for it.
         if done or probe.ended:
             progress.begin("closing validate")
             probe.close()

@@ -1,4 +1,4 @@
-"""Take samples of what a rank does, in step with the other ranks, and check the data."""
+"""Take samples of a rank's workload, synchronized with the other ranks, and check the data."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ import numpy as np
 import meshrun
 from jobs.measure import check, patterns
 from jobs.measure.patterns import Segment
-from jobs.validate.probe.api import Seconds, Wrong
+from jobs.validate.probe.api import Seconds, WrongData
 from runner.comm.collectives.api import DATATYPES, Datatype
 from runner.system.processor_counters import stolen_seconds
 from runner.world.watchdog.watchdog import MeasurementProgress
 
 BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]
-GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # a sample on a GPU moves so many bytes, in so many repeats at most
-# Seconds of a sample on CPUs, in so many repeats at most: several time slices of a scheduler.
+GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # bytes that a sample on a GPU moves; most repeats
+# Seconds of a sample on CPUs (several time slices of the scheduler); most repeats.
 CPU_SECONDS, CPU_REPEATS = 0.1, 64
-TOO_SHORT = 0.05  # seconds of a sample: the kernel counts stolen time in 10 ms, too coarse for less
-LEAST_SHARE = 0.1  # of a sample, where the kernel says that all of it was stolen
-CONNECT_GRACE = 60.0  # additional seconds that ranks may take to connect: with many ranks that is slow
+TOO_SHORT = 0.05  # seconds of a sample; stolen time, counted in 10 ms, is too coarse for shorter ones
+LEAST_SHARE = 0.1  # share of a sample that is kept even if all of it was stolen
+CONNECT_GRACE = 60.0  # additional seconds for connecting, which is slow with many ranks
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one rank does in a measurement.
+    """One rank's part of a measurement.
 
-    prepare: fills the source with the data of a seed and poisons the result. run: repeats the operation so
-    many times; returns the seconds of one. check: compares the result with the data of a seed. repeats: of a
-    sample on GPUs.
+    prepare: fills the source with the data of a seed and poisons the destination. run: repeats the operation
+    count times, returns the seconds of one. check: compares the result with the data of a seed. repeats:
+    operations in a sample on GPUs.
     """
 
     prepare: Callable[[int], object]
     run: Callable[[int], float]
-    check: Callable[[int], Wrong | None]
+    check: Callable[[int], WrongData | None]
     repeats: int = 1
 
 
 def repeats_for(nbytes: int) -> int:
-    """Repeats of a sample on GPUs that moves `nbytes`: so many that its begin and end do not count."""
+    """Return the repeats in a sample on GPUs of an operation on `nbytes`: enough to hide start and end."""
     return min(max(GPU_BYTES // max(nbytes, 1), 1), GPU_REPEATS)
 
 
-# Of a rank that has nothing to do but to meet the others at the barriers.
+# The workload of a rank that only takes part in the barriers.
 IDLE = Workload(lambda seed: None, lambda count: float("nan"), lambda seed: None)
 
 
@@ -61,13 +61,12 @@ def sample(
     samples: int,
     seed: int,
     grace: float = 0.0,
-) -> tuple[Seconds, list[Wrong]]:
-    """Take samples of this rank's workload, all ranks beginning each sample at once. Collective.
+) -> tuple[Seconds, list[WrongData]]:
+    """Take samples of this rank's workload; all ranks start each sample together. Collective.
 
-    Returns (2, samples), float64: seconds, and for how many of these a hypervisor had taken the rank's
-    processors; and the data that was wrong. A first run is not timed: it opens connections and loads kernels,
-    and may take `grace` seconds more than usual. The data of the first and the last sample is checked; their
-    seeds are `seed` and `seed + 1`.
+    Returns (2, samples) float64: seconds, and the part of them in which a hypervisor had taken the rank's
+    processors; and the wrong data found. An untimed first run opens connections and loads kernels; it may
+    take `grace` additional seconds. Checks the data of the first and last sample, with `seed` and `seed + 1`.
     """
     seconds, stolen, found = np.empty(samples), np.zeros(samples), []
     cuda = any(rank.device.kind == "cuda" for rank in world.ranks)
@@ -102,15 +101,15 @@ def sample(
 
 
 def without_stolen(taken: Seconds) -> Seconds:
-    """(rows, samples) seconds without stolen time, of (rows, 2, samples) as `sample` returns them."""
+    """Subtract stolen time: (rows, 2, samples), as `sample` returns them, to (rows, samples) seconds."""
     seconds, stolen = taken[:, 0], taken[:, 1]
     return np.asarray(np.maximum(seconds - stolen, LEAST_SHARE * seconds))
 
 
 def _cpu_repeats(world: meshrun.World, progress: MeasurementProgress, workload: Workload) -> int:
-    """Repeats of a sample on CPUs, the same on every rank.
+    """Return the repeats in a sample on CPUs, the same on every rank. Collective.
 
-    Ranks that share a core take turns: a short sample would show whose turn it was.
+    Ranks that share a core take turns, so a sample must last several turns.
     """
     progress.enter(1)
     once = workload.run(1)
@@ -121,7 +120,7 @@ def _cpu_repeats(world: meshrun.World, progress: MeasurementProgress, workload: 
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Switch garbage collection off: it would be timed."""
+    """Disable garbage collection, which would be timed."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -133,8 +132,8 @@ def _without_collection() -> Iterator[None]:
 
 def compare(
     what: str, rank: int, nbytes: int, memory: Any, datatype: Datatype, segment: Segment
-) -> Wrong | None:
-    """The first difference between `memory`, flat uint8, and a segment's data; None where there is none."""
+) -> WrongData | None:
+    """Compare `memory`, flat uint8, with a segment's data. Returns the difference, or None."""
     found = check.verify(memory, datatype, [segment])
     if found is None:
         return None
@@ -142,9 +141,9 @@ def compare(
     got = whole if isinstance(whole, np.ndarray) else whole.get()
     expected = patterns.values(datatype, segment.data, 0, segment.count).view(np.uint8)
     differing = np.flatnonzero(got != expected)
-    # Memory that is wrong only now and then may be right when it is read again.
+    # Memory that is wrong only sometimes may be right when it is read again.
     offset, count = found.offset * datatype.itemsize, found.count * datatype.itemsize
     if differing.size:
         offset, count = int(differing[0]), int(differing.size)
     texts = (check.text(bits, datatype) for bits in (found.got_bits, found.expected_bits))
-    return Wrong(what, rank, segment.source, nbytes, offset, count, *texts)
+    return WrongData(what, rank, segment.source, nbytes, offset, count, *texts)

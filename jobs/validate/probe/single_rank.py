@@ -1,4 +1,4 @@
-"""What each rank does by itself: copies in device memory, matrix products, copies from and to the host."""
+"""Workloads of single ranks: copies in device memory, matrix products, copies from and to the host."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import meshrun
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.validate.probe import api
-from jobs.validate.probe.api import SingleRankOp, Wrong
-from jobs.validate.probe.buffers import Buffers
+from jobs.validate.probe.api import SingleRankOp, WrongData
+from jobs.validate.probe.buffers import ProbeBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 
 ITEM = FLOAT.itemsize
-BLOCK = 8 << 20  # elements of a product that are compared at a time
+BLOCK = 8 << 20  # elements of a product compared at a time
 
 
-def workload(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
-    """This rank's workload; IDLE where it cannot be measured: a CPU has no way to a GPU. Collective."""
+def workload(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
+    """Return this rank's workload; IDLE for host copies on a CPU. Collective."""
     if buffers.box is None and what in ("to_device", "to_host"):
         return IDLE
     return product(buffers, nbytes) if what == "product" else copy(buffers, what, nbytes)
 
 
-def copy(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
-    """A copy of `nbytes` inside the device's memory, or between it and pinned memory of the host."""
+def copy(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
+    """Return the workload of a copy of `nbytes` in device memory, or to or from pinned host memory."""
     world, rank, box = buffers.world, buffers.world.rank, buffers.box
     inside = what == "memory"
     buffers.reserve(nbytes * (what != "to_device"), nbytes * (what != "to_host"), 0 if inside else nbytes)
@@ -52,17 +52,17 @@ def copy(buffers: Buffers, what: SingleRankOp, nbytes: int) -> Workload:
         check.poison(into[:nbytes])
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         return compare(what, rank, nbytes, into, BYTES, segment(seed))
 
     return Workload(prepare, partial(timed, world, queue), checked, repeats_for(nbytes))
 
 
-def product(buffers: Buffers, nbytes: int) -> Workload:
-    """A product c = a b of square float32 matrices, `nbytes` each.
+def product(buffers: ProbeBuffers, nbytes: int) -> Workload:
+    """Return the workload of a product c = a b of square float32 matrices, `nbytes` each.
 
-    a = u v', b = w z' with small integers, so that c = (v' w) u z' is exact in whatever order it is summed:
-    |c| <= 16 n, and each partial sum too.
+    a = u v', b = w z' with small integers, so c = (v' w) u z' is exact in any order of summation: |c| and
+    each partial sum are <= 16 n.
     """
     world, rank, xp = buffers.world, buffers.world.rank, buffers.world.xp
     side = api.matrix_side(nbytes)
@@ -84,7 +84,7 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
     def factors(seed: int) -> tuple[Any, Any, Any, Any]:
         random = np.random.default_rng(seed * world.size + rank)
         u, z = (random.choice([-2, -1, 1, 2], side) for _ in range(2))
-        v, w = (random.integers(1, 3, side) for _ in range(2))  # positive: a missing summand shows
+        v, w = (random.integers(1, 3, side) for _ in range(2))  # positive, so that a missing summand shows
         return u, v, w, z
 
     def prepare(seed: int) -> None:
@@ -94,7 +94,7 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
         check.poison(into.array[:size])
         world.backend.synchronize()
 
-    def checked(seed: int) -> Wrong | None:
+    def checked(seed: int) -> WrongData | None:
         u, v, w, z = factors(seed)
         scaled, across = xp.asarray(u * (v @ w), np.float32), xp.asarray(z, np.float32)
         count, offset, words = 0, 0, ("", "")
@@ -110,16 +110,16 @@ def product(buffers: Buffers, nbytes: int) -> Workload:
                 one = slice(first // ITEM, first // ITEM + 1)
                 words = (text(got[one]), text(expected[one]))
             count += several
-        return Wrong("product", rank, rank, nbytes, offset, count, *words) if count else None
+        return WrongData("product", rank, rank, nbytes, offset, count, *words) if count else None
 
     return Workload(prepare, partial(timed, world, queue), checked)
 
 
 def timed(world: meshrun.World, queue: Callable[[], object], count: int) -> float:
-    """Mean seconds on this rank's device of what `queue` issues to its stream, called `count` times."""
+    """Call `queue` count times. Returns the mean seconds of one on this rank's device."""
     backend = world.backend
     if backend.asynchronous:
-        queue()  # the others are queued before this one ends, so that launches are not timed
+        queue()  # while it runs, the others are queued, so that launches are not timed
     begin = backend.mark()
     for _ in range(count):
         queue()
@@ -129,5 +129,5 @@ def timed(world: meshrun.World, queue: Callable[[], object], count: int) -> floa
 
 
 def text(word: Any) -> str:
-    """A float32 array of one element as text."""
+    """Format a float32 array of one element."""
     return check.text(int(word.view(np.uint32)[0]), FLOAT)

@@ -1,6 +1,6 @@
-"""What a validation reports: the model, its wording, the remedies, and one module for each output format.
+"""Report of a validation: the model, its wording, the remedies, and one module for each output format.
 
 Others use `model.Report` and its parts, `wording` for the figures, names and sentences that all formats
-share, `remedies.steps` for what to do next, and `formats.<name>.text(report)`. This room knows neither how
+share, `remedies.remedies` for the next steps, and `formats.<name>.text(report)`. This room knows neither how
 anything was measured nor where a report is written.
 """

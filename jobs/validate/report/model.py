@@ -1,9 +1,9 @@
-"""All that a validation found: what every format of the report shows.
+"""The results of a validation, which every format of the report shows.
 
 Rates are in bytes per second, those of a matrix product in floating-point operations per second (`unit_of`);
-times in seconds; None is unknown. What a rate counts: of a single GPU the bytes read plus written of its
-memory, 2 n^3 operations of a product, or the bytes copied; of a pair the bytes sent; of a ring the bytes that
-pass each link (2 (n - 1) / n of the data).
+times in seconds; None is unknown. A rate counts: for a single GPU, bytes read plus written in its memory,
+2 n^3 operations of a product, or bytes copied; for a pair, bytes sent; for a ring, bytes that pass each link
+(2 (n - 1) / n of the data).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Wrong
+from jobs.validate.probe.api import WrongData
 from jobs.validate.verdict import Verdict
 
 SCHEMA = 2  # of the JSON document
@@ -36,8 +36,8 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """What the hardware allows. what: the measurement, as in `Rung.rates`. assumption: a phrase."""
+class HardwareLimit:
+    """A hardware limit. what: the measurement, as in `RungResult.rates`. assumption: a phrase."""
 
     rung: RungName
     what: str
@@ -49,9 +49,9 @@ class Limit:
 class Change:
     """A counter or a state that changed while a rung was measured.
 
-    part: on the host, such as "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0". weight: "fault" indicates
-    a bad part (errors, a link that went down, throttling by heat), "note" does not (retransmits of a shared
-    network, clocks). meaning: one line for readers who do not know this counter.
+    part: of the host, such as "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0". weight: "fault" indicates
+    a bad part (errors, a link that went down, throttling by heat), "note" does not (retransmits on a shared
+    network, clocks). meaning: one line that explains the counter.
     """
 
     rung: RungName
@@ -65,8 +65,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Median rates from each row to each column, None where nothing was measured. what: the operation.
+class RateMatrix:
+    """Median rates from each row to each column, None if not measured. what: the operation.
 
     rung "pairs": one matrix for each host and operation, labels are its GPUs. rung "host pairs": one for each
     rail, labels are the hosts.
@@ -79,7 +79,7 @@ class Matrix:
     rates: tuple[tuple[float | None, ...], ...]
 
     def measured(self) -> Iterator[tuple[int, int, float]]:
-        """Row, column and rate of each cell that was measured."""
+        """Yield row, column and rate of each measured cell."""
         for row, rates in enumerate(self.rates):
             for column, rate in enumerate(rates):
                 if rate is not None and math.isfinite(rate):
@@ -87,7 +87,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Curve:
+class RateCurve:
     """Rates by size. points: (bytes, rate)."""
 
     rung: RungName
@@ -101,7 +101,7 @@ class Drift:
     """A measurement that differs from earlier healthy runs of the same fleet.
 
     part: as in `Finding.part`, or "" for the fleet's median. usual: the median of the earlier runs. score:
-    how many robust standard deviations above (faster) or below it, NaN where `runs` were too few to know.
+    robust standard deviations above (faster) or below it, NaN if there were too few `runs`.
     """
 
     rung: RungName
@@ -118,9 +118,9 @@ class Report:
     """started: ISO 8601, UTC. seconds: from start to end. command: as typed.
 
     environment: versions and settings (plain values; the same keys on every run). simulated: the fleet as
-    `parse_fleet` reads it; "" for a real one. ended: why the run ended early, one sentence that names the
-    rank; "" when it did not. baseline: the file compared with; drifts: the rates that differ from it;
-    changed: sentences on what else does.
+    `parse_fleet` reads it; "" for a real one. ended: why the run ended early, in one sentence that names the
+    rank, or "". baseline: the file compared with; drifts: the rates that differ from it; changed: sentences
+    on other differences.
     """
 
     verdict: Verdict
@@ -130,11 +130,11 @@ class Report:
     command: str
     environment: dict[str, Any] = field(default_factory=dict)
     simulated: str = ""
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[HardwareLimit, ...] = ()
     changes: tuple[Change, ...] = ()
-    wrong: tuple[Wrong, ...] = ()
-    matrices: tuple[Matrix, ...] = ()
-    curves: tuple[Curve, ...] = ()
+    wrong: tuple[WrongData, ...] = ()
+    matrices: tuple[RateMatrix, ...] = ()
+    curves: tuple[RateCurve, ...] = ()
     baseline: str = ""
     drifts: tuple[Drift, ...] = ()
     changed: tuple[str, ...] = ()

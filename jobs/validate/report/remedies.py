@@ -1,4 +1,4 @@
-"""Remedies: for each kind of fault found one thing to look at, and the command that measures it again."""
+"""Remedies: for each kind of fault what to check, and the command that measures it again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs.validate.report.model import Report
 from jobs.validate.report.wording import find_member, part_name, rank_name
 from jobs.validate.verdict import Finding
 
-# {host}, {other}: hosts; {gpu}, {peer}: GPUs as nvidia-smi takes them; {rail}: a number.
+# {host}, {other}: hosts; {gpu}, {peer}: GPUs as nvidia-smi names them; {rail}: a number.
 ADVICE = {
     "gpu": "on {host}: nvidia-smi -q -i {gpu} -d PERFORMANCE,CLOCK,TEMPERATURE,POWER,ECC (throttled, capped, "
     "retired memory?), then nvidia-smi pmon -c 1 -i {gpu} (another process?)",
@@ -31,9 +31,9 @@ ADVICE = {
     "path": "between {host} and {other} on rail {rail}: routes and cables between their switches on this "
     "rail (ibtracert, ibdiagnet)",
     "rail": "the switches of rail {rail}: port rates, errors and uplinks; every host is slow on this rail",
-    "leaf": "the leaf switch of rail {rail} that {host} and {other} hang on: its uplinks (how many are up, "
-    "their rate, errors); its hosts are good among each other",
-    "ring": "on {host}: systemctl status nvidia-fabricmanager and nvidia-smi topo -m; each pair is good "
+    "leaf": "the leaf switch of rail {rail} that {host} and {other} are attached to: its uplinks (how many "
+    "are up, their rate, errors); its hosts are fast among each other",
+    "ring": "on {host}: systemctl status nvidia-fabricmanager and nvidia-smi topo -m; each pair is fast "
     "alone, so look at the NVSwitches, and at NCCL_DEBUG=INFO for the ring it took",
 }
 SAME = {"nvlink send": "nvlink", "nvlink receive": "nvlink", "send": "nic", "receive": "nic"}
@@ -45,7 +45,7 @@ OF_CPUS = dict.fromkeys(("gpu", "nvlink", "pair", "ring"), BUSY) | dict.fromkeys
 
 @dataclass(frozen=True)
 class Remedy:
-    """about: the fault. advice: what to look at. command: that measures it again; "": none."""
+    """about: the fault. advice: what to check. command: measures it again, or ""."""
 
     about: str
     advice: str
@@ -53,7 +53,7 @@ class Remedy:
 
 
 def remedies(report: Report) -> list[Remedy]:
-    """One for each kind of fault; the first of its kind serves as the example."""
+    """Return a remedy for each kind of fault, with the first of its kind as the example."""
     return [*of_early_end(report), *of_wrong_data(report), *of_findings(report), *of_others(report)]
 
 
@@ -67,7 +67,7 @@ def of_wrong_data(report: Report) -> Iterator[Remedy]:
     if report.wrong:
         first = report.wrong[0]
         names = [rank_name(report, rank) for rank in {first.rank: 0, first.source: 0} if rank is not None]
-        look = "use no results from there; dmesg -T | grep -i xid, nvidia-smi -q -d ECC, then dcgmi diag -r 3"
+        look = "discard its results; dmesg -T | grep -i xid, nvidia-smi -q -d ECC, then dcgmi diag -r 3"
         yield Remedy(f"wrong data, {' and '.join(names)}", look)
 
 
@@ -90,7 +90,7 @@ def of_others(report: Report) -> Iterator[Remedy]:
         accept = f"if this is intended, --save-baseline {report.baseline}"
         yield Remedy("slower than earlier runs", f"{look}; {accept}")
     if report.verdict.status == "unknown" and not report.ended:
-        yield Remedy("not judged", "a missing value is not a good value: measure again", report.command)
+        yield Remedy("not judged", "a missing value does not count as good: measure again", report.command)
 
 
 def advice(report: Report, one: Finding) -> str:
@@ -110,11 +110,11 @@ def advice(report: Report, one: Finding) -> str:
 
 
 def bus_id(report: Report, hosts: tuple[str, ...], gpu: int) -> str:
-    """How nvidia-smi names a GPU whatever CUDA_VISIBLE_DEVICES says; its number where that is unknown."""
+    """Return a GPU's bus ID, which is independent of CUDA_VISIBLE_DEVICES; its number if unknown."""
     found = (one.bus_id for one in report.members if one.host in hosts[:1] and one.gpu == gpu and one.bus_id)
     return next(found, str(gpu))
 
 
 def again(report: Report, rung: str) -> str:
-    """The command that measures one rung again: of an option given twice, the last counts."""
+    """Return the command that measures one rung again; the last of repeated options counts."""
     return f"{report.command or 'meshrun validate'} --rungs {shlex.quote(rung)}"

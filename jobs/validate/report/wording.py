@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report.model import Change, Drift, Limit, Member, Report
-from jobs.validate.verdict import Finding, RateUnit, Rung, unit_of
+from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, Report
+from jobs.validate.verdict import Finding, RateUnit, RungResult, unit_of
 
 MOST = 20  # items of one kind that are shown
 
 
 def printable(text: str) -> str:
-    """The text on one line; characters that cannot be printed (line ends, terminal escapes, lone surrogates)
-    as Python escapes them.
+    """Return the text on one line, with unprintable characters (line ends, terminal escapes, lone surrogates)
+    escaped as in Python.
     """
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in str(text)
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def rate_text(rate: float | None, unit: RateUnit) -> str:
-    """Three digits in `unit_name(unit)`; "-" for an unknown rate."""
+    """Format a rate with three digits in `unit_name(unit)`; "-" if unknown."""
     if rate is None or not math.isfinite(rate):
         return "-"
     value = rate / (1e12 if unit == "FLOP/s" else 1e9)
@@ -32,12 +32,12 @@ def rate_text(rate: float | None, unit: RateUnit) -> str:
 
 
 def gbps(rate: float | None) -> str:
-    """In GB/s (1e9 bytes a second)."""
+    """Format a rate in GB/s (1e9 bytes a second)."""
     return rate_text(rate, "B/s")
 
 
 def unit_name(unit: RateUnit) -> str:
-    """Of tables: GB/s (1e9 bytes a second), of products TFLOP/s (1e12 floating-point operations a second)."""
+    """Return the unit in tables: GB/s (1e9 B/s), for products TFLOP/s (1e12 FLOP/s)."""
     return "TFLOP/s" if unit == "FLOP/s" else "GB/s"
 
 
@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
 
 
 def byte_size(nbytes: int) -> str:
-    """In powers of 1024, as measurements are."""
+    """Format a size in powers of 1024."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.3g} {unit}"
@@ -64,14 +64,14 @@ def count_of(number: int, noun: str) -> str:
 
 
 def counter_value(value: float | str) -> str:
-    """Whole numbers without a point."""
+    """Format a counter; integers without a decimal point."""
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if math.isfinite(value) and value == int(value) else f"{value:g}"
 
 
 def not_shown(items: Sequence[object], shown: int = MOST) -> str:
-    """How many items are not shown; "" when all are."""
+    """State how many items are not shown; "" if all are."""
     return f"... and {len(items) - shown} more" if len(items) > shown else ""
 
 
@@ -79,7 +79,7 @@ def not_shown(items: Sequence[object], shown: int = MOST) -> str:
 
 
 def part_name(one: Finding | Drift) -> str:
-    """Host, GPU and part, as they stand in a table."""
+    """Return host, GPU and part as shown in tables."""
     return one.part.rstrip(":") or "the fleet"
 
 
@@ -95,7 +95,7 @@ def rank_name(report: Report, rank: int) -> str:
 
 
 def fleet(report: Report) -> str:
-    """How many ranks on how many hosts, and the devices."""
+    """Summarize the numbers of ranks and hosts, and the devices."""
     if not report.members:
         return "no rank"
     hosts = len({one.host for one in report.members})
@@ -112,7 +112,7 @@ def fleet(report: Report) -> str:
 
 @dataclass(frozen=True)
 class RateRow:
-    """One rate of a rung as tables show it. share: of the limit, None where there is none."""
+    """One rate of a rung as shown in tables. share: of the limit; None without a limit."""
 
     what: str
     rate: str
@@ -121,8 +121,8 @@ class RateRow:
     share: float | None
 
 
-def rates(report: Report, rung: Rung) -> list[RateRow]:
-    known = limits(report)
+def rates(report: Report, rung: RungResult) -> list[RateRow]:
+    known = limits_by_measurement(report)
     rows = []
     for what, rate in rung.rates.items():
         unit, limit = unit_of(what), known.get((rung.name, what))
@@ -132,13 +132,13 @@ def rates(report: Report, rung: Rung) -> list[RateRow]:
     return rows
 
 
-def limits(report: Report) -> dict[tuple[RungName, str], Limit]:
-    """By rung and what it measures."""
+def limits_by_measurement(report: Report) -> dict[tuple[RungName, str], HardwareLimit]:
+    """Return the limits by rung and measurement."""
     return {(one.rung, one.what): one for one in report.limits}
 
 
 def assumptions(report: Report) -> list[str]:
-    """What the limits of the measured rungs assume, and why others have none."""
+    """State the assumptions of the limits of measured rungs, and why others have no limit."""
     measured = {(rung.name, what) for rung in report.verdict.rungs for what in rung.rates}
     relevant = [one for one in report.limits if (one.rung, one.what) in measured]
     known = [f"limit of {one.rung}, {one.what}: {one.assumption}" for one in relevant if one.rate is not None]
@@ -153,7 +153,7 @@ def assumptions(report: Report) -> list[str]:
 
 
 def headline(report: Report) -> str:
-    """The verdict and its first reason in one line; a run that ended early gives that reason first."""
+    """Return the verdict and its first reason in one line; an early end is the first reason."""
     verdict, ended = report.verdict, report.ended
     if verdict.status == "ok" and not ended:
         measured = sum(one.result != "not measured" for one in verdict.rungs)
@@ -171,7 +171,7 @@ def change_sentence(one: Change) -> str:
 
 
 def comparison(report: Report) -> list[str]:
-    """How the run differs from the baseline: its rates, then its environment."""
+    """Describe how the run differs from the baseline: rates, then environment."""
     return [*map(drift_sentence, report.drifts), *(f"changed: {one}" for one in report.changed)]
 
 

@@ -2,12 +2,12 @@
 
 It measures like the ranks of a real fleet (`probe.api.Probe`):
 
-    a host      NVLink from GPU to GPU; one NIC a GPU; a GPU's PCIe carries its copies and its NIC's traffic
-    network     GPU i of each host of a group on one leaf switch; all leaf switches on all spine switches.
-                Between equal rails of one group: no spine. Between groups, or rails: up, spine, down.
-    a flow      latency + bytes / its share of the tightest part on its way (`hardware.Routes`)
-    a ring      of n: 2 (n - 1) steps with the mean latency of its hops + bytes x 2 (n - 1) / n / slowest hop
-    time        each sample is a moment later than the one before, which may be of an earlier call
+    host        NVLink between GPUs; one NIC per GPU; a GPU's PCIe carries its copies and its NIC's traffic
+    network     GPU i of each host of a group on one leaf switch; each leaf switch on all spine switches.
+                Same rail and group: no spine. Otherwise: up, spine, down.
+    flow        latency + bytes / its share of the tightest part on its path (`hardware.Routes`)
+    ring        of n: 2 (n - 1) steps with the mean latency of its hops + bytes x 2 (n - 1) / n / slowest hop
+    time        each sample is a moment later than the previous one, also across calls
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Literal
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import Counter, Place, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.simulation.hardware import (
     UPLINK,
-    Layout,
+    FleetLayout,
     Mask,
     Numbers,
     Parts,
@@ -32,22 +32,22 @@ from jobs.validate.simulation.hardware import (
     slowed,
 )
 from jobs.validate.simulation.noise import Flaps, Noise
-from jobs.validate.simulation.spec import Fault, FleetSpec
+from jobs.validate.simulation.spec import FleetSpec
 
-LAUNCH, COPY = 5e-6, 8e-6  # seconds until a kernel runs, or a copy between host and GPU
-START = {"inside": 10e-6, "outside": 15e-6}  # a flow's latency
-STEP = {"inside": 4e-6, "outside": 8e-6}  # a hop's in a ring
-SPINE = 1e-6  # in addition, for a way through the spine
-ITEM = 4  # bytes; matrices are of float32
+LAUNCH, COPY = 5e-6, 8e-6  # latency of a kernel launch, and of a copy between host and GPU, seconds
+START = {"inside": 10e-6, "outside": 15e-6}  # latency of a flow
+STEP = {"inside": 4e-6, "outside": 8e-6}  # latency of a hop in a ring
+SPINE = 1e-6  # additional latency through the spine
+ITEM = 4  # bytes of a float32
 
 
 class SimulatedFleet:
-    """seed: used instead of the spec's. The same seed and the same calls give the same numbers."""
+    """seed: overrides the spec's. The same seed and the same calls give the same numbers."""
 
     def __init__(self, spec: FleetSpec, seed: int | None = None) -> None:
         self.spec = spec
         self.hosts: Sequence[str] = tuple(f"h{number}" for number in range(spec.hosts))
-        self._layout = Layout(spec)
+        self._layout = FleetLayout(spec)
         rng = np.random.default_rng(spec.seed if seed is None else seed)
         self._noise = Noise(spec.noise, rng, len(self._layout.host), spec.hosts)
         parts = nominal(self._layout, spec.leaf * UPLINK / spec.oversubscription)
@@ -58,15 +58,10 @@ class SimulatedFleet:
         self._flaps = Flaps([fault for fault in spec.faults if fault.kind == "flap"], rng)
         self._links = [fault for fault in spec.faults if fault.kind == "link"]
 
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """The injected faults."""
-        return self.spec.faults
-
     @cached_property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankPlace]:
         numbers = zip(self._layout.host.tolist(), self._layout.gpu.tolist(), strict=True)
-        return tuple(Place(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
+        return tuple(RankPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
 
     @property
     def unit(self) -> Literal["GPU"]:
@@ -74,19 +69,19 @@ class SimulatedFleet:
 
     @property
     def unavailable(self) -> Mapping[RungName, str]:
-        """None: all rungs can be measured."""
+        """Empty: all rungs can be measured."""
         return {}
 
-    def wrong(self) -> Sequence[Wrong]:
-        """Nothing: a model has no data that could be wrong."""
+    def wrong_data(self) -> Sequence[WrongData]:
+        """Return nothing: a model has no data."""
         return ()
 
-    def counters(self) -> Mapping[Counter, float | str]:
-        """None: a model has no counters."""
+    def counters(self) -> Mapping[CounterKey, float | str]:
+        """Return nothing: a model has no counters."""
         return {}
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
-        """(ranks, samples) seconds; product: of two square float32 matrices of `nbytes` each."""
+        """Return (ranks, samples) seconds; product: two square float32 matrices of `nbytes` each."""
         work = {"memory": 2.0 * nbytes, "product": 2.0 * (nbytes / ITEM) ** 1.5}.get(what, nbytes)
         latency = LAUNCH if what in ("memory", "product") else COPY
         seconds = self._in_time(len(self._layout.host), samples, lambda parts: latency + work / parts[what])
@@ -94,14 +89,14 @@ class SimulatedFleet:
         return self._disturbed(seconds, hiccups[self._layout.host])
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        """(flows, samples) seconds of all flows (sender, receiver) at once."""
+        """Return (flows, samples) seconds of all flows (sender, receiver) at once."""
         return self._transfers(flows, nbytes, samples, START)
 
     def copies_unavailable(self) -> str:
         return ""
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
-        """As `flows`, begun by a copy engine."""
+        """Return (flows, samples) seconds, as `flows`, with the latency of a copy engine."""
         return self._transfers(flows, nbytes, samples, dict.fromkeys(START, COPY))
 
     def _transfers(
@@ -120,7 +115,7 @@ class SimulatedFleet:
         return self._disturbed(seconds, late) * self._busy(routes.outside, samples)
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:
-        """(groups, samples) seconds of ring all_reduces, all groups at once."""
+        """Return (groups, samples) seconds of ring all_reduces, all groups at once."""
         if not groups:
             return np.empty((0, samples))
         sizes = np.array([len(group) for group in groups])
@@ -147,14 +142,14 @@ class SimulatedFleet:
         return Routes(self._layout, sender, receiver, self._links)
 
     def _kept(self, routes: Routes) -> Rates:
-        """The share of its rate that collisions in the spine leave to each flow of this round."""
+        """Return the share of its rate that collisions in the spine leave to each flow of this round."""
         kept = np.ones(len(routes.sender))
         leaves = routes.from_leaf[routes.spine], routes.to_leaf[routes.spine]
         kept[routes.spine] = self._noise.collisions(*leaves, self._layout.cables)
         return kept
 
     def _in_time(self, rows: int, samples: int, seconds: Callable[[Parts], Seconds]) -> Seconds:
-        """(rows, samples): `seconds(parts)`, (rows,), with the parts as they are at each next sample."""
+        """Return (rows, samples): `seconds(parts)`, (rows,), with the state of the parts at each sample."""
         drift = self._noise.drift(self._layout.host)
         parts = self._parts | {name: self._parts[name] * drift for name in ("memory", "product", "reduce")}
         known: dict[bytes, Seconds] = {}  # by the set of flapping faults that are on
@@ -172,7 +167,7 @@ class SimulatedFleet:
         return parts
 
     def _disturbed(self, seconds: Seconds, late: Seconds) -> Seconds:
-        """late: factors of the hosts that take part, both (rows, samples)."""
+        """Apply stragglers and jitter. seconds, late (delay factors of the hosts): (rows, samples)."""
         late = np.maximum(late, self._noise.stragglers(*seconds.shape))
         return np.asarray(seconds * late * self._noise.jitter(*seconds.shape))
 

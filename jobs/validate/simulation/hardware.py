@@ -1,11 +1,11 @@
-"""The parts of a simulated fleet, their bandwidths, what a fault slows down, and which parts a flow crosses.
+"""Parts of a simulated fleet: bandwidths, effects of faults, and the parts on a flow's path.
 
-Bandwidths are those of an HGX H200 with one 400 Gb/s NIC a GPU, as measured, not as advertised.
+Bandwidths are measured ones of an HGX H200 with one 400 Gb/s NIC per GPU.
 
-Equal shares: a part of c bytes/s that k flows cross gives each of them c / k, and the smallest of a flow's
-shares is its rate. Max-min sharing would hand on what a flow held back elsewhere leaves over; that takes a
-step for each bottleneck, and here, where no two parts are equal, nearly every part is one. The two agree
-wherever the flows through a part are alike, as those of a round in step are.
+Equal shares: a part of c bytes/s crossed by k flows gives each of them c / k, and a flow's rate is the
+smallest of its shares. Max-min sharing would redistribute what a flow limited elsewhere does not use; it
+takes a step for each bottleneck, and here, where no two parts are equal, nearly every part is one. The two
+agree if the flows through a part are alike, as those of a synchronized round are.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ UPLINK = 50e9  # of a leaf switch, each direction of one cable
 NOMINAL = {  # of each GPU
     "memory": 3.9e12,  # read and written
     "product": 50e12,  # float32
-    "reduce": 600e9,  # what the GPU's cores sum up in a ring
+    "reduce": 600e9,  # summation in a ring by the GPU's cores
     "to_device": 55e9,
     "to_host": 55e9,
     "nvlink_out": NVLINK,
     "nvlink_in": NVLINK,
     "nic_send": NIC,
     "nic_receive": NIC,
-    "port_in": NIC,  # of the leaf switch, where the NIC sends to
+    "port_in": NIC,  # of the leaf switch, from the NIC
     "port_out": NIC,
 }
 NICS = ("nic_send", "nic_receive")
 UPLINKS = ("up", "down")
-SLOWED = {  # by a fault; a link between hosts is no part but a way through many, see `Routes`
+SLOWED = {  # parts that a fault slows; for a link between hosts see `Routes`
     "gpu": ("memory", "product", "reduce"),
     "pcie": ("to_device", "to_host"),
     "nvlink": ("nvlink_out", "nvlink_in"),
@@ -56,8 +56,8 @@ SLOWED = {  # by a fault; a link between hosts is no part but a way through many
 }
 
 
-class Layout:
-    """Which host, GPU number (= rail) and leaf switch each rank has. first: the lowest rank of each host."""
+class FleetLayout:
+    """Host, GPU number (= rail) and leaf switch of each rank. first: the lowest rank of each host."""
 
     def __init__(self, spec: FleetSpec) -> None:
         counts = np.array(spec.gpus, dtype=np.int64)
@@ -69,7 +69,7 @@ class Layout:
         self.leaf_switches, self.rails = spec.leaf_switches, spec.rails
 
     def index(self, part: str, fault: Fault) -> Any:
-        """Where in the array of a part a fault is."""
+        """Return the index of a fault in the array of a part."""
         if fault.kind == "leaf":
             return fault.where[0]
         if fault.kind == "rail":
@@ -82,8 +82,8 @@ class Layout:
         return (ranks, fault.gpus[::-1]) if part == "pair" else ranks
 
 
-def nominal(layout: Layout, uplinks: float) -> Parts:
-    """All parts of a fleet without faults. uplinks: bytes/s of those of one leaf switch, each direction.
+def nominal(layout: FleetLayout, uplinks: float) -> Parts:
+    """Return all parts of a fleet without faults. uplinks: bytes/s of one leaf switch, each direction.
 
     pair[rank, i]: from that rank to GPU i of its host.
     """
@@ -93,8 +93,8 @@ def nominal(layout: Layout, uplinks: float) -> Parts:
     return parts | {name: np.full(layout.leaf_switches, uplinks) for name in UPLINKS}
 
 
-def slowed(parts: Parts, fault: Fault, layout: Layout) -> Parts:
-    """The parts with a fault. Two faults on one part multiply; the slowest part of a way decides."""
+def slowed(parts: Parts, fault: Fault, layout: FleetLayout) -> Parts:
+    """Return the parts with a fault. Several faults on one part multiply."""
     parts = dict(parts)
     for name in SLOWED[fault.kind]:
         parts[name] = parts[name].copy()
@@ -103,9 +103,11 @@ def slowed(parts: Parts, fault: Fault, layout: Layout) -> Parts:
 
 
 class Routes:
-    """Flows from ranks `sender` to ranks `receiver`, all at once. links: faults of paths between hosts."""
+    """Simultaneous flows from ranks `sender` to ranks `receiver`. links: faults of paths between hosts."""
 
-    def __init__(self, layout: Layout, sender: Numbers, receiver: Numbers, links: Iterable[Fault]) -> None:
+    def __init__(
+        self, layout: FleetLayout, sender: Numbers, receiver: Numbers, links: Iterable[Fault]
+    ) -> None:
         self.sender, self.receiver = sender, receiver
         self.from_host, self.to_host = layout.host[sender], layout.host[receiver]
         self.outside: Mask = self.from_host != self.to_host
@@ -115,7 +117,7 @@ class Routes:
         self.links = list(links)
 
     def rates(self, parts: Parts) -> Rates:
-        """bytes/s of each flow."""
+        """Return the bytes/s of each flow."""
         rates = np.empty(len(self.sender))
         rates[~self.outside] = self._inside(parts, ~self.outside)
         rates[self.outside] = self._outside(parts, self.outside)
@@ -152,5 +154,5 @@ class Routes:
 
 
 def _share(capacity: Rates, part: Numbers) -> Rates:
-    """Each flow's share of the part that it crosses."""
+    """Return each flow's share of the part that it crosses."""
     return capacity[part] / np.bincount(part, minlength=len(capacity))[part]

@@ -1,6 +1,6 @@
-"""What makes measurements of a healthy fleet differ, and links that are slow at times.
+"""Noise of a healthy fleet, and links that are slow part of the time.
 
-Factors are of seconds (above 1: slower) unless stated. With a level of 0 all are 1 and nothing is drawn.
+Factors multiply seconds (above 1: slower) unless stated. At level 0 all are 1 and nothing is drawn.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import numpy as np
 from jobs.validate.simulation.hardware import Mask, Numbers, Rates
 from jobs.validate.simulation.spec import Fault
 
-STRAGGLES, HOST_STRAGGLES = 1 / 300, 1 / 3000  # how often, of all samples
-PINNED = 0.15  # of the flows through the spine: those that adaptive routing leaves where the hash put them
-MEMORY = 0.95  # of a temperature, from one call to the next
-EPISODE = 8  # samples that a flapping link stays slow, in the mean
+STRAGGLES, HOST_STRAGGLES = 1 / 300, 1 / 3000  # share of samples
+PINNED = 0.15  # share of the flows through the spine that adaptive routing does not move
+MEMORY = 0.95  # autocorrelation of a temperature from call to call
+EPISODE = 8  # mean number of samples that a flapping link stays slow
 
 
 class Noise:
-    """level: relative standard deviation of one measurement by its jitter alone."""
+    """level: relative standard deviation of one measurement by jitter alone."""
 
     def __init__(self, level: float, rng: np.random.Generator, ranks: int, hosts: int) -> None:
         self.level, self._rng = level, rng
         self._heat = [self._normal(ranks), self._normal(hosts)]
 
     def spread(self, rates: Rates) -> Rates:
-        """Rates with manufacturing tolerance: a deviation of 1 % where the level is 3 %, 3 % at most."""
+        """Apply manufacturing tolerance to rates: at level 3 % a deviation of 1 %, at most 3 %."""
         if not self.level:
             return rates
         return np.asarray(
@@ -34,7 +34,7 @@ class Noise:
         )
 
     def drift(self, host: Numbers) -> Rates:
-        """(ranks,) factors of speed by temperature, which drifts from call to call. host: of each rank."""
+        """Return (ranks,) speed factors by temperature, which drifts between calls. host: of each rank."""
         if not self.level:
             return np.ones(len(host))
         fresh = float(np.sqrt(1 - MEMORY**2))
@@ -43,11 +43,11 @@ class Noise:
         return np.asarray(1 + self.level / 8 * (gpus + hosts[host]).clip(-4, 4))
 
     def jitter(self, rows: int, samples: int) -> Rates:
-        """(rows, samples), mean 1: a gamma distribution, with a floor close below and a long tail above."""
+        """Return (rows, samples) factors of mean 1, gamma-distributed with a long tail above."""
         return self._gamma((rows, samples), self.level)
 
     def stragglers(self, rows: int, samples: int, often: float = STRAGGLES) -> Rates:
-        """(rows, samples): single samples that take 1.2 to 3 times as long, the less the likelier."""
+        """Return (rows, samples) factors: single samples take 1.2 to 3 times as long, log-uniformly."""
         factors = np.ones((rows, samples))
         if self.level:
             late = self._rng.random(factors.shape) < often
@@ -55,11 +55,11 @@ class Noise:
         return factors
 
     def hiccups(self, hosts: int, samples: int) -> Rates:
-        """(hosts, samples): the same of whole hosts."""
+        """Return (hosts, samples) factors of stragglers that affect whole hosts."""
         return self.stragglers(hosts, samples, HOST_STRAGGLES)
 
     def busy(self, samples: int) -> Rates:
-        """(samples,) for all traffic of one round between hosts: other users load the fabric too."""
+        """Return (samples,) factors of all traffic between hosts: other users load the fabric too."""
         if not self.level:
             return np.ones(samples)
         return self._gamma((samples,), self.level / 2) * (
@@ -67,10 +67,10 @@ class Noise:
         )
 
     def collisions(self, from_leaf: Numbers, to_leaf: Numbers, cables: int) -> Rates:
-        """The share of its rate that each flow through the spine keeps for a round; at least a half.
+        """Return the share of its rate that each flow through the spine keeps for a round; at least a half.
 
-        A hash of its addresses gives a flow its spine switch, thus one of the `cables` of each leaf switch
-        on its way. Where a cable has more than its fair load, some of its flows are slow.
+        A hash of its addresses selects a flow's spine switch, and so one of the `cables` of each leaf switch
+        on its path. Some flows on cables with more than their fair load are slow.
         """
         if not self.level:
             return np.ones(len(from_leaf))
@@ -94,10 +94,10 @@ class Noise:
 
 
 class Flaps:
-    """Whether each of the flapping faults is on, sample by sample: a chain of two states, good and slow.
+    """State of each flapping fault, sample by sample: a Markov chain of two states, good and slow.
 
-    Both last geometrically long: slow EPISODE samples in the mean (or more, where the good ones between
-    would be shorter than one sample), good so long that slow is its `share` of the time.
+    Durations are geometric: slow for EPISODE samples on average (more if the good periods would be shorter
+    than one sample), good for as long as makes the share of slow time equal to `share`.
     """
 
     def __init__(self, faults: Sequence[Fault], rng: np.random.Generator) -> None:
@@ -109,7 +109,7 @@ class Flaps:
         self._on = rng.random(len(faults)) < share
 
     def next(self, samples: int) -> Mask:
-        """(faults, samples), going on where the last call ended."""
+        """Return (faults, samples), continuing from the last call."""
         on = np.empty((len(self.faults), samples), dtype=np.bool_)
         for sample in range(samples):
             change = self._rng.random(len(self.faults)) < np.where(self._on, self._ends, self._starts)

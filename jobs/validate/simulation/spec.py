@@ -1,4 +1,4 @@
-"""Which fleet is simulated: its hosts, GPUs, switches, noise and faults. `hosts=512,fault=nic:h37:3:0.6`."""
+"""Specification of a simulated fleet, such as `hosts=512,fault=nic:h37:3:0.6`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from runner.errors import UserError
 
-# kind: the numbers that name its part. `hardware.slowed` says what each kind slows down.
+# kind: the numbers that identify its part. `hardware.SLOWED` lists what each kind slows down.
 FORMS = {
     "gpu": ("HOST", "GPU"),  # its clocks and its memory
     "pcie": ("HOST", "GPU"),  # copies between host and GPU, and what its NIC moves
@@ -33,7 +33,7 @@ FLAP_SHARE = 0.3
 class Fault:
     """A part at `factor` of its bandwidth or speed, for `share` of the time.
 
-    where: the numbers that FORMS names for this kind, so ("nic", (37, 3)) is the NIC of GPU 3 of host h37.
+    where: the numbers that FORMS lists for this kind: ("nic", (37, 3)) is the NIC of GPU 3 of host h37.
     """
 
     kind: str
@@ -51,13 +51,13 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Of the part, such as "nic h37:3"."""
+        """Name of the part, such as "nic h37:3"."""
         pairs = zip(FORMS[self.kind], self.where, strict=True)
         words = (f"h{number}" if role == "HOST" else str(number) for role, number in pairs)
         return f"{self.kind} {':'.join(words)}"
 
     def __str__(self) -> str:
-        """As `parse_fault` reads it."""
+        """Format as `parse_fault` reads it."""
         share = f":{self.share!r}" if self.kind == "flap" else ""
         return f"{self.name.replace(' ', ':')}:{self.factor!r}{share}"
 
@@ -67,12 +67,12 @@ class Fault:
 
 
 def form(kind: str) -> str:
-    """How a fault of this kind is written."""
+    """Return the syntax of a fault of this kind."""
     return ":".join([kind, *FORMS[kind], "FACTOR"]) + ("[:SHARE]" if kind == "flap" else "")
 
 
 def parse_fault(text: str) -> Fault:
-    """Raises UserError where `text` has no FORM; whether a fleet has such a part is for FleetSpec to say."""
+    """Parse a fault. Raises UserError for wrong syntax; FleetSpec checks that the part exists."""
     kind, *words = text.split(":")
     if kind not in FORMS:
         near = difflib.get_close_matches(kind, FORMS, 1)
@@ -108,17 +108,17 @@ def _fraction(text: str, word: str) -> float:
     return value
 
 
-HOSTS, GPUS = 65_536, 64  # at most, so that a typing error does not fill the memory
+HOSTS, GPUS = 65_536, 64  # maximum, so that a typing error does not exhaust memory
 
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """A fleet whose GPU i of each host hangs on rail i.
+    """A fleet in which GPU i of each host is on rail i.
 
-    gpus: how many each host has. noise: relative standard deviation of a measurement; at 0 all else that is
-    random is off as well, but for links that flap. leaf: hosts whose NICs of one rail share a leaf switch.
-    oversubscription: bandwidth of a leaf switch towards its hosts, over that of its uplinks.
-    Raises UserError where the fleet lacks the part that a fault names.
+    gpus: number per host. noise: relative standard deviation of a measurement; 0 also disables all other
+    randomness except flapping links. leaf: hosts whose NICs of one rail share a leaf switch.
+    oversubscription: a leaf switch's bandwidth to its hosts / bandwidth of its uplinks.
+    Raises UserError if a fault names a part that the fleet does not have.
     """
 
     gpus: tuple[int, ...]
@@ -142,11 +142,11 @@ class FleetSpec:
 
     @property
     def leaf_switches(self) -> int:
-        """Leaf switches: one a rail for each group of `leaf` hosts, numbered group by group."""
+        """Number of leaf switches: one per rail for each group of `leaf` hosts, numbered group by group."""
         return -(-self.hosts // self.leaf) * self.rails
 
     def __str__(self) -> str:
-        """As `parse_fleet` reads it."""
+        """Format as `parse_fleet` reads it."""
         even = len(set(self.gpus)) == 1
         gpus = str(self.gpus[0]) if even else "/".join(map(str, self.gpus))
         words = [f"hosts={self.hosts}", f"gpus={gpus}", f"noise={self.noise!r}", f"seed={self.seed}"]
@@ -181,7 +181,7 @@ def _refuse(fault: Fault, got: str, expected: str) -> None:
 
 
 def parse_fleet(text: str) -> FleetSpec:
-    """Read KEY=VALUE,KEY=VALUE,...; needs `hosts`, or a list in `gpus`. `fault` may come more than once."""
+    """Parse KEY=VALUE,KEY=VALUE,...; requires `hosts`, or a list in `gpus`. `fault` may be repeated."""
     values: dict[str, Any] = {}
     faults = []
     for word in text.split(","):
@@ -244,9 +244,9 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
 
 
 def random_fault(rng: np.random.Generator, spec: FleetSpec) -> Fault:
-    """A fault that this fleet can have: first its kind is drawn, then its part, then a factor of 0.5 to 0.85.
+    """Draw a fault that this fleet can have: its kind, then its part, then a factor of 0.5 to 0.85.
 
-    A fleet of one host has no traffic through NICs, so none of their faults.
+    A fleet of one host has no traffic through NICs, so it gets none of their faults.
     """
     network = ("link", "nic", "flap", "direction") if spec.hosts > 1 else ()
     kind = str(rng.choice(["gpu", "host", *network]))

@@ -13,7 +13,7 @@ import pytest
 
 from jobs.measure.record_file import RecordFile
 from jobs.validate.baseline import json as baseline
-from jobs.validate.baseline.run import BaselineRun
+from jobs.validate.baseline.baseline_run import BaselineRun
 from runner import files
 from runner.errors import UserError
 from runner.report import record as records

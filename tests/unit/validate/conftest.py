@@ -7,9 +7,6 @@ from jobs.validate.probe import sampling
 
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks measure each thing once a sample, as tests that look at times ask for themselves.
-
-    Nothing is taken off for stolen processors: ranks that sleep do not mind.
-    """
+    """Measure each operation once per sample, and subtract no stolen time."""
     monkeypatch.setattr(sampling, "CPU_SECONDS", 0.0)
     monkeypatch.setattr(sampling, "TOO_SHORT", math.inf)

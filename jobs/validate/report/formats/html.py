@@ -1,7 +1,7 @@
-"""A report as one HTML page that needs nothing but a browser: no network, no other file.
+"""A report as one self-contained HTML page: no network, no other file.
 
-The templates in page/ decide how it looks, and escape every value. The page's policy (CSP) lets nothing be
-loaded and no script run but its own, whatever a host is called.
+The templates in page/ define the layout and escape every value. The page's policy (CSP) loads nothing and
+runs only the page's own script, so host names cannot inject code.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from markupsafe import Markup
 from jobs.validate.plan import RungName
 from jobs.validate.report import wording
 from jobs.validate.report.formats import json as json_format
-from jobs.validate.report.model import Curve, Matrix, Report
+from jobs.validate.report.model import RateCurve, RateMatrix, Report
 from jobs.validate.report.remedies import remedies
 from jobs.validate.report.wording import byte_size, gbps, not_shown
 
 PAGE = Path(__file__).with_name("page")
 SIGN = {"ok": "✓", "warning": "!", "critical": "✕", "unknown": "?"}
-RANKS = 64  # that are listed
+RANKS = 64  # ranks that are listed
 DRAWN = 16  # drawings of one kind
 
-COLOUR_STEPS = (0.95, 0.9, 0.75, 0.5)  # shares of the usual rate
-SLOW = 0.9  # a pair below this share of the usual rate is worth a look
-LARGEST_TABLE = 16  # labels; a larger matrix is a canvas
+COLOUR_STEPS = (0.95, 0.9, 0.75, 0.5)  # shares of the median rate
+SLOW = 0.9  # share of the median rate below which a pair is shown as slow
+LARGEST_TABLE = 16  # labels; a larger matrix is drawn on a canvas
 TITLES: dict[tuple[RungName, str], str] = {
     ("pairs", "copies"): "GPU pairs, copies",
     ("pairs", "flows"): "GPU pairs, flows",
@@ -46,7 +46,7 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 348, 12, 172  # the frame of a curve
 
 
 def text(report: Report) -> str:
-    """The page, in UTF-8 as it says itself."""
+    """Return the page, which declares UTF-8."""
     script = (PAGE / "heat.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     context = {
@@ -63,7 +63,7 @@ def text(report: Report) -> str:
         "style": Markup((PAGE / "style.css").read_text(encoding="utf-8")),
         "script": Markup(script),
         "script_hash": Markup(f"sha256-{digest}"),
-        # "<" would let a text in the data end the script element.
+        # A "<" in the data could end the script element.
         "json": Markup(json_format.text(report).replace("<", "\\u003c")),
     }
     return templates().get_template("page.html").render(context)
@@ -71,7 +71,7 @@ def text(report: Report) -> str:
 
 @cache
 def templates() -> Environment:
-    """The templates of the page, with what they may call."""
+    """Load the templates of the page, with their filters and globals."""
     found = Environment(
         loader=FileSystemLoader(PAGE),
         autoescape=True,
@@ -104,7 +104,7 @@ def templates() -> Environment:
 
 
 def printable(value: object) -> object:
-    """A value as it stands on the page, before it is escaped: on one line, each number beside its unit."""
+    """Format a value before it is escaped: on one line, with a no-break space before each unit."""
     if isinstance(value, Markup):
         return value
     line = wording.printable(str(value))
@@ -118,10 +118,10 @@ def printable(value: object) -> object:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """number: of the matrix in the report. slowest: row, column and rate of its slowest pairs, in order."""
+    """number: index of the matrix in the report. slowest: row, column and rate of its slowest pairs."""
 
     number: int
-    matrix: Matrix
+    matrix: RateMatrix
     slowest: list[tuple[int, int, float]]
 
     @property
@@ -133,7 +133,7 @@ class HeatMap:
 class HeatSection:
     """The matrices of one operation, the one with the slowest pair first.
 
-    usual: the median of all rates. slow: matrices with a slow pair, or one where there is none. good: others.
+    usual: the median of all rates. slow: matrices with a slow pair, at least one. good: the others.
     """
 
     title: str
@@ -162,15 +162,15 @@ def measured(rate: float | None) -> bool:
 
 
 def colour_step(rate: float, usual: float) -> int:
-    """0 for what is as fast as usual, one more for each of `COLOUR_STEPS` that it is below."""
+    """Return the number of `COLOUR_STEPS` that a rate is below."""
     return sum(rate < least * usual for least in COLOUR_STEPS)
 
 
 # Curves of rates by size.
 
 
-class Mark(NamedTuple):
-    """A place in a drawing, and what is written there."""
+class PlotMark(NamedTuple):
+    """A point in a drawing, and its label."""
 
     x: float
     y: float
@@ -179,19 +179,19 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """A curve in a frame. best: its highest rate, as text. rates, sizes: marks on the axes."""
+    """A curve in a frame. best: its highest rate, as text. rates, sizes: axis labels."""
 
     title: str
     rung: RungName
     best: str
-    points: list[Mark]
-    rates: list[Mark]
-    sizes: list[Mark]
-    limit: Mark | None
+    points: list[PlotMark]
+    rates: list[PlotMark]
+    sizes: list[PlotMark]
+    limit: PlotMark | None
 
 
-def drawing(curve: Curve) -> Drawing:
-    """Sizes on a logarithmic axis; rates from 0 to a tenth above the highest of them and the limit."""
+def drawing(curve: RateCurve) -> Drawing:
+    """Draw a curve: sizes on a logarithmic axis, rates from 0 to 10 % above the highest rate or limit."""
     points = measured_points(curve)
     sizes = sorted({nbytes for nbytes, _ in points})
     best = max(rate for _, rate in points)
@@ -199,9 +199,9 @@ def drawing(curve: Curve) -> Drawing:
     top = 1.1 * max(best, curve.limit or 0.0) or 1.0
     step = round_step(top / 4)
 
-    def mark(nbytes: int, rate: float, label: str) -> Mark:
+    def mark(nbytes: int, rate: float, label: str) -> PlotMark:
         x = LEFT + (math.log2(nbytes) - low) / ((high - low) or 1) * (RIGHT - LEFT)
-        return Mark(round(x, 1), round(BOTTOM - rate / top * (BOTTOM - TOP), 1), label)
+        return PlotMark(round(x, 1), round(BOTTOM - rate / top * (BOTTOM - TOP), 1), label)
 
     return Drawing(
         curve.title,
@@ -214,11 +214,11 @@ def drawing(curve: Curve) -> Drawing:
     )
 
 
-def measured_points(curve: Curve) -> list[tuple[int, float]]:
+def measured_points(curve: RateCurve) -> list[tuple[int, float]]:
     return [(nbytes, rate) for nbytes, rate in curve.points if nbytes > 0 and math.isfinite(rate)]
 
 
 def round_step(least: float) -> float:
-    """The next one of 1, 2, 5, 10, 20, ... from `least` on."""
+    """Return the smallest of 1, 2, 5, 10, 20, ... that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))

@@ -1,7 +1,7 @@
 """A report as JSON, and back.
 
-Keys only change when `model.SCHEMA` does. A number that is not finite is written as null, and read as None
-where that is allowed, as NaN elsewhere. Of a matrix only the measured cells are written.
+Keys change only with `model.SCHEMA`. A number that is not finite is written as null, and read as None if the
+field allows it, otherwise as NaN. Only the measured cells of a matrix are written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import repeat
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from jobs.validate.report.model import SCHEMA, Matrix, Report
+from jobs.validate.report.model import SCHEMA, RateMatrix, Report
 from jobs.validate.report.wording import headline
 from jobs.validate.verdict import Verdict, unit_of
 from runner.errors import UserError
@@ -25,7 +25,7 @@ HEAD = ("rung", "what", "title", "labels")  # of a matrix
 
 
 def text(report: Report) -> str:
-    """The document with one key, or one item of a list, on a line."""
+    """Return the document with one key, or one item of a list, on each line."""
     dump = partial(json.dumps, allow_nan=False)
     lines = []
     for key, value in document(report).items():
@@ -38,10 +38,10 @@ def text(report: Report) -> str:
 
 
 def document(report: Report) -> Json:
-    """All of the report, with the parts of its verdict at the top.
+    """Return the whole report, with the parts of its verdict at the top.
 
     line, part and sentence of each finding, and units (of rates, by measurement; "" for all others) are for
-    readers of the document; `read` derives them again. matrices: cells [row, column, rate] instead of rates.
+    readers of the document; `read` recomputes them. matrices: cells [row, column, rate] instead of rates.
     """
     verdict = report.verdict
     findings = [{"part": one.part, "sentence": one.sentence, **encode(one)} for one in verdict.findings]
@@ -54,7 +54,7 @@ def document(report: Report) -> Json:
 
 
 def read(document: Mapping[str, Any]) -> Report:
-    """The report of a document. UserError names the place where it is not one."""
+    """Rebuild the report from a document. Raises UserError that names the invalid place."""
     if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
         found = document.get("schema", "none") if isinstance(document, Mapping) else type(document).__name__
         raise UserError("not a validation's report", got=f"schema {found}", expected=f"schema {SCHEMA}")
@@ -65,7 +65,7 @@ def read(document: Mapping[str, Any]) -> Report:
 
 
 def encode(value: Any) -> Any:
-    """Dataclasses as objects, sequences as lists, numbers that JSON cannot write as None."""
+    """Convert to JSON values: dataclasses to objects, sequences to lists, non-finite numbers to None."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if is_dataclass(value):
@@ -77,28 +77,28 @@ def encode(value: Any) -> Any:
     return value
 
 
-def cells(matrix: Matrix) -> Json:
-    """The measured cells only: of hundreds of hosts each pair met on one rail, so most cells are empty."""
+def cells(matrix: RateMatrix) -> Json:
+    """Convert a matrix to its measured cells: with hundreds of hosts, most cells are empty."""
     measured = [[row, column, rate] for row, column, rate in matrix.measured()]
     head = {"rung": matrix.rung, "what": matrix.what, "title": matrix.title}
     return {**head, "labels": list(matrix.labels), "cells": measured}
 
 
-def dense(found: Any, place: str) -> Matrix:
-    """The inverse of `cells`."""
+def dense(found: Any, place: str) -> RateMatrix:
+    """Rebuild a matrix from its `cells`."""
     try:
-        head = {key: decode(types_of(Matrix)[key], found[key], f"{place}.{key}") for key in HEAD}
+        head = {key: decode(types_of(RateMatrix)[key], found[key], f"{place}.{key}") for key in HEAD}
         labels = head["labels"]
         rates: list[list[float | None]] = [[None] * len(labels) for _ in labels]
         for row, column, rate in found["cells"]:
             rates[row][column] = float(rate)
     except (KeyError, IndexError, TypeError, ValueError) as reason:
         raise UserError(f"not a validation's report: {place} is no matrix", got=str(reason)) from reason
-    return Matrix(**head, rates=tuple(map(tuple, rates)))
+    return RateMatrix(**head, rates=tuple(map(tuple, rates)))
 
 
 def decode(kind: Any, value: Any, place: str) -> Any:
-    """`value`, as JSON has it, as `kind`: a dataclass, or the type of a field of one."""
+    """Convert a JSON value to `kind`: a dataclass, or the type of a dataclass field."""
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, Mapping):
         found = present(kind, value, place)
         return kind(**{name: decode(hint, value[name], f"{place}.{name}") for name, hint in found})
@@ -128,7 +128,7 @@ def decode(kind: Any, value: Any, place: str) -> Any:
 
 
 def present(kind: Any, value: Mapping[str, Any], place: str) -> list[tuple[str, Any]]:
-    """The fields of a dataclass that `value` has, with their types; those without a default are required."""
+    """Return the fields of a dataclass that `value` has, with their types; requires those without default."""
     hints = types_of(kind)
     for one in fields(kind):
         optional = one.default is not MISSING or one.default_factory is not MISSING
@@ -143,7 +143,7 @@ def types_of(kind: Any) -> dict[str, Any]:
 
 
 def chosen(kinds: tuple[Any, ...], value: Any) -> Any:
-    """Of the types of a union, that of `value`; null is None where that is one of them."""
+    """Return the type of a union that `value` has; null is None if the union has it."""
     if type(value) in kinds:
         return type(value)
     return float if float in kinds else kinds[0]

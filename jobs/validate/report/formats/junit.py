@@ -1,7 +1,7 @@
 """A report as JUnit XML: a suite with a test case for each rung, one for the alarms, one for the verdict.
 
-A test case has at most one outcome, as the schema of every reader allows: failure (a part is slow), error (a
-figure is missing) or skipped (not measured). The suite fails whenever the verdict is not ok.
+A test case has at most one outcome, as every reader's schema allows: failure (a part is slow), error (a
+figure is missing) or skipped (not measured). The suite fails unless the verdict is ok.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 
 from jobs.validate.report.model import Report
 from jobs.validate.report.wording import fleet, headline, printable, rates
-from jobs.validate.verdict import Rung
+from jobs.validate.verdict import RungResult
 
 CLASS = "meshrun.validate"
 
 
 def text(report: Report) -> str:
-    """An XML document in UTF-8, with its declaration."""
+    """Return an XML document in UTF-8, with its declaration."""
     cases = [rung_case(report, one) for one in report.verdict.rungs]
     cases += [alarm_case(report), verdict_case(report)]
     suite = ElementTree.Element("testsuite", {"name": CLASS, **totals(cases), **when(report)})
@@ -47,8 +47,8 @@ def totals(cases: Sequence[ElementTree.Element]) -> dict[str, str]:
     return {"tests": str(len(cases)), **{key: str(count) for key, count in counts.items()}}
 
 
-def rung_case(report: Report, one: Rung) -> ElementTree.Element:
-    """A slow part fails its rung, even where it is only a warning and the rung is not broken."""
+def rung_case(report: Report, one: RungResult) -> ElementTree.Element:
+    """Return the test case of a rung; a slow part fails it even if it is only a warning."""
     case = new_case(one.name, one.measured)
     slow = [found.sentence for found in report.verdict.findings if found.rung == one.name]
     if one.result == "not measured":
@@ -86,7 +86,7 @@ def new_case(name: str, seconds: float) -> ElementTree.Element:
 
 
 def outcome(case: ElementTree.Element, tag: str, kind: str, sentences: Sequence[str]) -> None:
-    """The first sentence is the message; the text has all of them, one on a line."""
+    """Add an outcome: the first sentence as its message, all sentences as its text."""
     lines = [printable(one) for one in sentences]
     ElementTree.SubElement(case, tag, {"type": kind, "message": lines[0]}).text = "\n".join(lines)
 

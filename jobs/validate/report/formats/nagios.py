@@ -9,9 +9,9 @@ import math
 
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Report
-from jobs.validate.report.wording import headline, limits
+from jobs.validate.report.wording import headline, limits_by_measurement
 
-# What each rung measures. Every run has the same labels: graphs are kept by them.
+# Measurements of each rung. Every run has the same labels, because graphs are stored by label.
 MEASURED: dict[RungName, tuple[str, ...]] = {
     "gpu": ("memory", "product"),
     "host": ("to_device", "to_host"),
@@ -24,13 +24,13 @@ MEASURED: dict[RungName, tuple[str, ...]] = {
 
 
 def text(report: Report) -> str:
-    """One line. Rates are B/s, of products FLOP/s, without a unit: the guidelines have none for rates."""
+    """Return one line. Rates are B/s, or FLOP/s for products, without a unit: the guidelines have none."""
     summary = headline(report).partition(": ")[2].replace("|", "/")
     return f"MESHRUN {report.verdict.status.upper()} - {summary} | {performance(report)}\n"
 
 
 def performance(report: Report) -> str:
-    verdict, allowed = report.verdict, limits(report)
+    verdict, allowed = report.verdict, limits_by_measurement(report)
     values = [
         f"findings={len(verdict.findings)};0;;0;",
         f"alarms={len(verdict.alarms)};0;;0;",
@@ -47,5 +47,5 @@ def performance(report: Report) -> str:
 
 
 def value(number: float) -> str:
-    """Digits and a point, as the guidelines demand; U: unknown."""
+    """Format with digits and a point, as the guidelines require; U if unknown."""
     return f"{number:.9f}".rstrip("0").rstrip(".") if math.isfinite(number) else "U"

@@ -13,7 +13,7 @@ from jobs.validate.verdict import EXIT, unit_of
 
 
 def text(report: Report) -> str:
-    """Whole lines. Metrics without a sample are described all the same, so that they can be found."""
+    """Return the metrics. Metrics without a sample are described too, so that they can be found."""
     registry = CollectorRegistry()
 
     def gauge(name: str, meaning: str, *labels: str) -> Gauge:
@@ -24,8 +24,8 @@ def text(report: Report) -> str:
     code.labels(status).set(EXIT[status])
     gauge("timestamp_seconds", "When the validation ended, since the epoch.").set(end_time(report))
     gauge("duration_seconds", "How long the validation took.").set(report.seconds)
-    gauge("simulated", "1: a model was measured, no machines.").set(bool(report.simulated))
-    gauge("ended_early", "1: the validation ended before its end.").set(bool(report.ended))
+    gauge("simulated", "1: a model was measured instead of machines.").set(bool(report.simulated))
+    gauge("ended_early", "1: the validation ended early.").set(bool(report.ended))
     gauge("ranks", "Ranks that took part.").set(len(report.members))
 
     broken = gauge("rung_broken", "1: broken, 0: good; rungs that were not measured are absent.", "rung")
@@ -37,17 +37,17 @@ def text(report: Report) -> str:
             broken.labels(rung.name).set(rung.result == "broken")
         for what, rate in rung.rates.items():
             (products if unit_of(what) == "FLOP/s" else rates).labels(rung.name, what).set(rate)
-    limits = gauge("rung_limit_bytes_per_second", "What the hardware allows, where that is known.", *per_rung)
+    limits = gauge("rung_limit_bytes_per_second", "What the hardware allows, if known.", *per_rung)
     for limit in report.limits:
         if limit.rate is not None:
             limits.labels(limit.rung, limit.what).set(limit.rate)
 
     findings = gauge("finding", "A slow part: its rate over its siblings'.", "kind", "host", "gpu", "rung")
-    # The slowest last: it replaces others of the same labels. Several hosts or GPUs are joined by commas.
+    # The slowest last: it replaces others with the same labels. Several hosts or GPUs are joined by commas.
     for one in sorted(report.verdict.findings, key=lambda one: -one.factor):
         hosts, gpus = printable(",".join(one.hosts)), ",".join(map(str, one.gpus))
         findings.labels(one.kind, hosts, gpus, one.rung).set(one.factor)
-    wrong = "What is wrong beside slow parts: wrong data, error counters, a dead rank."
+    wrong = "Problems other than slow parts: wrong data, error counters, a dead rank."
     raised = gauge("alarms", wrong, "status")
     for severity in ("warning", "critical"):
         raised.labels(severity).set(alarms.count(severity))
@@ -55,7 +55,7 @@ def text(report: Report) -> str:
 
 
 def end_time(report: Report) -> float:
-    """Seconds since the epoch; NaN where the start is not ISO 8601."""
+    """Return the end in seconds since the epoch; NaN if the start is not ISO 8601."""
     try:
         started = datetime.fromisoformat(report.started.replace("Z", "+00:00"))
     except ValueError:

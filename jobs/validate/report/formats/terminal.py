@@ -36,7 +36,7 @@ RESULT = {"ok": "green", "broken": "bold red", "not measured": "dim"}
 
 
 def text(report: Report, columns: int = 80, colour: bool = False) -> str:
-    """Whole lines; only the first may be longer than `columns`, so that it can be cut off with head -1."""
+    """Return lines, of which only the first may be longer than `columns` (it is the verdict, for head -1)."""
     file = io.StringIO()
     console = Console(
         file=file,
@@ -76,7 +76,7 @@ def findings(report: Report) -> Iterator[RenderableType]:
     found = report.verdict.findings
     if found:
         yield title("Slower than their siblings")
-        table = table_of("<part", ">rate", ">siblings", "<unit", ">%", ">sure", "<rung")
+        table = table_of("<part", ">rate", ">siblings", "<unit", ">%", ">conf.", "<rung")
         for one in found[:MOST]:
             rate, siblings, unit = one.evidence.rate, one.evidence.siblings, one.evidence.unit
             figures = rate_text(rate, unit), rate_text(siblings, unit), unit_name(unit)
@@ -88,7 +88,7 @@ def findings(report: Report) -> Iterator[RenderableType]:
 
 
 def qualified(one: Finding) -> str:
-    """The part, for how much of the time it is slow, and the parts it cannot be told from."""
+    """Return the part, the share of the time that it is slow, and the parts that it may be instead."""
     when = f", {percent(one.time)} of the time" if one.time is not None else ""
     return f"{part_name(one)}{when}" + (f" (or {' or '.join(one.instead)})" if one.instead else "")
 
@@ -114,9 +114,7 @@ def ladder(report: Report) -> Iterator[RenderableType]:
 
 
 def notes(report: Report) -> list[str]:
-    """Counters that indicate no fault; the others are alarms. Of one counter in one rung, the part where it
-    changed most.
-    """
+    """Return the counters that indicate no fault, each with the part where it changed most in a rung."""
     alike: dict[tuple[str, str], list[Change]] = {}
     for one in report.changes:
         if one.weight == "note":
@@ -163,7 +161,7 @@ def title(heading: str) -> Text:
 
 
 def item(sentence: str) -> Table:
-    """A paragraph that hangs behind its dash."""
+    """Return a paragraph with a dash and a hanging indent."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row("-", words(sentence))
     return grid
@@ -174,7 +172,7 @@ def words(sentence: str, style: str = "") -> Text:
 
 
 def table_of(*columns: str) -> Table:
-    """columns: "<" or ">", to which side they are aligned, and the heading. Parts may wrap."""
+    """Return an empty table. columns: "<" or ">" (alignment) and the heading. Only "part" wraps."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for side, heading in ((one[0], one[1:]) for one in columns):
         table.add_column(

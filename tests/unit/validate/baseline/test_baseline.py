@@ -1,4 +1,4 @@
-"""A run is compared with earlier healthy runs of its fleet, and with nothing else."""
+"""A run is compared only with earlier healthy runs of its fleet."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from jobs.measure.outliers import run_deviation as deviation
 from jobs.validate.baseline import json as baseline_json
+from jobs.validate.baseline.baseline_run import KEPT, Figure
 from jobs.validate.baseline.compare import check, check_saving, compare, save
 from jobs.validate.baseline.drift import drifted
-from jobs.validate.baseline.run import KEPT, Figure
-from jobs.validate.probe.api import Wrong
+from jobs.validate.probe.api import WrongData
 from jobs.validate.report.model import Member, Report
 from jobs.validate.verdict import Verdict
 from runner.errors import UserError
@@ -67,7 +67,7 @@ def saved(path: Path, runs: int, of: Report = FLEET) -> None:
 
 @pytest.fixture(params=SUFFIXES)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / f"a base#line?{request.param}"  # a name that is none of an URI's
+    return tmp_path / f"a base#line?{request.param}"  # characters that are special in a URI
 
 
 # --- what drifts
@@ -138,7 +138,7 @@ def test_healthy_runs_do_not_drift_however_many_parts_there_are(runs: int, parts
         alarms += bool(drifted(now, earlier))
         now[figures[1]] *= 0.7
         found += any(one.part == figures[1][2] for one in drifted(now, earlier))
-    assert alarms <= (0.1 if runs == 3 else 0.02) * turns  # three runs tell little of the noise
+    assert alarms <= (0.1 if runs == 3 else 0.02) * turns  # three runs are a poor estimate of the noise
     assert found >= 0.98 * turns
 
 
@@ -170,7 +170,7 @@ def test_runs_are_numbered(path: Path) -> None:
         ({"verdict": Verdict("warning", (), (), ())}, "warning"),
         ({"verdict": Verdict("unknown", (), (), ("gpu: lost",))}, "gpu: lost"),
         ({"ended": "rank 3 was killed"}, "rank 3 was killed"),
-        ({"wrong": (Wrong("flows", 1, 0, 8, 0, 1, "0x1", "0x0"),)}, "data was wrong"),
+        ({"wrong": (WrongData("flows", 1, 0, 8, 0, 1, "0x1", "0x0"),)}, "data was wrong"),
     ],
 )
 def test_only_healthy_runs_are_saved(path: Path, changes: dict[str, Any], why: str) -> None:
@@ -330,7 +330,7 @@ def refusal(path: Path, of: Report) -> str:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "differing"),
     [
         (report({"x1": 2}), "no host in common; new: x1; missing: c1, c10"),
         (report({"c1": 2, "c2": 2}), "got new: c2; missing: c10"),
@@ -339,10 +339,10 @@ def refusal(path: Path, of: Report) -> str:
         (report({"c1": 2, "c10": 2}, simulated="hosts=2,gpus=2"), "got simulated, not NVIDIA H200"),
     ],
 )
-def test_another_fleet_is_refused_with_what_differs(path: Path, other: Report, said: str) -> None:
+def test_another_fleet_is_refused_with_what_differs(path: Path, other: Report, differing: str) -> None:
     saved(path, 1)
     text = refusal(path, other)
-    assert said in text
+    assert differing in text
     assert f"Try: --save-baseline {path}" in text
     save(path, other, rates(of=other))  # which is right
     assert compare(path, other, rates(of=other))[0] == ()
@@ -364,7 +364,7 @@ def test_no_file_and_no_run(path: Path) -> None:
         compare(path, FLEET, rates())
     path.touch()
     assert "has no run yet" in refusal(path, FLEET)
-    saved(path, 1)  # an empty file is a good place to begin
+    saved(path, 1)  # an empty file is valid
 
 
 def test_a_folder_is_no_file(path: Path) -> None:
@@ -436,8 +436,8 @@ def test_files_of_other_programs_are_not_touched(tmp_path: Path) -> None:
         other.execute("CREATE TABLE runs (id INTEGER)")
     for path in (document, base):
         before = path.read_bytes()
-        assert "is the file of another program" in refusal(path, FLEET)
-        with pytest.raises(UserError, match="is the file of another program"):
+        assert "is a file of another program" in refusal(path, FLEET)
+        with pytest.raises(UserError, match="is a file of another program"):
             save(path, FLEET, rates())
         assert path.read_bytes() == before
 
@@ -457,7 +457,7 @@ def test_a_newer_version_is_not_touched(tmp_path: Path) -> None:
 
 @pytest.fixture
 def nobody() -> Iterator[Path]:
-    """A folder that this process, no longer root, may read and not write."""
+    """A folder that this process, no longer root, may read but not write."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     root = os.geteuid() == 0

@@ -1,4 +1,4 @@
-"""What siblings have in common: far below what the hardware allows."""
+"""Alarms for rates of all siblings far below the hardware limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import made_report
 
-from jobs.validate.health.alarms import beside
+from jobs.validate.health.alarms import add_fleet_alarms
 from jobs.validate.plan import Plan
 from jobs.validate.report.model import Report
 
@@ -22,17 +22,17 @@ def with_pairs(copies: float, flows: float) -> Report:
     return replace(report, verdict=replace(report.verdict, rungs=rungs))
 
 
-def told(report: Report) -> tuple[str, list[str]]:
-    verdict = beside(report, Plan())
+def status_and_sentences(report: Report) -> tuple[str, list[str]]:
+    verdict = add_fleet_alarms(report, Plan())
     return verdict.status, [one.sentence for one in verdict.alarms]
 
 
 def test_near_the_limit_nothing_is_said() -> None:
-    assert told(with_pairs(396 * GB, 226 * GB)) == ("ok", [])
+    assert status_and_sentences(with_pairs(396 * GB, 226 * GB)) == ("ok", [])
 
 
 def test_slow_links_are_told_of_copies_and_flows() -> None:
-    assert told(with_pairs(45 * GB, 44 * GB)) == (
+    assert status_and_sentences(with_pairs(45 * GB, 44 * GB)) == (
         "warning",
         [
             f"all GPUs alike: pairs {what} at {rate} GB/s, 10 % of what the hardware allows (18 x NVLink 4, "
@@ -43,7 +43,7 @@ def test_slow_links_are_told_of_copies_and_flows() -> None:
 
 
 def test_good_copies_say_that_links_are_good() -> None:
-    status, (sentence,) = told(with_pairs(396 * GB, 22 * GB))
+    status, (sentence,) = status_and_sentences(with_pairs(396 * GB, 22 * GB))
     assert status == "warning"
     assert sentence.endswith(
         "(18 x NVLink 4, one direction); copies reach 396 GB/s, so the links are not the cause"
@@ -53,7 +53,7 @@ def test_good_copies_say_that_links_are_good() -> None:
 def test_ranks_on_cpus_are_not_held_against_limits_of_gpus() -> None:
     report = with_pairs(45 * GB, 44 * GB)
     members = tuple(replace(one, kind="cpu") for one in report.members)
-    assert told(replace(report, members=members)) == ("ok", [])
+    assert status_and_sentences(replace(report, members=members)) == ("ok", [])
 
 
 def with_copies_from_the_host(report: Report) -> Report:
@@ -65,8 +65,8 @@ def with_copies_from_the_host(report: Report) -> Report:
 
 
 def test_gpus_of_one_host_share_its_memory() -> None:
-    assert told(with_copies_from_the_host(made_report.healthy())) == ("ok", [])
-    status, sentences = told(with_copies_from_the_host(made_report.one_rank()))
+    assert status_and_sentences(with_copies_from_the_host(made_report.healthy())) == ("ok", [])
+    status, sentences = status_and_sentences(with_copies_from_the_host(made_report.one_rank()))
     assert status == "warning"
     assert [one.partition(" at ")[0] for one in sentences] == [
         "all GPUs alike: host to_device",

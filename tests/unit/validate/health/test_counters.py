@@ -1,4 +1,4 @@
-"""What a change of a counter means."""
+"""Rules for changes of counters."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from nvml import UUID, loaded
 from nvml_counters import Nvml
 
 from jobs.validate.health.counters import KNOWN, changes
-from jobs.validate.probe.api import Counter
+from jobs.validate.probe.api import CounterKey
 from jobs.validate.report.model import Change
 from runner.system import gpu_counters, network_counters
 
 GPU, LINK, PORT, ETH, TCP = "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP"
-Values = dict[Counter, float | str]
+Values = dict[CounterKey, float | str]
 
 
 def around(
     part: str, counter: str, old: float | str, new: float | str, seconds: float = 1.0
 ) -> tuple[Change, ...]:
-    """What is told of one counter that was `old` and became `new`."""
+    """Return the reported change of one counter from `old` to `new`."""
     clock = ("c7", "clock", "seconds")
     before: Values = {clock: 100.0, ("c7", part, counter): old}
     after: Values = {clock: 100.0 + seconds, ("c7", part, counter): new}
@@ -114,8 +114,8 @@ def test_notes_of_many_links_are_one_and_faults_are_not() -> None:
             after["c7", f"GPU {gpu}, NVLink {link}", "CRC data errors"] = 10 + link
             before["c7", f"GPU {gpu}, NVLink {link}", "replays"] = 0
             after["c7", f"GPU {gpu}, NVLink {link}", "replays"] = int(gpu == 3 and link < 2)
-    told = {(one.part, one.counter, one.before, one.after) for one in changes("pairs", before, after)}
-    assert told == {
+    reported = {(one.part, one.counter, one.before, one.after) for one in changes("pairs", before, after)}
+    assert reported == {
         ("GPU 2, 3 NVLinks", "CRC data errors", 30, 36),
         ("GPU 3, 3 NVLinks", "CRC data errors", 30, 36),
         ("GPU 3, NVLink 0", "replays", 0, 1),
@@ -142,8 +142,8 @@ def test_clocks_are_told_with_what_held_them_back() -> None:
         ("c7", GPU, "SM clock"): 1200,
         ("c7", "GPU 4", "SM clock"): 1200,
     }
-    told = [(one.part, one.counter, one.weight) for one in changes("gpu", before, after)]
-    assert told == [(GPU, "slowed by heat, driver", "fault"), (GPU, "SM clock", "note")]
+    reported = [(one.part, one.counter, one.weight) for one in changes("gpu", before, after)]
+    assert reported == [(GPU, "slowed by heat, driver", "fault"), (GPU, "SM clock", "note")]
 
 
 def test_retransmits_are_told_as_a_share() -> None:
@@ -176,7 +176,7 @@ def lost_gpu() -> tuple[Values, Values]:
     "remembered", [{}, {("c7", GPU, "SM clock, most"): 1, ("c7", GPU, "PCIe replays"): 9}]
 )
 def test_a_gpu_that_is_lost_is_one_fault(remembered: Values) -> None:
-    """Whatever the driver remembers of it, and its links with it."""
+    """With the counters that the driver still has, and with its links."""
     before, after = lost_gpu()
     (found,) = changes("node", before, after | remembered)
     assert (found.host, found.part, found.weight, found.after) == ("c7", GPU, "fault", "gone")
@@ -193,8 +193,8 @@ def test_nvlinks_of_another_host_are_not_those_of_the_lost_gpu() -> None:
     before, after = lost_gpu()
     there: Values = {("c8", *key[1:]): value for key, value in before.items()}
     kept: Values = {key: value for key, value in there.items() if key[1] != LINK}
-    told = [(one.host, one.part) for one in changes("node", before | there, after | kept)]
-    assert told == [("c7", GPU), ("c8", LINK)]
+    reported = [(one.host, one.part) for one in changes("node", before | there, after | kept)]
+    assert reported == [("c7", GPU), ("c8", LINK)]
 
 
 def test_nvlinks_that_are_lost_alone() -> None:
@@ -229,7 +229,7 @@ def test_every_counter_that_is_read_has_a_meaning_or_is_known_to_have_none() -> 
 
 
 def test_a_reading_against_itself_tells_nothing() -> None:
-    """A GPU with counters that are not zero, and links of which one is down."""
+    """A GPU with nonzero counters, and links of which one is down."""
     nvml = Nvml([1, 0], {94: 7, 3: 2, 74: 2.5e9}, {(0, 0): 9}, {"width": 16, ("clock", 1): 345})
     with loaded(nvml):
         read = gpu_counters.gpu_counters(UUID, 0)

@@ -1,4 +1,4 @@
-"""Noise makes nobody guilty, and hides nobody who is slow: fleets like busy processors."""
+"""Noise causes no false alarms and hides no slow part, on fleets like busy processors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.measurements.repeats import repeats_needed
 from jobs.validate.plan import CPU_SHARE, Plan
 from jobs.validate.probe.api import Seconds
@@ -18,7 +18,7 @@ from jobs.validate.verdict import Verdict
 
 
 def verdict_of(fleet: NoisyFleet) -> Verdict:
-    return validate(fleet, replace(PLAN, seed=fleet.seed))
+    return climb_ladder(fleet, replace(PLAN, seed=fleet.seed))
 
 
 @pytest.mark.parametrize("sigma", [0.5, pytest.param(0.3, marks=pytest.mark.nightly)])
@@ -51,7 +51,7 @@ def test_a_host_behind_a_rate_limit() -> None:
 
 
 class Stalling(NoisyFleet):
-    """Now and then a flow of the limited host waits for a retransmission, for as long as a visit lasts."""
+    """Some flows of the limited host wait for a retransmission during one repeat."""
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         seconds = super().flows(flows, nbytes, samples)
@@ -61,11 +61,11 @@ class Stalling(NoisyFleet):
 
 
 def test_a_stall_of_one_visit_asks_no_more_questions() -> None:
-    """The other visits, which the slow host explains, speak against a part of it that is slower still."""
+    """The other repeats, which the slow host explains, count against an even slower part of it."""
     plan = replace(PLAN, tolerance=-math.log(CPU_SHARE), critical=CPU_SHARE)
     for seed in range(20):
         fleets = [kind(seed, sigma=0.05, limited=seed % 4) for kind in (NoisyFleet, Stalling)]
-        verdicts = [validate(fleet, plan) for fleet in fleets]
+        verdicts = [climb_ladder(fleet, plan) for fleet in fleets]
         for verdict in verdicts:
             assert [(one.kind, one.hosts) for one in verdict.findings] == [("host", (f"n{seed % 4}",))]
         steady, stalling = ({rung.name: rung.rounds for rung in one.rungs} for one in verdicts)

@@ -1,4 +1,4 @@
-"""A slow rail is halved until its slow part is found, or acquitted."""
+"""A slow rail is bisected until its slow part is found, or cleared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.validate.verdict import Finding
 
 
 class RingFleet(ToyFleet):
-    """Rings on rail 1 are slow when they go through all of `slow` hosts; first: only in so many rounds."""
+    """Rings on rail 1 through all `slow` hosts are slow; first: only in this many rounds."""
 
     slow: frozenset[int] = frozenset()
     first = 10**9

@@ -1,4 +1,4 @@
-"""Leaf switches: named by the hosts behind them, whatever the order of hosts; nobody else is blamed."""
+"""Leaf switches are named by the hosts behind them, in any host order, and nothing else is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.measurements.leaf_switches import LeafSwitches, measure_leaf_switches
+from jobs.validate.measurements.leaf_switches import LeafSwitchResult, measure_leaf_switches
 from jobs.validate.measurements.schedule import all_at_once_rounds
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
@@ -18,7 +18,7 @@ from jobs.validate.topology import topology_of
 
 
 class LeafFleet(ToyFleet):
-    """leaf: of each host; slow: (leaf, rail) whose uplinks carry `factor` of what its hosts could send."""
+    """leaf: of each host. slow: (leaf, rail) whose uplinks carry `factor` of their hosts' rate."""
 
     leaf: np.ndarray
     slow: Sequence[tuple[int, int]] = ()
@@ -37,7 +37,7 @@ class LeafFleet(ToyFleet):
         return self.noisy((nbytes / rate).tolist(), samples)
 
 
-def judged(fleet: ToyFleet) -> LeafSwitches:
+def judged(fleet: ToyFleet) -> LeafSwitchResult:
     return measure_leaf_switches(fleet, topology_of(fleet), Plan(), {})
 
 
@@ -69,7 +69,7 @@ def test_a_slow_leaf_is_named_by_its_hosts(order: str, count: int) -> None:
     (found,) = judged(fleet).findings
     assert (found.kind, found.gpus) == ("leaf", (1,))
     assert found.hosts == tuple(f"n{host}" for host in np.flatnonzero(leaf == 2))
-    assert 0.55 < found.factor < 0.9  # the fewer flows leave the switch, the more is left to each
+    assert 0.55 < found.factor < 0.9  # fewer flows through the uplinks get more each
     assert found.confidence > (0.5 if order == "at random" else 0.8)
 
 
@@ -80,7 +80,7 @@ def test_two_leaves_on_two_rails_are_two() -> None:
 
 
 def test_what_is_slow_of_most_of_a_rail_is_the_whole_of_it() -> None:
-    """Of two switches and between them all ways: neither side is blamed alone."""
+    """With two switches, all paths between them are slow: neither side is named."""
     fleet = leaf_fleet(32, np.tile([0, 1], 16), [(0, 2)])
     fleet.factor = 0.3
     assert [(one.gpus, len(one.hosts)) for one in judged(fleet).findings] == []

@@ -1,4 +1,4 @@
-"""When things are measured: what disturbs a part for a while is no fault."""
+"""Repeats over time: a temporary disturbance is not a fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize import retest
 from jobs.validate.measurements import repeats
 from jobs.validate.plan import CPU_SHARE
@@ -20,7 +20,7 @@ SAMPLE = 0.1  # seconds
 
 
 class Clock:
-    """Of a test: it goes on when somebody sleeps."""
+    """A clock that advances when somebody sleeps."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -52,7 +52,7 @@ def test_repeats_are_spread_over_a_time(clock: Clock, span: float, takes: float,
 
 
 class Crowded(NoisyFleet):
-    """Something else has the core of every host's last rank, for some seconds from the beginning on."""
+    """For the first seconds, another process has the core of each host's last rank."""
 
     clock: Clock
     until: float
@@ -74,12 +74,12 @@ def test_a_core_that_something_else_has_for_a_while(clock: Clock, span: float, s
     for seed in range(10):
         fleet = Crowded(seed, sigma=0.05)
         fleet.clock, fleet.until = clock, clock.now + 8
-        verdict = validate(fleet, replace(plan, seed=seed))
+        verdict = climb_ladder(fleet, replace(plan, seed=seed))
         assert verdict.status == status, verdict.line
 
 
 class Lucky(NoisyFleet):
-    """For as long as a visit lasts, some ranks get more of their cores than others; one always gets half."""
+    """During one repeat, some ranks get more of their cores than others; one always gets half."""
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         seconds = super().single_rank(what, nbytes, samples)
@@ -89,10 +89,10 @@ class Lucky(NoisyFleet):
 
 
 def named(seeds: int) -> int:
-    """In how many fleets the slow rank is."""
+    """Return in how many fleets the slow rank is named."""
     plan = replace(PLAN, rungs=("gpu",), tolerance=-math.log(CPU_SHARE), critical=CPU_SHARE, max_repeats=4)
     fleets = [Lucky(seed, gpus=(4,), sigma=0.05) for seed in range(seeds)]
-    findings = [validate(fleet, replace(plan, seed=fleet.seed)).findings for fleet in fleets]
+    findings = [climb_ladder(fleet, replace(plan, seed=fleet.seed)).findings for fleet in fleets]
     return sum([(one.kind, one.gpus) for one in found] == [("gpu", (2,))] for found in findings)
 
 

@@ -1,4 +1,4 @@
-"""Who meets whom."""
+"""Rounds of flows."""
 
 from __future__ import annotations
 

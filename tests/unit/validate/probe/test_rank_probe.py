@@ -1,4 +1,4 @@
-"""The probe of ranks, on ranks as threads: what it measures, what it finds wrong, and how it ends."""
+"""The probe of ranks, on ranks as threads: measurements, wrong data, and ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers as ranks_buffers
 from jobs.validate.probe import sampling, single_rank
-from jobs.validate.probe.api import SINGLE_RANK_OPS, Place, Wrong
+from jobs.validate.probe.api import SINGLE_RANK_OPS, RankPlace, WrongData
 from jobs.validate.probe.buffers import fit_to_devices
 from jobs.validate.probe.multi_rank import RingCommunicators
 from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
@@ -41,11 +41,11 @@ KIB, MIB = 1 << 10, 1 << 20
 Script = Callable[[RankProbe], Any]
 
 
-# What ranks do; tests of MPI's ranks and of GPUs' use these too.
+# Bodies of ranks; the tests with MPI ranks and with GPUs use them too.
 
 
 class Altered:
-    """Collectives whose calls of `nbytes` are followed by `after(call)` on this rank."""
+    """Collectives that run `after(call)` after each call of `nbytes` on this rank."""
 
     def __init__(self, inner: Any, nbytes: int, after: Callable[[Call], object]) -> None:
         self.inner, self.nbytes, self.after = inner, nbytes, after
@@ -71,13 +71,13 @@ class Altered:
 
 
 def alter(world: World, nbytes: int, after: Callable[[Call], object]) -> None:
-    """From now on, `after` every call of `nbytes` on this rank."""
+    """Run `after` after every call of `nbytes` on this rank."""
     open_collectives = world.collectives
     world.collectives = lambda group: Altered(open_collectives(group), nbytes, after)
 
 
 def flip(offset: int) -> Callable[[Call], None]:
-    """Flips the lowest bit of the byte at `offset` of what arrived."""
+    """Flip the lowest bit of the received byte at `offset`."""
 
     def after(call: Call) -> None:
         call.recv.bytes(offset + 1)[offset] ^= 1
@@ -86,7 +86,7 @@ def flip(offset: int) -> Callable[[Call], None]:
 
 
 class Clock(threading.local):
-    """One for each rank. Only looks at it and what a test spends take time: not this machine's work."""
+    """A clock for each rank, which only advances when it is read or when a test spends time."""
 
     look = 0.001
     seconds = 0.0
@@ -100,7 +100,7 @@ class Clock(threading.local):
 
 
 def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What ranks on CPUs measure by from now on."""
+    """Install the clock for ranks on CPUs."""
     clock = Clock()
     monkeypatch.setattr(CpuBackend, "mark", lambda backend: clock.read())
     monkeypatch.setattr(HostMark, "record", lambda mark: setattr(mark, "seconds", clock.read()))
@@ -108,7 +108,7 @@ def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def slow_alone(monkeypatch: pytest.MonkeyPatch, spend: Callable[[World], object]) -> None:
-    """From now on, what a rank does by itself is preceded by `spend`, and timed with it."""
+    """Precede each single-rank operation by `spend`, which is timed with it."""
     timed = single_rank.timed
 
     def slowly(world: World, queue: Callable[[], object], count: int) -> float:
@@ -117,9 +117,9 @@ def slow_alone(monkeypatch: pytest.MonkeyPatch, spend: Callable[[World], object]
     monkeypatch.setattr(single_rank, "timed", slowly)
 
 
-def asked(world: World, script: Script, trail: MeasurementProgress | None = None) -> Any:
-    """What `script` returns on rank 0, None elsewhere."""
-    with open_probe(world, trail or MeasurementProgress()) as probe:
+def lead_or_follow(world: World, script: Script, progress: MeasurementProgress | None = None) -> Any:
+    """Run `script` on rank 0 while the others follow. Returns its result on rank 0, None elsewhere."""
+    with open_probe(world, progress or MeasurementProgress()) as probe:
         if world.rank:
             return probe.follow()
         with probe.lead():
@@ -137,13 +137,13 @@ def everything(probe: RankProbe) -> dict[str, Any]:
         "product": probe.single_rank("product", 64 * KIB, 3),
         "flows": probe.flows(circle(size), 64 * KIB + 3, 4),
         "rings": probe.rings([range(size)], 64 * KIB, 5),
-        "wrong": probe.wrong(),
+        "wrong": probe.wrong_data(),
     }
     return found
 
 
 def unlike_everything(found: dict[str, Any], size: int) -> list[str]:
-    """What is not as `everything` should be."""
+    """Return what differs from the expected results of `everything`."""
     shapes = {
         "memory": (size, 3),
         "product": (size, 3),
@@ -156,7 +156,7 @@ def unlike_everything(found: dict[str, Any], size: int) -> list[str]:
 
 
 def in_groups_of(world: World, groups: tuple[tuple[int, ...], ...]) -> list[int] | None:
-    """The ranks of this rank's group in the order of its communicator; None without a group."""
+    """Return the ranks of this rank's group in communicator order; None without a group."""
     rings = RingCommunicators(world)
     group = rings.of(groups)
     found = None if group is None else group.control.allgather(world.rank)
@@ -168,7 +168,7 @@ def in_groups_of(world: World, groups: tuple[tuple[int, ...], ...]) -> list[int]
 
 
 def ranks(size: int, body: Callable[[World], Any], hosts: Sequence[str] = ("a",)) -> list[Any]:
-    """What every rank's `body` returns. Ranks are dealt in turn to hosts, of which some may share a name."""
+    """Run `body` on each rank; returns the results. Ranks are assigned to hosts in turn; names may repeat."""
 
     def main(comm: SimulatedComm) -> Any:
         world = open_world("cpu", control=comm)
@@ -187,7 +187,7 @@ def ranks(size: int, body: Callable[[World], Any], hosts: Sequence[str] = ("a",)
 def on_rank_0(size: int, script: Script, prepare: Callable[[World], object] = id) -> Any:
     def body(world: World) -> Any:
         prepare(world)
-        return asked(world, script)
+        return lead_or_follow(world, script)
 
     return ranks(size, body)[0]
 
@@ -201,12 +201,20 @@ def test_hosts_and_places() -> None:
     def script(probe: RankProbe) -> Any:
         return host_names(probe.world), probe.hosts, probe.places, probe.unavailable
 
-    names, hosts, places, unavailable = ranks(5, lambda world: asked(world, script), ["n", "m", "n"])[0]
+    names, hosts, places, unavailable = ranks(
+        5, lambda world: lead_or_follow(world, script), ["n", "m", "n"]
+    )[0]
     assert names == ["n#1", "m", "n#2", "n#1", "m"]
     assert hosts == ["n#1", "m", "n#2"]
-    expected = [Place(0, 0, 0), Place(1, 1, 0), Place(2, 2, 0), Place(3, 0, 1), Place(4, 1, 1)]
+    expected = [
+        RankPlace(0, 0, 0),
+        RankPlace(1, 1, 0),
+        RankPlace(2, 2, 0),
+        RankPlace(3, 0, 1),
+        RankPlace(4, 1, 1),
+    ]
     assert places == expected
-    assert unavailable == {"host": "ranks on CPUs have no way between host and GPU"}
+    assert unavailable == {"host": "ranks on CPUs have no host-to-GPU link"}
 
 
 @pytest.mark.parametrize("what", ["to_device", "to_host"])
@@ -215,7 +223,7 @@ def test_what_a_cpu_cannot_measure(what: Any) -> None:
 
 
 def test_who_sends_to_whom() -> None:
-    """Rank 1 receives and sends, rank 3 has no part but is at each barrier."""
+    """Rank 1 receives and sends, rank 3 only takes part in the barriers."""
     ends: dict[int, set[tuple[int | None, int | None]]] = {}
 
     def spy(world: World) -> None:
@@ -261,7 +269,7 @@ def test_a_real_clock_measures() -> None:
 
 
 def test_what_a_hypervisor_takes_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 2 is slow because its processors are stolen meanwhile, rank 1 for another reason."""
+    """Rank 2 is slow because of stolen processors, rank 1 for another reason."""
     clock, mine = simulated_clock(monkeypatch), threading.local()
 
     def stolen(cores: set[int]) -> float:
@@ -285,7 +293,7 @@ def test_what_a_hypervisor_takes_is_no_part_of_it(monkeypatch: pytest.MonkeyPatc
         return probe.single_rank("memory", KIB, 3), flows, rings
 
     alone, flows, rings = on_rank_0(4, script, prepare)
-    # A tenth of a sample is left at least, whatever the kernel counts as stolen: 0.0061 s of 0.061 s.
+    # At least a tenth of a sample is kept, however much is counted as stolen: 0.0061 s of 0.061 s.
     assert alone[:, 0] == pytest.approx([0.001, 0.061, 0.0061, 0.001])
     assert [found[0, 0] for found in flows] == pytest.approx([0.001, 0.061, 0.0061, 0.0061])
     assert [found[0, 0] for found in rings] == pytest.approx([0.001, 0.061, 0.0061])
@@ -299,11 +307,11 @@ def test_a_flipped_bit_in_a_flow(nbytes: int) -> None:
 
     def script(probe: RankProbe) -> Any:
         probe.flows([(0, 1), (1, 2), (2, 0)], nbytes, 3)
-        return probe.wrong(), probe.wrong()
+        return probe.wrong_data(), probe.wrong_data()
 
     found, later = on_rank_0(3, script, prepare)
     assert [dataclasses.replace(one, got="", expected="") for one in found] == [
-        Wrong("flows", 1, 0, nbytes, 1000, 1, "", "")
+        WrongData("flows", 1, 0, nbytes, 1000, 1, "", "")
     ] * 2, "in the first sample and in the last"
     assert later == []
     got, expected = (int(word.split()[0]) for word in (found[0].got, found[0].expected))
@@ -318,7 +326,7 @@ def test_a_flipped_bit_in_a_ring() -> None:
 
     def script(probe: RankProbe) -> Any:
         probe.rings([[0, 1], [2, 3]], 16 * KIB, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     (found,) = on_rank_0(4, script, prepare)
     assert (found.what, found.rank, found.source, found.nbytes) == ("rings", 3, None, 16 * KIB)
@@ -340,7 +348,7 @@ def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyP
 
     def script(probe: RankProbe) -> Any:
         probe.single_rank(what, 64 * KIB, 2)
-        return probe.wrong()
+        return probe.wrong_data()
 
     first, second = on_rank_0(2, script)
     for found in first, second:
@@ -350,7 +358,7 @@ def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyP
 
 
 def test_a_row_of_a_product_that_was_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte of it is wrong that is not as the poison by chance."""
+    """Every byte is wrong unless it equals the poison by chance."""
     timed = single_rank.timed
 
     def dropping(world: World, queue: Any, count: int) -> float:
@@ -363,7 +371,7 @@ def test_a_row_of_a_product_that_was_not_computed(monkeypatch: pytest.MonkeyPatc
     def script(probe: RankProbe) -> Any:
         probe.rings([[0]], 112 * 112 * 4, 1)
         probe.single_rank("product", 112 * 112 * 4, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     (found,) = on_rank_0(1, script)
     assert found.offset == 100 * 112 * 4
@@ -372,7 +380,7 @@ def test_a_row_of_a_product_that_was_not_computed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_data_that_never_arrived() -> None:
-    """Nothing hides it: neither what was there before, nor the message that goes ahead."""
+    """Neither earlier data nor the signal hides it."""
 
     def prepare(world: World) -> None:
         made = world.collectives(world.control)
@@ -383,7 +391,7 @@ def test_data_that_never_arrived() -> None:
     def script(probe: RankProbe) -> Any:
         probe.single_rank("memory", 4 * KIB, 1)
         probe.flows([(1, 0)], KIB, 1)
-        return probe.wrong()
+        return probe.wrong_data()
 
     (found,) = on_rank_0(2, script, prepare)
     assert (found.rank, found.source, found.offset) == (0, 1, 0)
@@ -401,7 +409,7 @@ def test_the_last_sample_is_checked_too() -> None:
 
     def script(probe: RankProbe) -> Any:
         probe.flows([(1, 0)], KIB, 4)
-        return probe.wrong()
+        return probe.wrong_data()
 
     assert [(one.offset, one.count) for one in on_rank_0(2, script, prepare)] == [(9, 1)]
 
@@ -433,7 +441,7 @@ def test_few_communicators_stay_open() -> None:
         return done
 
     found = ranks(2, body)
-    # Rank 1 has no part in set 4, rank 0 none in set 5.
+    # Rank 1 is in no group of set 4, rank 0 in none of set 5.
     first = ["open 0", "open 1", "open 2", "open 3", "close 1"]
     assert found[0] == [*first, "open 4", "close 2", "close 3", "open 1", "close 4", "close 0", "close 1"]
     assert found[1] == [*first, "close 2", "open 5", "close 3", "open 1", "close 0", "close 5", "close 1"]
@@ -477,12 +485,12 @@ def test_nothing_to_measure() -> None:
 
 
 def errors(size: int, script: Script, prepare: Callable[[World], object] = id) -> list[BaseException | None]:
-    """What each rank raised."""
+    """Return what each rank raised."""
 
     def body(world: World) -> BaseException | None:
         prepare(world)
         try:
-            asked(world, script)
+            lead_or_follow(world, script)
         except (MeshrunError, KeyError) as failure:
             return failure
         return None
@@ -510,7 +518,7 @@ def test_a_bug_on_rank_0_lets_the_others_go() -> None:
 
 
 def test_too_little_memory_on_one_rank() -> None:
-    """All ranks hear of it, and rank 0 may go on."""
+    """All ranks learn of it, and rank 0 may continue."""
 
     def prepare(world: World) -> None:
         if world.rank == 1:
@@ -522,7 +530,7 @@ def test_too_little_memory_on_one_rank() -> None:
         return str(caught.value), probe.single_rank("memory", 10 * KIB, 2)
 
     sentence, seconds = on_rank_0(2, script, prepare)
-    assert "[rank 1, host a, CPU] there is not enough memory" in sentence
+    assert "[rank 1, host a, CPU] not enough memory" in sentence
     assert "got 51,200 bytes free, expected 2,097,152" in sentence, "half of it is the other rank's"
     assert (seconds > 0).all()
     found = errors(3, lambda probe: probe.single_rank("memory", MIB, 1), prepare)
@@ -531,7 +539,7 @@ def test_too_little_memory_on_one_rank() -> None:
 
 
 def test_a_rank_that_fails_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are inside the measurement: they would not hear that it is over, nor close with it."""
+    """The others are inside the measurement, and cannot learn that it is over or close with it."""
 
     def fails(world: World) -> None:
         def refused(call: Call) -> None:
@@ -548,7 +556,7 @@ def test_a_rank_that_fails_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatc
 
         monkeypatch.setattr(RankProbe, "close", close)
         with pytest.raises(RunError):
-            asked(world, lambda probe: probe.rings([[0]], KIB, 1))
+            lead_or_follow(world, lambda probe: probe.rings([[0]], KIB, 1))
         return not closed
 
     assert ranks(1, body) == [True]
@@ -582,8 +590,8 @@ def test_counters_are_told_apart_by_host() -> None:
     assert on_rank_0(2, lambda probe: probe.counters()) == {}
 
 
-class Trail(MeasurementProgress):
-    """Keeps where it has been."""
+class RecordingProgress(MeasurementProgress):
+    """Records its states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -596,18 +604,18 @@ class Trail(MeasurementProgress):
 
 
 def test_every_rank_is_where_the_others_are() -> None:
-    """A watchdog compares ranks by these: the same measurements in the same order, whoever has a part."""
+    """A watchdog compares these between ranks: the same measurements in the same order on all."""
 
     def body(world: World) -> Any:
-        trail = Trail()
+        progress = RecordingProgress()
 
         def script(probe: RankProbe) -> None:
             probe.flows([(0, 1)], 64 * KIB, 2)
             probe.rings([[2, 0]], KIB, 1)
 
-        asked(world, script, trail)
-        assert trail.states[-1] is None
-        steps = [state and state[:4] for state in trail.states]
+        lead_or_follow(world, script, progress)
+        assert progress.states[-1] is None
+        steps = [state and state[:4] for state in progress.states]
         return [step for number, step in enumerate(steps) if step and step != steps[number - 1]]
 
     found = ranks(3, body)
@@ -626,38 +634,38 @@ def test_while_rank_0_thinks_nobody_is_watched() -> None:
     thinking, looked = threading.Event(), threading.Event()
 
     def body(world: World) -> Any:
-        trail = MeasurementProgress()
+        progress = MeasurementProgress()
 
         def script(probe: RankProbe) -> Any:
             probe.single_rank("memory", KIB, 1)
             thinking.set()
             assert looked.wait(20)
-            return trail._current
+            return progress._current
 
         if world.rank:
             seen: list[Any] = []
 
             def look() -> None:
                 thinking.wait(20)
-                # Rank 1 may still be on its way out of the measurement.
+                # Rank 1 may still be leaving the measurement.
                 deadline = time.monotonic() + 10
-                while trail._current is not None and time.monotonic() < deadline:
+                while progress._current is not None and time.monotonic() < deadline:
                     time.sleep(0.001)
-                seen.append(trail._current)
+                seen.append(progress._current)
                 looked.set()
 
             watcher = threading.Thread(target=look)
             watcher.start()
-            asked(world, script, trail)
+            lead_or_follow(world, script, progress)
             watcher.join()
             return seen[0]
-        return asked(world, script, trail)
+        return lead_or_follow(world, script, progress)
 
     assert ranks(2, body) == [None, None]
 
 
 def test_what_is_under_way_is_aborted_first() -> None:
-    """NCCL may wait for it before it lets another communicator go."""
+    """NCCL may wait for it before it aborts another communicator."""
 
     def body(world: World) -> list[str]:
         aborted: list[str] = []
@@ -670,17 +678,17 @@ def test_what_is_under_way_is_aborted_first() -> None:
             return made
 
         world.collectives = naming
-        trail = MeasurementProgress()
+        progress = MeasurementProgress()
 
         def script(probe: RankProbe) -> list[str]:
             probe.rings([[0, 1]], KIB, 1)
             probe.rings([[1, 0]], KIB, 1)
-            trail.abort()
+            progress.abort()
             probe.flows([(0, 1)], KIB, 1)
-            trail.abort()
+            progress.abort()
             return aborted
 
-        return asked(world, script, trail) or []
+        return lead_or_follow(world, script, progress) or []
 
     found = ranks(2, body)[0]
     assert found[0] == "second"
@@ -727,9 +735,7 @@ def test_no_room_for_any_size() -> None:
 
     found = ranks(2, body)
     assert found[0] == found[1]
-    assert found[0].startswith(
-        "[rank 1, host a, CPU] there is not enough memory to measure with: got 15,728,640"
-    )
+    assert found[0].startswith("[rank 1, host a, CPU] not enough memory to measure: got 15,728,640")
 
 
 def test_sizes_of_gpus() -> None:
@@ -746,7 +752,7 @@ def test_sizes_of_gpus() -> None:
 
 
 class HostBox:
-    """A box whose GPU is the host: what one lends, others reach where it is."""
+    """A box whose GPU is the host: shared memory is opened in place."""
 
     shut = ""  # why memory cannot be attached
 
@@ -818,12 +824,12 @@ def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert probe.unavailable == {}
         sizes = (5 * KIB + 1, 300 * KIB, 64 * KIB)
         right = [probe.single_rank(what, nbytes, 2) for nbytes in sizes for what in SINGLE_RANK_OPS]
-        assert probe.wrong() == []
+        assert probe.wrong_data() == []
         copy = HostBox.copy
         monkeypatch.setattr(HostBox, "copy", lambda box, *ends: copy(box, *ends[:2], ends[2] - 1, None))
         for what in SINGLE_RANK_OPS:
             probe.single_rank(what, KIB, 1)
-        return right, probe.wrong()
+        return right, probe.wrong_data()
 
     right, wrong = on_rank_0(1, script, as_gpu)
     assert all((seconds > 0).all() for seconds in right)
@@ -833,7 +839,7 @@ def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def as_gpus(world: World) -> None:
-    """Each rank has one of its own."""
+    """Each rank has its own."""
     as_gpu(world)
     world.ranks = tuple(
         dataclasses.replace(rank, device=dataclasses.replace(rank.device, uuid=f"GPU-{rank.number}"))
@@ -844,7 +850,7 @@ def as_gpus(world: World) -> None:
 def copies(size: int, script: Script, hosts: Sequence[str] = ("a",)) -> Any:
     def body(world: World) -> Any:
         as_gpus(world)
-        return asked(world, script)
+        return lead_or_follow(world, script)
 
     return ranks(size, body, hosts)[0]
 
@@ -860,11 +866,11 @@ def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None
             probe.copies(flows, nbytes, 3) for nbytes in (KIB, 3 * MIB + 1, 5) for flows in (around, pair)
         ]
         found.append(probe.copies([], KIB, 3))
-        assert probe.wrong() == []
+        assert probe.wrong_data() == []
         copy = HostBox.copy
         monkeypatch.setattr(HostBox, "copy", lambda box, *ends: copy(box, *ends[:2], ends[2] - 1, None))
         probe.copies(around, KIB, 1)
-        return found, probe.wrong()
+        return found, probe.wrong_data()
 
     found, wrong = copies(3, script)
     assert [seconds.shape for seconds in found] == [(3, 3), (1, 3)] * 3 + [(0, 3)]
@@ -879,7 +885,7 @@ def test_a_rank_copies_to_one_other_and_from_one(monkeypatch: pytest.MonkeyPatch
 
     def script(probe: RankProbe) -> None:
         for flows in ([(0, 1), (0, 2)], [(0, 2), (1, 2)], [(1, 1)]):
-            with pytest.raises(ValueError, match="each rank sends to one other at most"):
+            with pytest.raises(ValueError, match="each rank sends to at most one other"):
                 probe.copies(flows, KIB, 1)
 
     copies(3, script)
@@ -944,11 +950,13 @@ LADDER = Plan(
 
 @pytest.mark.parametrize("slow", [None, 2])
 def test_the_whole_ladder(slow: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four ranks of two hosts climb it to a verdict."""
+    """Four ranks on two hosts climb it to a verdict."""
     clock = simulated_clock(monkeypatch)
     slow_alone(monkeypatch, lambda world: clock.spend(0.001 * (world.rank == slow)))
     hosts = ["a", "b"]
-    verdict = ranks(4, lambda world: asked(world, lambda probe: validate(probe, LADDER)), hosts)[0]
+    verdict = ranks(4, lambda world: lead_or_follow(world, lambda probe: climb_ladder(probe, LADDER)), hosts)[
+        0
+    ]
     results = {rung.name: rung.result for rung in verdict.rungs}
     fine = dict.fromkeys(LADDER.rungs, "ok")
     assert results == {**fine, "host": "not measured", "gpu": "ok" if slow is None else "broken"}

@@ -1,4 +1,4 @@
-"""A remedy for whatever is found."""
+"""Every kind of finding has a remedy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import made_report
 
 from jobs.validate.report.model import Report
 from jobs.validate.report.remedies import ADVICE, SAME, remedies
-from jobs.validate.verdict import Finding, Kind, Verdict
+from jobs.validate.verdict import Finding, FindingKind, Verdict
 
 
 def test_every_kind_of_finding_has_its_advice_and_command() -> None:
     report = made_report.critical()
-    assert set(get_args(Kind)) <= {*ADVICE, *SAME}
-    for kind in get_args(Kind):
+    assert set(get_args(FindingKind)) <= {*ADVICE, *SAME}
+    for kind in get_args(FindingKind):
         one = replace(made_report.NIC, kind=kind, hosts=("c1", "c2"), gpus=(3, 5))
         alone = replace(report, wrong=(), changes=(), drifts=(), verdict=verdict_of(report, one))
         remedy = remedies(alone)[0]

@@ -1,4 +1,4 @@
-"""A matrix product is told in floating-point operations a second, everything else in bytes."""
+"""Rates of a matrix product are in floating-point operations per second, all others in bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FLEET = "hosts=1,gpus=4,fault=gpu:h0:3:0.6"
 
 
 @pytest.fixture
-def said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """Every form of one rehearsal, whose model computes 50 TFLOP/s."""
+def outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Every format of one rehearsal, whose model computes 50 TFLOP/s."""
     files = {"-J": "a.json", "--html": "a.html", "--junit": "a.xml", "--prometheus": "a.prom"}
     options = [word for option, name in files.items() for word in (option, str(tmp_path / name))]
     assert main(["validate", "--simulate", FLEET, "--rungs", "gpu", *options]) == 2
@@ -23,29 +23,29 @@ def said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return {"text": text, **{name[2:]: (tmp_path / name).read_text() for name in files.values()}}
 
 
-def test_a_product_is_told_in_operations(said: dict[str, str]) -> None:
-    report = json.loads(said["json"])
+def test_a_product_is_in_operations(outputs: dict[str, str]) -> None:
+    report = json.loads(outputs["json"])
     (rung,) = (one for one in report["rungs"] if one["name"] == "gpu")
     assert rung["rates"]["product"] == pytest.approx(50e12, rel=0.1)
     assert rung["rates"]["memory"] < 10e12
     assert report["units"] == {"": "B/s", "product": "FLOP/s"}
-    assert re.search(r"\n +product +(4[5-9]|5[0-5])\.\d +- +TFLOP/s ", said["text"])
-    assert re.search(r"memory +\d+ +- +GB/s ", said["text"])
-    assert re.search(r"product: (4[5-9]|5[0-5])\.\d TFLOP/s", said["xml"])
-    (rate,) = re.findall(r'rung_rate_flops_per_second{rung="gpu",what="product"} (\S+)', said["prom"])
+    assert re.search(r"\n +product +(4[5-9]|5[0-5])\.\d +- +TFLOP/s ", outputs["text"])
+    assert re.search(r"memory +\d+ +- +GB/s ", outputs["text"])
+    assert re.search(r"product: (4[5-9]|5[0-5])\.\d TFLOP/s", outputs["xml"])
+    (rate,) = re.findall(r'rung_rate_flops_per_second{rung="gpu",what="product"} (\S+)', outputs["prom"])
     assert float(rate) == pytest.approx(50e12, rel=0.1)
-    assert not re.search(r'bytes_per_second{rung="gpu",what="product"}', said["prom"])
+    assert not re.search(r'bytes_per_second{rung="gpu",what="product"}', outputs["prom"])
     assert re.search(
-        r"<td>product</td><td[^>]*>(4[5-9]|5[0-5])\.\d</td><td[^>]*>-</td><td>TFLOP/s</td>", said["html"]
+        r"<td>product</td><td[^>]*>(4[5-9]|5[0-5])\.\d</td><td[^>]*>-</td><td>TFLOP/s</td>", outputs["html"]
     )
 
 
-def test_a_slow_part_is_told_in_the_unit_of_what_showed_it(said: dict[str, str]) -> None:
-    (found,) = json.loads(said["json"])["findings"]
+def test_a_slow_part_is_in_the_unit_of_its_measurement(outputs: dict[str, str]) -> None:
+    (found,) = json.loads(outputs["json"])["findings"]
     by_product = found["evidence"]["siblings"] > 20e12
     assert found["evidence"]["unit"] == ("FLOP/s" if by_product else "B/s")
     assert ("TFLOP/s" in found["sentence"]) is by_product
-    assert ("TFLOP/s" in said["text"].split("Ladder")[0]) is by_product
+    assert ("TFLOP/s" in outputs["text"].split("Ladder")[0]) is by_product
 
 
 def test_rates_of_an_older_baseline_are_not_compared_with(

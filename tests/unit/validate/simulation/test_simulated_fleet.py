@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.validate.probe.api import SINGLE_RANK_OPS, Place, Probe
+from jobs.validate.probe.api import SINGLE_RANK_OPS, Probe, RankPlace
 from jobs.validate.simulation.fleet import Seconds, SimulatedFleet
 from jobs.validate.simulation.noise import Noise
 from jobs.validate.simulation.spec import (
@@ -57,9 +57,9 @@ def test_a_fleet_is_asked_as_any_probe(method: str) -> None:
 def test_hosts_and_places_with_unequal_hosts() -> None:
     few = fleet("gpus=2/1/3")
     assert list(few.hosts) == ["h0", "h1", "h2"]
-    places = [Place(place.rank, place.host, place.gpu) for place in few.places]
+    places = [RankPlace(place.rank, place.host, place.gpu) for place in few.places]
     expected = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
-    assert places == [Place(rank, host, gpu) for rank, (host, gpu) in enumerate(expected)]
+    assert places == [RankPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(expected)]
 
 
 def test_shapes_also_of_nothing() -> None:
@@ -219,7 +219,7 @@ def test_faults_on_one_part_multiply_and_in_a_row_the_slowest_decides() -> None:
     assert flow_rates(row, [(5, 2)]) == pytest.approx([24 * GB])
     assert flow_rates(row, [(4, 1), (4, 1)]) == pytest.approx([18 * GB] * 2)  # one path, twice
     assert flow_rates(row, [(3, 0), (4, 1), (11, 8)]) == pytest.approx([36 * GB, 36 * GB, 43.2 * GB])
-    assert [fault.name for fault in row.faults] == ["nic h1:2", "link h0:h1", "rail 2"]
+    assert [fault.name for fault in row.spec.faults] == ["nic h1:2", "link h0:h1", "rail 2"]
 
 
 # Noise

@@ -1,5 +1,5 @@
 "use strict";
-// Large matrices on canvases: a pixel or more for each pair, and where pixels are too few, the slowest of each bin.
+// Draws large matrices on canvases. With fewer pixels than pairs, a pixel shows the slowest pair of its bin.
 const PIXELS = 320;  // fits a phone
 const matrices = JSON.parse(document.getElementById("report").textContent).matrices;
 

@@ -1,6 +1,6 @@
-"""Made reports in every form that programs and terminals read, character by character.
+"""Sample reports in every format, compared character by character.
 
-To renew them, after a look at what changed:
+To update the files after checking the changes:
 
     PYTHONPATH=tests/facts python tests/unit/validate/report/formats/test_golden.py --write
 """
@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def metrics(report: Report) -> str:
-    """Numbers as Python writes them: their digits depend on the version of prometheus_client."""
+    """Return the metrics with numbers as Python writes them; prometheus_client's digits vary by version."""
     return re.sub(
         r"^([^#].*) (\d\S*)$",
         lambda line: f"{line[1]} {float(line[2])}",
@@ -44,13 +44,13 @@ FORMS = {
 CASES = [(name, form) for name in made_report.ALL for form in FORMS]
 
 
-def told(name: str, form: str) -> str:
+def rendered(name: str, form: str) -> str:
     return FORMS[form](made_report.ALL[name]())
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_as_it_was(name: str, form: str) -> None:
-    assert told(name, form) == (GOLDEN / f"{name}.{form}").read_text(encoding="utf-8")
+    assert rendered(name, form) == (GOLDEN / f"{name}.{form}").read_text(encoding="utf-8")
 
 
 def test_every_golden_file_is_compared() -> None:
@@ -60,4 +60,4 @@ def test_every_golden_file_is_compared() -> None:
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
     GOLDEN.mkdir(exist_ok=True)
     for made, kind in CASES:
-        (GOLDEN / f"{made}.{kind}").write_text(told(made, kind), encoding="utf-8")
+        (GOLDEN / f"{made}.{kind}").write_text(rendered(made, kind), encoding="utf-8")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jobs.validate.report.formats.html import PAGE, TITLES, colour_step, round_step, text
 from jobs.validate.report.formats.json import read
-from jobs.validate.report.model import Curve, Matrix, Report
+from jobs.validate.report.model import RateCurve, RateMatrix, Report
 from jobs.validate.report.wording import MOST, printable
 
 VOID = {"meta", "br", "line", "polyline"}
@@ -26,7 +26,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028{{report}} ]]>"
 
 
 class Read(HTMLParser):
-    """Elements in order, what must be nested is, and the text of each kind of element."""
+    """Checks nesting; records elements in order and the text of each kind of element."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Read(HTMLParser):
 
 
 def sections(report: Report, *titles: str) -> str:
-    """Those with these titles, without no-break spaces; "" where the page has none of them."""
+    """Return the sections with these titles, without no-break spaces; "" if the page has none."""
     found = re.findall(r"<section>\n<h2>(.*?)</h2>\n(.*?)</section>", text(report), re.S)
     return "".join(inside for title, inside in found if title in titles).replace("\xa0", " ")
 
@@ -107,13 +107,13 @@ def test_nothing_is_loaded_and_no_other_script_may_run() -> None:
 
 
 def odd_everywhere(odd: str) -> Report:
-    """A report that has `odd` wherever text comes from outside."""
+    """Return a report with `odd` in all text from outside."""
     report = made_report.critical()
     found = tuple(replace(one, hosts=(odd,), instead=(odd,)) for one in report.verdict.findings)
     alarms = tuple(replace(one, sentence=odd) for one in report.verdict.alarms)
     rungs = tuple(replace(one, why=odd, rates={odd: 1e9}) for one in report.verdict.rungs)
-    large = Matrix("host pairs", "flows", odd, (odd,) * 17, ((1e9,) * 17,) * 17)
-    small = Matrix("pairs", "flows", odd, (odd,) * 2, ((None, 1e9), (1e9, None)))
+    large = RateMatrix("host pairs", "flows", odd, (odd,) * 17, ((1e9,) * 17,) * 17)
+    small = RateMatrix("pairs", "flows", odd, (odd,) * 2, ((None, 1e9), (1e9, None)))
     return replace(
         report,
         verdict=replace(report.verdict, findings=found, alarms=alarms, rungs=rungs, not_judged=(odd,)),
@@ -127,7 +127,7 @@ def odd_everywhere(odd: str) -> Report:
         wrong=tuple(replace(one, got=odd) for one in report.wrong),
         drifts=tuple(replace(one, part=odd, what=odd) for one in report.drifts),
         matrices=(large, small),
-        curves=(Curve("all", odd, ((1024, 1e9), (2048, 2e9)), 3e9),),
+        curves=(RateCurve("all", odd, ((1024, 1e9), (2048, 2e9)), 3e9),),
     )  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_the_slow_pair_is_marked_and_told_in_numbers() -> None:
     page = heat_maps(made_report.critical())
     cells = re.findall(r'<td class="h3" title="(GPU 0 to GPU 6|GPU 6 to GPU 0): (.*?)"', page)
     assert [found for found, _ in cells] == ["GPU 0 to GPU 6", "GPU 6 to GPU 0"]
-    assert all(re.fullmatch(r"2(18|20) GB/s, 5[56] %", said) for _, said in cells)
+    assert all(re.fullmatch(r"2(18|20) GB/s, 5[56] %", listed) for _, listed in cells)
 
 
 def test_matrices_with_slow_pairs_come_first_and_good_ones_are_folded() -> None:
@@ -191,9 +191,9 @@ def test_matrices_with_slow_pairs_come_first_and_good_ones_are_folded() -> None:
 
 
 def test_what_was_not_measured_is_no_slow_pair() -> None:
-    none = Matrix("pairs", "flows", "none", ("a", "b"), ((None, None), (float("nan"), None)))
+    none = RateMatrix("pairs", "flows", "none", ("a", "b"), ((None, None), (float("nan"), None)))
     assert heat_maps(replace(made_report.healthy(), matrices=(none,))) == ""
-    some = Matrix("pairs", "flows", "some", ("a", "b"), ((None, 1e9), (float("nan"), None)))
+    some = RateMatrix("pairs", "flows", "some", ("a", "b"), ((None, 1e9), (float("nan"), None)))
     page = heat_maps(replace(made_report.healthy(), matrices=(some,)))
     assert page.count('<td class="hn">-</td>') == 3
 
@@ -202,9 +202,9 @@ def test_a_large_matrix_is_a_canvas_with_its_slowest_pairs_in_words() -> None:
     page = heat_maps(made_report.simulated(512, 307))
     assert page.count("<canvas") == 1
     assert len(page) < 5000
-    said = re.findall(r"<li>(\w+) to (\w+): ([\d.]+) GB/s, 6[01] %</li>", page)
-    assert len(said) == 5
-    assert all("h307" in pair[:2] for pair in said)
+    listed = re.findall(r"<li>(\w+) to (\w+): ([\d.]+) GB/s, 6[01] %</li>", page)
+    assert len(listed) == 5
+    assert all("h307" in pair[:2] for pair in listed)
 
 
 # Curves.
@@ -222,19 +222,19 @@ def test_a_curve_has_its_points_and_its_limit() -> None:
 
 @pytest.mark.parametrize("points", [(), ((0, 1.0),), ((1024, float("nan")),)])
 def test_no_points_no_curve(points: tuple[tuple[int, float], ...]) -> None:
-    assert curves(replace(made_report.healthy(), curves=(Curve("all", "ring", points),))) == ""
+    assert curves(replace(made_report.healthy(), curves=(RateCurve("all", "ring", points),))) == ""
 
 
 @pytest.mark.parametrize("points", [((1024, 0.0),), ((1024, 1.0), (1024, 2.0)), ((1, 1e-3), (1 << 40, 1e15))])
 def test_odd_curves_are_drawn(points: tuple[tuple[int, float], ...]) -> None:
-    page = curves(replace(made_report.healthy(), curves=(Curve("all", "ring", points),)))
+    page = curves(replace(made_report.healthy(), curves=(RateCurve("all", "ring", points),)))
     assert page.count("<circle") == len(points)
     assert "nan" not in page
 
 
 def test_a_curves_rates_and_sizes_are_named() -> None:
     points = tuple((1 << power, power * 10e9) for power in range(20, 31))  # 1 MiB at 200 GB/s to 1 GiB at 300
-    page = curves(replace(made_report.healthy(), curves=(Curve("all", "ring", points),)))
+    page = curves(replace(made_report.healthy(), curves=(RateCurve("all", "ring", points),)))
     assert re.findall(r'text-anchor="end">([^<]*)', page) == ["0", "100", "200", "300"]
     sizes = re.findall(r'text-anchor="middle">([^<]*)', page)
     assert sizes == ["1 MiB", "8 MiB", "64 MiB", "512 MiB"]

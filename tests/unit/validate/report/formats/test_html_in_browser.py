@@ -23,7 +23,7 @@ SPOKEN = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded
 nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
 LARGE = functools.cache(lambda: made_report.simulated(512, 307))
 REPORTS = {**made_report.ALL, "large": LARGE, "crowd": made_report.crowd}
-# Elements that stick out on the right without a box of their own to scroll in.
+# Elements that overflow on the right without a scrolling box.
 OUTSIDE = """[...document.querySelectorAll("body *")].filter((one) =>
   !one.closest(".box, details:not([open]), script") && one.getBoundingClientRect().right > innerWidth + 1
 ).map((one) => one.outerHTML.slice(0, 80))"""
@@ -136,10 +136,10 @@ def test_a_pair_is_read_by_pointing_at_it(tab: browser.Browser, tmp_path: Path) 
     left, top = tab.run('(({x, y}) => [x, y])(document.querySelector("canvas").getBoundingClientRect())')
     pixel = (left + 1 + 307 // 2 + 0.5, top + 1 + sender // 2 + 0.5)  # behind the border
     tab.ask("Input.dispatchMouseEvent", type="mouseMoved", x=pixel[0], y=pixel[1])
-    said = tab.run('document.querySelector("output").textContent')
+    readout = tab.run('document.querySelector("output").textContent')
     rate, rates = matrix.rates[sender][307], [rate for row in matrix.rates for rate in row if rate]
     assert rate
-    assert said == f"h{sender} to h307: {gbps(rate)} GB/s, {percent(rate / statistics.median(rates))}"
+    assert readout == f"h{sender} to h307: {gbps(rate)} GB/s, {percent(rate / statistics.median(rates))}"
 
 
 def test_schemes_are_told_apart_and_text_can_be_read(tab: browser.Browser, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_schemes_are_told_apart_and_text_can_be_read(tab: browser.Browser, tmp_p
         for number in range(5):
             assert contrast(colour(tab, f"--on{number}"), colour(tab, f"--heat{number}")) >= 4.5, number
         steps = [luminance(colour(tab, f"--heat{number}")) for number in range(5)]
-        assert steps == sorted(steps, reverse=not dark)  # told apart without any colour vision
+        assert steps == sorted(steps, reverse=not dark)  # distinguishable without colour vision
     assert len(seen) == 2
 
 

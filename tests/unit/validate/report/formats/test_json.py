@@ -1,4 +1,4 @@
-"""A report as JSON: nothing is lost on the way there and back, and nothing in it breaks a reader."""
+"""A report as JSON: a round trip loses nothing, and no value breaks a reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.validate.report.formats.json import document, read, text
-from jobs.validate.report.model import SCHEMA, Matrix, Report
+from jobs.validate.report.model import SCHEMA, RateMatrix, Report
 from jobs.validate.verdict import Finding
 from runner.errors import UserError
 
@@ -29,7 +29,7 @@ SIMPLE = {float: NUMBERS, int: st.integers(), str: st.text(max_size=8), types.No
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type, without numbers that JSON cannot write."""
     origin, inner = get_origin(kind), get_args(kind)
-    if kind is Matrix:
+    if kind is RateMatrix:
         return matrices()
     if is_dataclass(kind):
         hints = get_type_hints(kind)
@@ -48,10 +48,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def matrices(draw: st.DrawFn) -> Matrix:
+def matrices(draw: st.DrawFn) -> RateMatrix:
     labels = draw(st.lists(st.text(), max_size=2).map(tuple))
     row = st.tuples(*[st.none() | NUMBERS for _ in labels])
-    return Matrix("pairs", "flows", draw(st.text()), labels, tuple(draw(row) for _ in labels))
+    return RateMatrix("pairs", "flows", draw(st.text()), labels, tuple(draw(row) for _ in labels))
 
 
 @given(values(Report))
@@ -103,7 +103,7 @@ def test_keys_that_programs_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}"),
         ({"findings": [{"kind": "nic"}]}, "findings[0].hosts is missing"),
@@ -116,10 +116,10 @@ def test_keys_that_programs_read() -> None:
         ({"curves": [{"rung": "all", "title": "", "points": [[1]]}]}, "curves[0].points[0]"),
     ],
 )
-def test_another_document_is_refused_by_the_name_of_what_is_odd(change: dict[str, Any], said: str) -> None:
+def test_another_document_is_refused_by_the_name_of_what_is_odd(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
         read({**document(made_report.healthy()), **change})
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_what_is_no_document() -> None:

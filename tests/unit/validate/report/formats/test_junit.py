@@ -1,4 +1,4 @@
-"""JUnit XML: the structure that readers expect, and a suite that fails whenever the verdict is not ok."""
+"""JUnit XML: the structure that readers expect, and a suite that fails unless the verdict is ok."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ DATUM = re.compile(
 
 
 def data(report: Report) -> dict[str, tuple[str, str]]:
-    """Value and maximum by label."""
-    said = text(report)
-    assert said.endswith("\n")
-    assert said.count("\n") == 1
-    line, _, performance = said.removesuffix("\n").partition(" | ")
+    """Return value and maximum by label."""
+    output = text(report)
+    assert output.endswith("\n")
+    assert output.count("\n") == 1
+    line, _, performance = output.removesuffix("\n").partition(" | ")
     assert "|" not in line + performance
     found = {}
     at = 0

@@ -1,4 +1,4 @@
-"""Prometheus' text format: read by a parser of its grammar, whatever a host is called."""
+"""Prometheus' text format, checked by a parser of its grammar with arbitrary host names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 def samples(report: Report) -> dict[Key, float]:
-    told = text(report)
-    told.encode("utf-8")
-    assert told.endswith("\n")
+    output = text(report)
+    output.encode("utf-8")
+    assert output.endswith("\n")
     found: dict[Key, float] = {}
     described: list[str] = []
-    for line in told.removesuffix("\n").split("\n"):
+    for line in output.removesuffix("\n").split("\n"):
         if line.startswith("# HELP "):
             described.append(line.split(" ")[2])
         elif line.startswith("# TYPE "):

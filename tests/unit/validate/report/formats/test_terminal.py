@@ -1,4 +1,4 @@
-"""The terminal: the verdict first, 80 columns, no flood, no colours unless asked for."""
+"""The terminal: the verdict first, 80 columns, bounded length, colours only on request."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def test_only_the_first_line_is_longer_than_the_terminal(name: str, columns: int
 
 
 def test_a_fleet_of_4096_hosts_does_not_flood_the_terminal() -> None:
-    told = text(made_report.crowd())
-    assert len(told.splitlines()) < 250
-    assert told.count("its NIC  ") == MOST
-    assert f"... and {4096 - MOST} more" in told
+    output = text(made_report.crowd())
+    assert len(output.splitlines()) < 250
+    assert output.count("its NIC  ") == MOST
+    assert f"... and {4096 - MOST} more" in output
 
 
 def test_a_counter_of_many_parts_is_one_line() -> None:
     report = made_report.healthy()
     parts = [replace(made_report.CHANGES[2], part=f"eth{n}", after=12.0 + n) for n in range(1, 40)]
     clock = replace(made_report.CHANGES[1], weight="note")
-    told = text(replace(report, changes=(*parts, clock)), 200)
-    assert told.count("tcp retransmits") == 1
-    assert "- rails: host c0, eth39: tcp retransmits 12 -> 51, the most of 39 parts (segments sent" in told
-    assert "- gpu: host c2, GPU 5: throttle reasons none -> hardware thermal slowdown (the GPU" in told
+    output = text(replace(report, changes=(*parts, clock)), 200)
+    assert output.count("tcp retransmits") == 1
+    assert "- rails: host c0, eth39: tcp retransmits 12 -> 51, the most of 39 parts (segments sent" in output
+    assert "- gpu: host c2, GPU 5: throttle reasons none -> hardware thermal slowdown (the GPU" in output
 
 
 def test_colours_only_when_asked_for() -> None:
@@ -65,10 +65,10 @@ def test_a_host_cannot_speak_to_the_terminal(host: str) -> None:
     report = made_report.critical()
     found = tuple(replace(one, hosts=(host,)) for one in report.verdict.findings)
     report = replace(report, verdict=replace(report.verdict, findings=found, alarms=()))
-    told = text(report)
-    assert not [one for one in told.replace("\n", "") if not one.isprintable()]
-    assert f"host {printable(host)}, GPU 5".replace(" ", "") in re.sub(r"\s", "", told)
-    told.encode("utf-8")
+    output = text(report)
+    assert not [one for one in output.replace("\n", "") if not one.isprintable()]
+    assert f"host {printable(host)}, GPU 5".replace(" ", "") in re.sub(r"\s", "", output)
+    output.encode("utf-8")
 
 
 def test_what_is_not_known_is_a_dash_and_no_zero() -> None:

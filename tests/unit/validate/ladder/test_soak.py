@@ -1,4 +1,4 @@
-"""Round after round, by made verdicts and a clock that is moved by hand."""
+"""Rounds of a soak, by made verdicts and a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.budget import Deadline
-from jobs.validate.soak import SoakResult, soak
-from jobs.validate.verdict import Alarm, Evidence, Finding, Kind, Status, Verdict
+from jobs.validate.ladder.budget import Deadline
+from jobs.validate.ladder.soak import SoakResult, soak
+from jobs.validate.verdict import Alarm, Evidence, Finding, FindingKind, Status, Verdict
 
 EVIDENCE = Evidence("flows", 30e9, 48e9, 20, (), 1.0)
 OK = Verdict("ok", (), (), ())
@@ -20,7 +20,11 @@ LOST = Verdict("unknown", (), (), ("rails: ring could not be measured with rank 
 
 
 def bad(
-    kind: Kind = "nic", host: str = "c7", gpu: int = 3, factor: float = 0.61, status: Status = "critical"
+    kind: FindingKind = "nic",
+    host: str = "c7",
+    gpu: int = 3,
+    factor: float = 0.61,
+    status: Status = "critical",
 ) -> Verdict:
     return Verdict(status, (Finding(kind, (host,), (gpu,), factor, 0.99, "host pairs", EVIDENCE),), (), ())
 
@@ -66,7 +70,7 @@ def test_the_first_degradation_is_named_with_the_time_of_its_first_round() -> No
 
 
 @pytest.mark.parametrize("second", ["send", "receive", "flap"])
-def test_a_nic_is_the_same_nic_in_whatever_direction(second: Kind) -> None:
+def test_a_nic_is_the_same_nic_in_whatever_direction(second: FindingKind) -> None:
     assert soaked(iter([bad(), bad(second), OK]), 30)[0].first == bad().findings[0]
 
 
@@ -75,12 +79,12 @@ def test_another_part_does_not_confirm(other: Verdict) -> None:
     result, lines = soaked(iter([OK, bad(), other, OK]), 40)
     assert result.first is None
     assert "round 2 was bad once" in lines[2]
-    assert result.once == (1 if other is LOST else 2)
+    assert result.unconfirmed == (1 if other is LOST else 2)
 
 
 def test_a_single_bad_round_is_a_warning_with_its_time() -> None:
     result, lines = soaked(iter([OK, bad(), OK, OK]), 40)
-    assert (result.first, result.at, result.once) == (None, 40, 1)
+    assert (result.first, result.at, result.unconfirmed) == (None, 40, 1)
     assert result.worst.status == "warning"
     assert result.worst.findings == bad().findings
     assert result.worst.not_judged == ("bad in a single round, number 2 after 20 s",)
@@ -90,7 +94,7 @@ def test_a_single_bad_round_is_a_warning_with_its_time() -> None:
 
 def test_every_other_round_bad_is_no_degradation_but_counted() -> None:
     result, _ = soaked(iter([OK, bad()] * 4 + [OK]), 80)
-    assert (result.first, result.once, result.worst.status) == (None, 4, "warning")
+    assert (result.first, result.unconfirmed, result.worst.status) == (None, 4, "warning")
 
 
 def test_a_last_round_that_is_bad_is_followed_by_one_that_confirms() -> None:
@@ -98,13 +102,13 @@ def test_a_last_round_that_is_bad_is_followed_by_one_that_confirms() -> None:
     assert (result.first, result.at, result.rounds) == (bad().findings[0], 20, 3)
     result, _ = soaked(iter([OK, bad(), OK]), 20)
     assert (result.first, result.rounds, result.worst.status) == (None, 3, "warning")
-    result, _ = soaked(iter([OK, bad(), bad("gpu"), bad("gpu")]), 20)  # but by one only
-    assert (result.first, result.rounds, result.once) == (None, 3, 2)
+    result, _ = soaked(iter([OK, bad(), bad("gpu"), bad("gpu")]), 20)  # but only one of them
+    assert (result.first, result.rounds, result.unconfirmed) == (None, 3, 2)
 
 
 def test_what_is_bad_from_the_start_degraded_in_the_first_round() -> None:
     result, _ = soaked(iter([bad(), bad(), bad()]), 30)
-    assert (result.at, result.once) == (10, 0)
+    assert (result.at, result.unconfirmed) == (10, 0)
 
 
 def test_a_missing_measurement_is_never_ok() -> None:
@@ -117,9 +121,9 @@ def test_wrong_data_needs_no_second_round() -> None:
     alarm = Alarm("critical", "host c7, GPU 3: 1 byte of flows was wrong")
     wrong = Verdict("critical", (), (), (), (alarm,))
     result, _ = soaked(iter([OK, bad(), wrong, OK]), 40)
-    assert (result.first, result.at, result.worst, result.once) == (alarm, 30, wrong, 1)
+    assert (result.first, result.at, result.worst, result.unconfirmed) == (alarm, 30, wrong, 1)
     assert result.line.startswith("first degradation after 30 s: host c7, GPU 3: 1 byte")
-    both = replace(bad(), alarms=(alarm,))  # not made milder by a part that was slow once
+    both = replace(bad(), alarms=(alarm,))  # not downgraded by a part that was slow once
     assert soaked(iter([OK, both, OK]), 30)[0].worst.status == "critical"
     light = Verdict("warning", (), (), (), (Alarm("warning", "host c7: retransmits"),))
     assert soaked(iter([OK, light, OK]), 30)[0].first is None
@@ -141,7 +145,7 @@ def test_confirmed_is_what_two_rounds_in_a_row_show(rounds: list[bool]) -> None:
     assert result.worst.status == ("critical" if pairs else "warning" if any(rounds) else "ok")
     padded = [False, *rounds, False]
     alone = [n for n in range(1, len(padded) - 1) if padded[n - 1 : n + 2] == [False, True, False]]
-    assert result.once == len(alone)
+    assert result.unconfirmed == len(alone)
     assert len(lines) == result.rounds
 
 
@@ -157,7 +161,7 @@ def test_verdicts_of_past_rounds_are_let_go() -> None:
     clock, alive, most = Clock(), weakref.WeakSet[Finding](), [0]
 
     class Held(Finding):
-        """A finding that can be watched."""
+        """A finding with weak references."""
 
     def climb() -> Verdict:
         clock.now += 1
@@ -172,12 +176,12 @@ def test_verdicts_of_past_rounds_are_let_go() -> None:
 
 
 def test_it_stays_cheap(capsys: pytest.CaptureFixture[str]) -> None:
-    tell: Callable[[str], None] = print
+    on_round: Callable[[str], None] = print
     clock = Clock()
 
     def climb() -> Verdict:
         clock.now += 0.01
         return OK
 
-    assert soak(climb, Deadline(100, clock), tell).rounds == pytest.approx(10_000, abs=2)
+    assert soak(climb, Deadline(100, clock), on_round).rounds == pytest.approx(10_000, abs=2)
     assert capsys.readouterr().out.count("\n") == pytest.approx(10_000, abs=2)

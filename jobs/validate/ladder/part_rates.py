@@ -1,4 +1,4 @@
-"""A ladder's measurements as rates: of each part for the baseline, of each pair for the heat maps."""
+"""Rates from a ladder's measurements: of each part for the baseline, of each pair for the heat maps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from jobs.measure.outliers import group_medians
-from jobs.validate.ladder import Ladder
+from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations
 from jobs.validate.plan import RungName
-from jobs.validate.report.model import Matrix
+from jobs.validate.report.model import RateMatrix
 from jobs.validate.topology import Ints, Topology
 
-PartRates = dict[
-    tuple[RungName, str, str], float
-]  # rung, measurement, part ("": the fleet) -> its rate, in `verdict.unit_of` the measurement
+# (rung, measurement, part; "" is the whole fleet) -> rate, in the `verdict.unit_of` the measurement
+PartRates = dict[tuple[RungName, str, str], float]
 
-DRAWN = 16  # hosts whose GPU pairs are reported, the slowest ones
-RAILS_DRAWN = 64  # hosts up to which every rail has a matrix of its own
+DRAWN = 16  # hosts whose GPU pairs are reported: the slowest ones
+RAILS_DRAWN = 64  # up to this many hosts, each rail has its own matrix
 
 
 def part_rates(ladder: Ladder) -> PartRates:
-    """Median rates of all together and of each part that rungs measure: GPUs, hosts, rails."""
+    """Return the median rates of the fleet and of each part that rungs measure: GPUs, hosts, rails."""
     found: PartRates = {}
     for rung in ladder.rungs:
         for what, rate in rung.rates.items():
@@ -36,7 +35,7 @@ def part_rates(ladder: Ladder) -> PartRates:
 
 
 def _by_part(table: Observations, name: RungName, nbytes: int) -> tuple[Ints, np.ndarray]:
-    """Ranks (hosts of the rung "node", rails of "rails") and the median rate of what each took part in."""
+    """Return the parts (hosts for rung "node", rails for "rails", else ranks) and their median rates."""
     seconds = table.seconds
     both = table.a if name in ("node", "rails") else np.concatenate([table.a, table.b])
     values = seconds if len(both) == len(seconds) else np.concatenate([seconds, seconds])
@@ -51,12 +50,12 @@ def _parts(name: RungName, topology: Topology, keys: Ints) -> list[str]:
     return [f"host {topology.names[topology.host[key]]}, {topology.unit} {topology.gpu[key]}" for key in keys]
 
 
-def matrices(ladder: Ladder) -> tuple[Matrix, ...]:
-    """Rates between the GPUs of a host, and between hosts on each rail (of many hosts: the slowest rail)."""
+def matrices(ladder: Ladder) -> tuple[RateMatrix, ...]:
+    """Return rates between the GPUs of a host, and between hosts by rail (many hosts: slowest rail only)."""
     return (*_inside(ladder, "copies"), *_inside(ladder, "flows"), *_between(ladder))
 
 
-def _inside(ladder: Ladder, what: str) -> Iterator[Matrix]:
+def _inside(ladder: Ladder, what: str) -> Iterator[RateMatrix]:
     if ("pairs", what) not in ladder.tables:
         return
     topology = ladder.topology
@@ -76,10 +75,10 @@ def _inside(ladder: Ladder, what: str) -> Iterator[Matrix]:
         )  # fmt: skip
         labels = tuple(f"{topology.unit} {topology.gpu[rank]}" for rank in ranks)
         title = f"host {topology.names[number]}, {topology.unit} to {topology.unit}{few}"
-        yield Matrix("pairs", what, title, labels, rates)
+        yield RateMatrix("pairs", what, title, labels, rates)
 
 
-def _between(ladder: Ladder) -> Iterator[Matrix]:
+def _between(ladder: Ladder) -> Iterator[RateMatrix]:
     if ("host pairs", "flows") not in ladder.tables:
         return
     topology = ladder.topology
@@ -89,16 +88,16 @@ def _between(ladder: Ladder) -> Iterator[Matrix]:
     if topology.hosts > RAILS_DRAWN:
         title = "host to host, the slowest rail of each pair"
         square = _square(a[same], b[same], rate[same], topology.hosts)
-        yield Matrix("host pairs", "flows", title, topology.names, square)
+        yield RateMatrix("host pairs", "flows", title, topology.names, square)
         return
     for rail in range(topology.rails):
         rows = same & (topology.gpu[table.a] == rail)
         rates = _square(a[rows], b[rows], rate[rows], topology.hosts)
-        yield Matrix("host pairs", "flows", f"host to host, rail {rail}", topology.names, rates)
+        yield RateMatrix("host pairs", "flows", f"host to host, rail {rail}", topology.names, rates)
 
 
 def _square(a: Ints, b: Ints, rate: np.ndarray, size: int) -> tuple[tuple[float | None, ...], ...]:
-    """Rates at (a, b), the smallest where there are several; None elsewhere."""
+    """Return a (size, size) matrix with the smallest rate of each (a, b); None where there is none."""
     square = np.full((size, size), np.inf)
     np.minimum.at(square, (a, b), rate)
     return tuple(tuple(None if cell == np.inf else cell for cell in row) for row in square.tolist())

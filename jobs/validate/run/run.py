@@ -1,4 +1,4 @@
-"""Runs a validation on all ranks, or rehearses it over a model: measures, judges, reports."""
+"""Run a validation on all ranks, or rehearse it on a model."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 from jobs.measure.record_file import recorded_environment
 from jobs.measure.status_line import CLEAR
-from jobs.validate import outputs
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.dead_ranks import dead_ranks, stay_alive
-from jobs.validate.ended import FROM_OUTSIDE, say, sentence
-from jobs.validate.hardware_limits import gather, limits
-from jobs.validate.health.alarms import unjudged
-from jobs.validate.ladder import OnRung
-from jobs.validate.options import Options
+from jobs.validate.health.alarms import with_not_judged
+from jobs.validate.health.hardware_limits import compute_limits, gather_facts
+from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.buffers import fit_to_devices
-from jobs.validate.probe.rank_probe import Read, open_probe
+from jobs.validate.probe.rank_probe import ReadCounters, open_probe
 from jobs.validate.report.formats import json as json_format
 from jobs.validate.report.model import Member, Report
 from jobs.validate.report.wording import headline
+from jobs.validate.run import outputs
+from jobs.validate.run.dead_ranks import dead_ranks, stay_alive
+from jobs.validate.run.early_end import ENDED_FROM_OUTSIDE, one_line, print_report
+from jobs.validate.run.options import ValidateOptions
+from jobs.validate.run.validation import Validation, measure
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.validation import Validation, measure
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
 from runner.errors import BadResult, RunError, UserError, tell
@@ -40,30 +40,30 @@ from runner.world.failure import FailureHandler
 from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
 
 
-def run(world: World, handler: FailureHandler, options: Options, cli_context: Any) -> dict[str, Any]:
-    """Measure and report; returns the completion record.
+def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_context: Any) -> dict[str, Any]:
+    """Measure and report. Returns the completion record.
 
-    Raises BadResult on every rank unless the verdict is ok.
+    Collective. Raises BadResult on every rank unless the verdict is ok.
     """
     options = world.control.broadcast(options)
-    world.on_root(lambda: outputs.check(options.outputs, options.save_baseline))
-    validation = Validation(options, environment(world))
+    world.on_root(lambda: outputs.check_writable(options.outputs, options.save_baseline))
+    validation = Validation(options, run_environment(world))
     if world.rank == 0:
-        handler.before_exit = lambda: report_early(handler, validation, cli_context, world)
-        hand_over(
-            handler, validation.early_report("the run ended before anything was measured", guilty=False)
+        handler.before_exit = lambda: report_early_end(handler, validation, cli_context, world)
+        send_to_parent(
+            handler, validation.early_report("the run ended before anything was measured", critical=False)
         )
     verdict: tuple[Status, str] | None = None
     with (
-        watching(world, handler, options) as progress,
-        open_probe(world, progress, counters(world)) as probe,
+        watch_progress(world, handler, options) as progress,
+        open_probe(world, progress, counter_reader(world)) as probe,
     ):
         validation.plan = fit_to_devices(world, options.plan)
         if (usual := validation.plan.critical) < options.plan.critical:
             validation.notes.append(
-                f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings is called slow"
+                f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings counts as slow"
             )
-        facts = gather(world)
+        facts = gather_facts(world)
         if world.rank:
             handler.before_exit = stay_alive
             try:
@@ -73,9 +73,9 @@ def run(world: World, handler: FailureHandler, options: Options, cli_context: An
         else:
             with probe.lead():
                 validation.members = members_of(world, probe)
-                validation.limits = limits(facts, probe.places)
-                refuse_baseline(options, validation.members)
-                on_rung = write_before(handler, validation, show_rung(cli_context))
+                validation.limits = compute_limits(facts, probe.places)
+                check_baseline(options, validation.members)
+                on_rung = write_before_rung(handler, validation, show_rung(cli_context))
                 report = measure(validation, probe, on_rung, tell)
             handler.before_exit = None
             report = publish(report, options, cli_context)
@@ -88,8 +88,8 @@ def run(world: World, handler: FailureHandler, options: Options, cli_context: An
     return {"command": "validate", "status": status, "ranks": world.size}
 
 
-def rehearse(options: Options, cli_context: Any) -> int:
-    """Measure and report the simulated fleet that was asked for; returns the exit status."""
+def rehearse(options: ValidateOptions, cli_context: Any) -> int:
+    """Measure and report the simulated fleet. Returns the exit status."""
     assert options.simulate is not None
     fleet = SimulatedFleet(parse_fleet(options.simulate))
     validation = Validation(options, {"meshrun": version("meshrun")}, plan=options.plan)
@@ -97,22 +97,22 @@ def rehearse(options: Options, cli_context: Any) -> int:
         Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")
         for place in fleet.places
     )
-    outputs.check(options.outputs, options.save_baseline)
-    refuse_baseline(options, validation.members)
+    outputs.check_writable(options.outputs, options.save_baseline)
+    check_baseline(options, validation.members)
     report = measure(validation, fleet, show_rung(cli_context), tell)
     report = publish(report, options, cli_context)
     return EXIT[report.verdict.status]
 
 
-def environment(world: World) -> dict[str, Any]:
-    """What figures depend on, as rank 0 finds it. driver: version of NVIDIA's kernel module."""
+def run_environment(world: World) -> dict[str, Any]:
+    """Return versions and settings that rates depend on, as seen by rank 0. driver: NVIDIA kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
     return versions(world) | found | {"settings": recorded_environment(launcher.environment())}
 
 
-def refuse_baseline(options: Options, members: Sequence[Member]) -> None:
-    """Raise UserError for a baseline that does not fit these members, before anything is measured."""
+def check_baseline(options: ValidateOptions, members: Sequence[Member]) -> None:
+    """Raise UserError if a baseline cannot be used with these members."""
     if options.baseline is not None:
         baseline.check(options.baseline, members, options.simulate or "")
     if options.save_baseline is not None:
@@ -134,37 +134,37 @@ def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
     )
 
 
-def counters(world: World) -> Read:
+def counter_reader(world: World) -> ReadCounters:
     device, local = world.here.device, world.here.local
     return lambda: read_counters(device.uuid if device.kind == "cuda" else None, local)
 
 
-def report_early(
+def report_early_end(
     handler: FailureHandler, validation: Validation, cli_context: Any, world: World | None = None
 ) -> None:
-    """Write what is known when rank 0 ends early; print it unless the process that started the ranks does."""
+    """Write the report when rank 0 ends early; print it unless the parent process does."""
     if handler.failed:
         status, why = handler.failed
-        report = validation.early_report(sentence(why), guilty=status == EXIT["critical"])
+        report = validation.early_report(one_line(why), critical=status == EXIT["critical"])
     else:
-        report = validation.early_report(FROM_OUTSIDE, guilty=False)
-    if not hand_over(handler, report) and world and not handler.failed and (dead := dead_ranks(world)):
-        report = validation.early_report(f"died: {'; '.join(dead)}", guilty=True)
-    with suppress(UserError):  # of files that were refused
-        outputs.check(validation.options.outputs, validation.options.save_baseline)
-        outputs.write(report, validation.options.outputs)
+        report = validation.early_report(ENDED_FROM_OUTSIDE, critical=False)
+    if not send_to_parent(handler, report) and world and not handler.failed and (dead := dead_ranks(world)):
+        report = validation.early_report(f"died: {'; '.join(dead)}", critical=True)
+    with suppress(UserError):  # files that were refused earlier
+        outputs.check_writable(validation.options.outputs, validation.options.save_baseline)
+        outputs.write_files(report, validation.options.outputs)
     if handler.status is None:
-        clear(cli_context)
-        say(report, validation.options.nagios, cli_context.colour)
+        clear_status_line(cli_context)
+        print_report(report, validation.options.nagios, cli_context.colour)
 
 
-def report_unopened(handler: FailureHandler, options: Options, cli_context: Any) -> None:
-    """The same before the world is open."""
-    report_early(handler, Validation(options, {}), cli_context)
+def report_before_world(handler: FailureHandler, options: ValidateOptions, cli_context: Any) -> None:
+    """Report an early end before the world is open."""
+    report_early_end(handler, Validation(options, {}), cli_context)
 
 
-def hand_over(handler: FailureHandler, report: Report) -> bool:
-    """Hand the report to the process that started the ranks, which then says why the run ended.
+def send_to_parent(handler: FailureHandler, report: Report) -> bool:
+    """Send the report to the process that started the ranks, which adds why the run ended.
 
     Returns whether there is such a process.
     """
@@ -172,8 +172,10 @@ def hand_over(handler: FailureHandler, report: Report) -> bool:
 
 
 @contextmanager
-def watching(world: World, handler: FailureHandler, options: Options) -> Iterator[MeasurementProgress]:
-    """Watch this rank's progress: a rank that hangs ends the run and is named, in the report too."""
+def watch_progress(
+    world: World, handler: FailureHandler, options: ValidateOptions
+) -> Iterator[MeasurementProgress]:
+    """Watch this rank's progress; a rank that hangs ends the run and is named in the report."""
     if not options.timeout:
         yield MeasurementProgress()
         return
@@ -193,20 +195,20 @@ def watching(world: World, handler: FailureHandler, options: Options) -> Iterato
         watchdog.stop()
 
 
-def write_before(handler: FailureHandler, validation: Validation, show: OnRung) -> OnRung:
-    """Write the reports before each rung: a launcher may kill rank 0 when another rank dies."""
+def write_before_rung(handler: FailureHandler, validation: Validation, show: OnRung) -> OnRung:
+    """Return an `on_rung` that writes the reports first, in case a launcher kills rank 0 during the rung."""
 
     def on_rung(rung: RungName) -> None:
         report = validation.interim_report(rung)
-        hand_over(handler, report)
-        outputs.write(report, validation.options.outputs, last=False)
+        send_to_parent(handler, report)
+        outputs.write_files(report, validation.options.outputs, last=False)
         show(rung)
 
     return on_rung
 
 
 def show_rung(cli_context: Any) -> OnRung:
-    """Show the rung on a line of the terminal that the next one replaces; nothing without a terminal."""
+    """Return an `on_rung` that shows the rung on a status line; without a terminal it does nothing."""
 
     def show(rung: RungName) -> None:
         if cli_context.columns:
@@ -216,17 +218,17 @@ def show_rung(cli_context: Any) -> OnRung:
     return show
 
 
-def publish(report: Report, options: Options, cli_context: Any) -> Report:
-    """Write the files and print the report; unknown where a file cannot be written."""
-    clear(cli_context)
-    if failed := outputs.write(report, options.outputs):
-        report = replace(report, verdict=unjudged(report.verdict, "; ".join(failed)))
-        outputs.write(report, options.outputs)
-    say(report, options.nagios, cli_context.colour)
+def publish(report: Report, options: ValidateOptions, cli_context: Any) -> Report:
+    """Write the files and print the report; the verdict is at least unknown if a file cannot be written."""
+    clear_status_line(cli_context)
+    if failed := outputs.write_files(report, options.outputs):
+        report = replace(report, verdict=with_not_judged(report.verdict, "; ".join(failed)))
+        outputs.write_files(report, options.outputs)
+    print_report(report, options.nagios, cli_context.colour)
     return report
 
 
-def clear(cli_context: Any) -> None:
-    """Remove the line of `show_rung`."""
+def clear_status_line(cli_context: Any) -> None:
+    """Remove the status line of `show_rung`."""
     if cli_context.columns:
         sys.stderr.write(CLEAR)

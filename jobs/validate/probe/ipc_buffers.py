@@ -1,4 +1,4 @@
-"""Memory of each GPU that the other GPUs of its host write into, shared through CUDA IPC."""
+"""A buffer on each GPU that the other GPUs of its host write into, shared through CUDA IPC."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from meshrun import World
 from runner.device.raw.memory import Box, Memory
 
 
-class PeerBuffers:
+class IpcBuffers:
     """A buffer on each rank's GPU, open in the other ranks of its host. All methods are collective.
 
-    peers: the buffers of the other ranks of this host, by rank. unreachable: why some rank cannot open
-    another's buffer; "": all can.
+    peers: buffers of the other ranks of this host, by rank. unreachable: why some rank cannot open another's
+    buffer; "" if all can.
     """
 
     def __init__(self, world: World, box: Box) -> None:
@@ -30,7 +30,7 @@ class PeerBuffers:
         return self.box.array(self._own)
 
     def reserve(self, nbytes: int = PAGE) -> None:
-        """Make each buffer at least this long. Raises UserError on every rank where one lacks memory."""
+        """Grow each buffer to at least `nbytes`. Raises UserError on every rank if one lacks memory."""
         if self._own is None or self._own.nbytes < nbytes:
             self.close()
             self._own = self.world.collective_call(lambda: self._allocated(nbytes))

@@ -1,48 +1,40 @@
-"""The ladder: rung by rung from one GPU to everything, each isolating one thing, to a verdict that names the
-part.
-"""
+"""The ladder: measure rung by rung, from single GPUs to the whole fleet, and name the slow parts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from jobs.measure.outliers import BLIND, is_critical
 from jobs.validate.health.alarms import alarms
 from jobs.validate.health.counters import changes
+from jobs.validate.ladder.not_judged import failed_measurements, missing_siblings
 from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.retest import Localization, Measurement, localize
+from jobs.validate.localize.retest import Localization, RungMeasurement, localize
 from jobs.validate.measurements.allreduce import AllReduce
 from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.measurements.intra_node import IntraNode, PairOperation
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
 from jobs.validate.measurements.single_gpu import SingleGpu
-from jobs.validate.not_judged import failed_measurements, missing_siblings
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import Probe, SingleRankOp, Wrong, operation_work
+from jobs.validate.probe.api import Probe, SingleRankOp, WrongData, operation_work
 from jobs.validate.probe.metered import MeteredProbe
-from jobs.validate.report.model import Change, Curve
+from jobs.validate.report.model import Change, RateCurve
 from jobs.validate.topology import topology_of
-from jobs.validate.verdict import Finding, Rung, Status, Verdict
+from jobs.validate.verdict import Finding, RungResult, Status, Verdict
 
-NEEDS: dict[RungName, str] = {
-    "pairs": "no host has two ranks",
-    "node": "no host has two ranks",
-    "host pairs": "there is one host",
-    "rails": "there is one host",
-    "all": "there is one rank",
-}
-CURVE = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: halved so often
+CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 
-OnRung = Callable[[RungName], None]  # called with the name of each rung before it is measured
-NoTime = Callable[[RungName], str]  # why there is no time for a rung; "": there is
+OnRung = Callable[[RungName], None]  # called before each rung is measured
+NoTime = Callable[[RungName], str]  # why there is no time for a rung; "" if there is
 
 
-def silently(rung: RungName) -> None:
+def ignore_rung(rung: RungName) -> None:
     pass
 
 
@@ -51,30 +43,30 @@ def unlimited(rung: RungName) -> str:
 
 
 class Ladder:
-    """One climb. `measure_rung` measures one rung; `verdict` concludes from what is there.
+    """One climb. `measure_rung` measures one rung; `verdict` is the verdict on the rungs so far.
 
-    tables: what was measured, by rung and operation, with the bytes (of a product: the floating-point
-    operations) that its rates count. incomplete: something could not be judged.
+    tables: measurements by rung and operation, with the work (bytes; operations of a product) that rates
+    count. incomplete: something could not be judged. ended: the critical reason for an early end, or "".
     """
 
     def __init__(
-        self, probe: Probe, plan: Plan, on_rung: OnRung = silently, no_time: NoTime = unlimited
+        self, probe: Probe, plan: Plan, on_rung: OnRung = ignore_rung, no_time: NoTime = unlimited
     ) -> None:
         self.probe, self.plan, self.topology = MeteredProbe(probe), plan, topology_of(probe)
         self.on_rung, self.no_time = on_rung, no_time
         self.findings: list[Finding] = []
-        self.rungs: list[Rung] = []
+        self.rungs: list[RungResult] = []
         self.not_judged: list[str] = []
         self.tables: dict[tuple[RungName, str], tuple[Observations, int]] = {}
         self.changes: list[Change] = []
-        self.wrong: list[Wrong] = []
-        self.curves: list[Curve] = []
+        self.wrong: list[WrongData] = []
+        self.curves: list[RateCurve] = []
         self.incomplete = False
         self.ended = ""
 
     @property
     def faults(self) -> KnownFaults:
-        """Ranks that findings so far explain."""
+        """Ranks that findings so far explain, with their slowdowns and rates."""
         known: KnownFaults = {}
         for one in self.findings:
             fault = (-float(np.log(one.factor)), one.evidence.rate)
@@ -83,12 +75,12 @@ class Ladder:
         return known
 
     def climb(self) -> Verdict:
-        """Measure all rungs of the plan, until one is broken."""
+        """Measure the rungs of the plan until one is broken."""
         broken = ""
         for name in RUNGS:
-            why = self.why_not(name, broken)
+            why = self.skip_reason(name, broken)
             if why:
-                self.rungs.append(Rung(name, "not measured", why))
+                self.rungs.append(RungResult(name, "not measured", why))
                 continue
             self.on_rung(name)
             if self.measure_rung(name):
@@ -96,9 +88,11 @@ class Ladder:
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        """What the rungs so far say; those that were not reached are not measured."""
+        """Return the verdict on the rungs so far; the remaining ones count as not measured."""
         reached = {rung.name for rung in self.rungs}
-        rest = [Rung(name, "not measured", "the run ended before") for name in RUNGS if name not in reached]
+        rest = [
+            RungResult(name, "not measured", "the run ended before") for name in RUNGS if name not in reached
+        ]
         raised = alarms(
             self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts, self.topology.unit
         )
@@ -110,39 +104,40 @@ class Ladder:
             raised,
         )
 
-    def why_not(self, name: RungName, broken: str) -> str:
-        """Why a rung is not measured; empty: it is. broken: the first rung that is, or ""."""
+    def skip_reason(self, name: RungName, broken: str) -> str:
+        """Return why a rung is not measured, or "". broken: the first broken rung, or ""."""
         topology = self.topology
         if name not in self.plan.rungs:
-            return "not asked for"
+            return "not requested"
         if broken and not self.plan.keep_going:
             return f"rung {broken} is broken"
         if name in self.probe.unavailable:
             return self.probe.unavailable[name]
-        lone = all(len(topology.on(host)) < 2 for host in range(topology.hosts))
-        one_host = topology.hosts < 2
-        missing = {"pairs": lone, "node": lone, "host pairs": one_host, "rails": one_host}
-        if missing.get(name, topology.ranks < 2 and name == "all"):
-            return NEEDS[name]
+        if name in ("pairs", "node") and topology.ranks == topology.hosts:
+            return "no host has two ranks"
+        if name in ("host pairs", "rails") and topology.hosts < 2:
+            return "there is one host"
+        if name == "all" and topology.ranks < 2:
+            return "there is one rank"
         if why := self.no_time(name):
-            self.leave_open(f"{name}: {why}")
+            self.note_not_judged(f"{name}: {why}")
         return why
 
-    def leave_open(self, sentence: str) -> None:
-        """Note that something could not be judged: the verdict is not ok."""
+    def note_not_judged(self, sentence: str) -> None:
+        """Note something that could not be judged; the verdict is then not ok."""
         self.incomplete = True
         self.not_judged.append(sentence)
 
-    def end_early(self, ended: str, guilty: bool) -> None:
-        """The run ends here. guilty: `ended` names who is to blame."""
-        if guilty:
+    def end_early(self, ended: str, critical: bool) -> None:
+        """End the run. ended: the reason. critical: a rank failed, and `ended` names it."""
+        if critical:
             self.ended = ended
         else:
             self.incomplete = True
             self.not_judged.insert(0, ended)
 
     def measure_rung(self, name: RungName) -> bool:
-        """Measure one rung and note what was found; whether it is broken."""
+        """Measure one rung and record the results. Returns whether it is broken."""
         self.probe.reset()
         before = self.probe.counters()
         begin = time.perf_counter()
@@ -165,31 +160,21 @@ class Ladder:
                 rates["flows"] = switches.rate
                 self.not_judged += switches.notes
                 if switches.failed:
-                    self.leave_open(failed_measurements("all", "flows", switches.failed))
+                    self.note_not_judged(failed_measurements("all", "flows", switches.failed))
         new = merge(found, self.topology)
         self.findings += new
-        wrong = self.probe.wrong()
+        wrong = self.probe.wrong_data()
         self.wrong += wrong
         self.changes += changes(name, before, self.probe.counters())
         broken = bool(wrong) or any(is_critical(one.factor, self.plan.critical) for one in new)
-        measured = self.probe.seconds
+        result: Literal["broken", "ok"] = "broken" if broken else "ok"
+        rounds, messages, measured = self.probe.rounds, self.probe.messages, self.probe.seconds
         analysed = time.perf_counter() - begin - measured
-        self.rungs.append(
-            Rung(
-                name,
-                "broken" if broken else "ok",
-                "",
-                self.probe.rounds,
-                self.probe.messages,
-                rates,
-                analysed,
-                measured,
-            )
-        )
+        self.rungs.append(RungResult(name, result, "", rounds, messages, rates, analysed, measured))
         return broken
 
-    def measurements(self, name: RungName) -> list[tuple[str, int, Measurement, dict[str, str]]]:
-        """What a rung measures: operation, what its rates count, how, and what its parts are called."""
+    def measurements(self, name: RungName) -> list[tuple[str, int, RungMeasurement, dict[str, str]]]:
+        """Return what a rung measures: operation, work that its rates count, measurement, names of parts."""
         probe, topology, plan, faults = self.probe, self.topology, self.plan, self.faults
         single: tuple[SingleRankOp, ...]
         match name:
@@ -214,48 +199,48 @@ class Ladder:
                 return []
 
     def pair_operations(self) -> tuple[PairOperation, ...]:
-        """What pairs of a host measure: copies too, where GPUs reach each other's memory."""
+        """Return the operations of rung "pairs"; copies only if GPUs reach each other's memory."""
         why = self.probe.copies_unavailable()
         if why and self.probe.unit == "GPU":
             self.not_judged.append(f"pairs: no copies from GPU to GPU: {why}")
         return ("flows",) if why else ("copies", "flows")
 
     def ranks_on_links(self) -> KnownFaults:
-        """Ranks at the ends of links that a finding names: rings that go through them are explained."""
+        """Return the ranks on slow links; rings through them are explained."""
         hosts = {host for one in self.findings if one.kind in ("link", "path") for host in one.hosts}
         names, host_of = self.topology.names, self.topology.host
         return {rank: [] for rank, host in enumerate(host_of) if names[host] in hosts}
 
     def measure_curve(self, name: RungName) -> None:
-        """Bus bandwidth by size, of all ranks' ring or the median of the hosts': reported, not judged."""
+        """Measure bus bandwidth by size: all ranks, or the median of the hosts. Reported, not judged."""
         topology = self.topology
         groups = [topology.on(host).tolist() for host in range(topology.hosts)] if name == "node" else []
         groups = [group for group in groups if len(group) > 1] or [list(range(topology.ranks))]
         share = np.array([2 * (len(group) - 1) / len(group) for group in groups])
         points = []
-        for halved in CURVE:
-            nbytes = self.plan.ring_bytes >> halved
+        for shift in CURVE_SHIFTS:
+            nbytes = self.plan.ring_bytes >> shift
             if nbytes:
                 seconds = self.probe.rings(groups, nbytes, self.plan.samples)
                 if np.isnan(seconds).any():
-                    self.leave_open(f"{name}: some of the measurements failed")
+                    self.note_not_judged(f"{name}: some of the measurements failed")
                 points.append((nbytes, float(np.median(nbytes * share / np.median(seconds, axis=1)))))
         title = "all_reduce of all ranks" if name == "all" else "all_reduce of each host's GPUs, median"
-        self.curves.append(Curve(name, title, tuple(points)))
+        self.curves.append(RateCurve(name, title, tuple(points)))
 
     def note_gaps(self, name: str, what: str, located: Localization) -> None:
-        """Note what this operation leaves open."""
+        """Note what could not be judged about this operation."""
         if located.table.failed:
-            self.leave_open(failed_measurements(name, what, located.table.failed))
+            self.note_not_judged(failed_measurements(name, what, located.table.failed))
         visible = located.table.visible
         if visible < self.plan.critical:
             self.incomplete = self.incomplete or visible < BLIND
             share = f"{100 * visible:.0f} %"
             self.not_judged.append(
-                f"{name}: {what} vary so much that only parts below {share} of the others are seen"
+                f"{name}: {what} vary so much that only parts below {share} of the others are detectable"
             )
         if located.left:
-            self.not_judged.append(f"{name}: {len(located.left)} suspects of {what} were not measured again")
+            self.not_judged.append(f"{name}: {len(located.left)} suspects of {what} were not retested")
 
     def status(self, raised: Sequence[str]) -> Status:
         if "critical" in raised or any(is_critical(one.factor, self.plan.critical) for one in self.findings):
@@ -266,10 +251,10 @@ class Ladder:
 
 
 def by_rung(found: Sequence[Finding]) -> list[Finding]:
-    """Lowest rung first, there the slowest."""
+    """Sort findings by rung, then slowest first."""
     return sorted(found, key=lambda one: (RUNGS.index(one.rung), one.factor))
 
 
-def validate(probe: Probe, plan: Plan | None = None) -> Verdict:
-    """Measure the machines behind `probe` rung by rung, and name what is slow."""
+def climb_ladder(probe: Probe, plan: Plan | None = None) -> Verdict:
+    """Climb the ladder once with this probe, and return the verdict."""
     return Ladder(probe, plan or Plan()).climb()

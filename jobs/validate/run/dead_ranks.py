@@ -1,4 +1,4 @@
-"""Which ranks of this host have died, when the launcher ends the others for it."""
+"""Find the ranks of this host that have died, when the launcher ends the others because of it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 
 from meshrun import World
 
-GRACE = 0.5  # seconds in which rank 0 looks; launchers give a rank that they end one second at least
+GRACE = 0.5  # seconds for rank 0 to look; launchers give a rank at least one second to end
 
 
 def dead_ranks(world: World, proc: Path = Path("/proc")) -> list[str]:
-    """The ranks on this rank's host whose processes have ended, by their full names.
+    """Return the full names of the ranks on this host whose processes have ended.
 
-    Those on other hosts cannot be seen: the launcher names them.
+    Processes on other hosts are not visible; the launcher names them.
     """
     mine = [rank for rank in world.ranks if rank.host_id == world.here.host_id]
     return [str(rank) for rank in mine if not _is_alive(proc / str(rank.pid) / "stat")]
 
 
 def stay_alive() -> None:
-    """On the other ranks, when all are told to end: live a little longer, so as not to be taken for dead."""
+    """Delay the end of a healthy rank, so that rank 0 does not count it as dead."""
     time.sleep(GRACE)
 
 

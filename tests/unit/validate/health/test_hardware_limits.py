@@ -1,4 +1,4 @@
-"""What hardware allows, of made machines whose limits are worked out by hand."""
+"""Hardware limits of sample machines, calculated by hand."""
 
 from __future__ import annotations
 
@@ -7,46 +7,48 @@ from dataclasses import replace
 import pytest
 
 import meshrun
-from jobs.validate import hardware_limits
-from jobs.validate.hardware_limits import RankFacts, Rate, gather, limits
+from jobs.validate.health import hardware_limits
+from jobs.validate.health.hardware_limits import NominalRate, RankFacts, compute_limits, gather_facts
 from jobs.validate.plan import RUNGS
-from jobs.validate.probe.api import Place
-from jobs.validate.report.model import Limit
+from jobs.validate.probe.api import RankPlace
+from jobs.validate.report.model import HardwareLimit
 from runner.system.links import network_rate, nics
 
 GB = 1e9
-NONE = Rate(None, "NVML: no active NVLink")
-CPU = Rate(None, "it computes on a CPU")
+NONE = NominalRate(None, "NVML: no active NVLink")
+CPU = NominalRate(None, "computes on a CPU")
 H200 = RankFacts(
-    memory=Rate(4.8e12, "memory clock x bus width"),
-    nvlink=Rate(450 * GB, "NVML: 18 active NVLinks of 25 GB/s"),
-    pcie=Rate(63 * GB, "NVML: PCIe generation 5, x16"),
-    network=Rate(50 * GB, "sysfs: 8 ports, 50 GB/s each, shared by 8 rank(s)"),
+    memory=NominalRate(4.8e12, "memory clock x bus width"),
+    nvlink=NominalRate(450 * GB, "NVML: 18 active NVLinks of 25 GB/s"),
+    pcie=NominalRate(63 * GB, "NVML: PCIe generation 5, x16"),
+    network=NominalRate(50 * GB, "sysfs: 8 ports, 50 GB/s each, shared by 8 rank(s)"),
     nvlinks=18,
     capability=90,
 )
 L4 = RankFacts(
-    memory=Rate(300 * GB, "memory clock x bus width"),
+    memory=NominalRate(300 * GB, "memory clock x bus width"),
     nvlink=NONE,
-    pcie=Rate(31.5 * GB, "NVML: PCIe generation 4, x16"),
-    network=Rate(3.125 * GB, "sysfs: eth0"),
+    pcie=NominalRate(31.5 * GB, "NVML: PCIe generation 4, x16"),
+    network=NominalRate(3.125 * GB, "sysfs: eth0"),
     capability=89,
 )
-CPUS = RankFacts(CPU, CPU, CPU, Rate(12.5 * GB, "sysfs: eth0"))
+CPUS = RankFacts(CPU, CPU, CPU, NominalRate(12.5 * GB, "sysfs: eth0"))
 
 
-def fleet(*hosts: list[RankFacts]) -> dict[tuple[str, str], Limit]:
+def fleet(*hosts: list[RankFacts]) -> dict[tuple[str, str], HardwareLimit]:
     places = [
-        (Place(0, host, gpu), one) for host, members in enumerate(hosts) for gpu, one in enumerate(members)
+        (RankPlace(0, host, gpu), one)
+        for host, members in enumerate(hosts)
+        for gpu, one in enumerate(members)
     ]
     numbered = [replace(place, rank=rank) for rank, (place, _) in enumerate(places)]
-    found = limits([one for _, one in places], numbered)
+    found = compute_limits([one for _, one in places], numbered)
     assert [one.rung for one in found] == sorted((one.rung for one in found), key=RUNGS.index)
     assert all(one.assumption for one in found)
     return {(one.rung, one.what): one for one in found}
 
 
-def rates(found: dict[tuple[str, str], Limit]) -> dict[tuple[str, str], float | None]:
+def rates(found: dict[tuple[str, str], HardwareLimit]) -> dict[tuple[str, str], float | None]:
     return {key: one.rate and one.rate / GB for key, one in found.items()}
 
 
@@ -104,7 +106,7 @@ def test_few_gpus_of_a_host_make_a_ring() -> None:
 
 
 def test_nvlink_limits_a_ring_where_the_network_is_faster() -> None:
-    fast = replace(H200, network=Rate(60 * GB, "sysfs: 8 ports"))
+    fast = replace(H200, network=NominalRate(60 * GB, "sysfs: 8 ports"))
     found = fleet([fast] * 8, [fast] * 8)
     assert rates(found)["all", "ring"] == 450
     assert "NVLinks" in found["all", "ring"].assumption
@@ -120,7 +122,7 @@ def test_an_l4_box() -> None:
 
 
 def test_pcie_limits_the_way_to_a_fast_nic() -> None:
-    behind = replace(L4, network=Rate(50 * GB, "sysfs: mlx5_0"))
+    behind = replace(L4, network=NominalRate(50 * GB, "sysfs: mlx5_0"))
     found = fleet([behind], [behind])
     assert rates(found)["host pairs", "flows"] == 31.5
     assert rates(found)["rails", "ring"] == 31.5
@@ -132,15 +134,15 @@ def test_cpus() -> None:
     found = fleet([CPUS] * 2, [CPUS] * 2)
     known = {key: rate for key, rate in rates(found).items() if rate is not None}
     assert known == {("host pairs", "flows"): 12.5, ("rails", "ring"): 12.5}
-    assert found["gpu", "memory"].assumption == "rank 0: it computes on a CPU"
-    assert found["node", "ring"].assumption == "rank 0: it computes on a CPU"
+    assert found["gpu", "memory"].assumption == "rank 0: computes on a CPU"
+    assert found["node", "ring"].assumption == "rank 0: computes on a CPU"
     assert "MPI" in found["all", "ring"].assumption
 
 
 def test_the_smallest_is_the_limit() -> None:
     """A host whose GPUs lost NVLinks, and one with fewer GPUs and slower NICs."""
-    worn = replace(H200, nvlink=Rate(425 * GB, "NVML: 17 active NVLinks of 25 GB/s"), nvlinks=17)
-    slow = replace(H200, network=Rate(25 * GB, "sysfs: 4 ports"))
+    worn = replace(H200, nvlink=NominalRate(425 * GB, "NVML: 17 active NVLinks of 25 GB/s"), nvlinks=17)
+    slow = replace(H200, network=NominalRate(25 * GB, "sysfs: 4 ports"))
     found = fleet([H200, worn, H200, H200], [slow, slow])
     assert rates(found)["pairs", "flows"] == 425
     assert "rank 1 has the least, others up to 450 GB/s" in found["pairs", "flows"].assumption
@@ -158,11 +160,13 @@ def test_mixed_hosts() -> None:
     assert rates(found)["all", "ring"] == 6.25
 
 
-def test_a_rate_that_one_rank_does_not_tell() -> None:
-    dumb = replace(H200, memory=Rate(None, "CUDA does not tell it"), network=Rate(None, "eth0/speed: -1"))
+def test_a_rate_that_one_rank_does_not_report() -> None:
+    dumb = replace(
+        H200, memory=NominalRate(None, "not reported by CUDA"), network=NominalRate(None, "eth0/speed: -1")
+    )
     found = fleet([H200, dumb], [H200, H200])
     for key, reason in {
-        ("gpu", "memory"): "rank 1: CUDA does not tell it",
+        ("gpu", "memory"): "rank 1: not reported by CUDA",
         ("host pairs", "flows"): "rank 1: eth0/speed: -1",
         ("rails", "ring"): "rank 1: eth0/speed: -1",
         ("all", "ring"): "rank 1: eth0/speed: -1",
@@ -181,8 +185,8 @@ def test_one_rank() -> None:
 
 
 def test_a_rail_that_one_host_lacks() -> None:
-    """Only rails that two hosts have count, whatever the NICs of the others do."""
-    slow = replace(H200, network=Rate(1 * GB, "sysfs: eth0"))
+    """Only rails of two hosts count, regardless of other NICs."""
+    slow = replace(H200, network=NominalRate(1 * GB, "sysfs: eth0"))
     assert rates(fleet([H200, slow], [H200]))["rails", "ring"] == 50
 
 
@@ -196,16 +200,16 @@ def test_a_tree_over_uneven_hosts_is_not_known() -> None:
 def test_gathered_on_this_machine() -> None:
     world = meshrun.open_world("cpu")
     try:
-        (mine,) = gather(world)
+        (mine,) = gather_facts(world)
         nominal = network_rate(nics(), 1)
     finally:
         world.close()
     assert mine.memory == mine.nvlink == mine.pcie == CPU
-    assert mine.network == Rate(nominal.rate and nominal.rate * GB, nominal.source)
+    assert mine.network == NominalRate(nominal.rate and nominal.rate * GB, nominal.source)
 
 
 def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes per second, of the readings that the runner has."""
+    """In bytes per second, from the runner's readings."""
     from runner.device.api import Device
     from runner.system.links import GpuLinks, Reading
 
@@ -217,14 +221,14 @@ def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware_limits, "environment", lambda: {"NCCL_ALGO": "Ring", "HOME": "/"})
     monkeypatch.setattr(hardware_limits, "network_rate", lambda nics, ranks: Reading(50.0 / ranks, "8 ports"))
     try:
-        (mine,) = gather(replace(world, ranks=ranks))
+        (mine,) = gather_facts(replace(world, ranks=ranks))
     finally:
         world.close()
     assert mine == RankFacts(
-        Rate(4.8e12, "clock"),
-        Rate(450e9, "18 links"),
-        Rate(63e9, "generation 5"),
-        Rate(50e9, "8 ports"),
+        NominalRate(4.8e12, "clock"),
+        NominalRate(450e9, "18 links"),
+        NominalRate(63e9, "generation 5"),
+        NominalRate(50e9, "8 ports"),
         18,
         90,
         {"NCCL_ALGO": "Ring"},

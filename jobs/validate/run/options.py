@@ -1,22 +1,20 @@
-"""What the command line asks for."""
+"""Options of one validation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.validate.outputs import Outputs
 from jobs.validate.plan import Plan
+from jobs.validate.run.outputs import Outputs
 
 
 @dataclass(frozen=True)
-class Options:
-    """plan: before it is fitted to memory and time. budget, soak: seconds; None: no limit, and a single
-    climb.
+class ValidateOptions:
+    """plan: before it is fitted to memory and time. budget, soak: seconds; None is no limit, and one climb.
 
-    simulate: a fleet as `simulation.spec.parse_fleet` reads it; None: the real machines. timeout: seconds
-    that a rank may go without progress, 0: any time. nagios: one line instead of the report. words: the
-    command line as typed.
+    simulate: a fleet as `simulation.spec.parse_fleet` reads it; None for real machines. timeout: seconds that
+    a rank may take without progress; 0 is no limit. nagios: print one line. words: the command line as typed.
     """
 
     plan: Plan

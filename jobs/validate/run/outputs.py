@@ -1,4 +1,4 @@
-"""The files that a validation writes."""
+"""Write the report files of a validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Paths by format; None: no such file is written."""
+    """Paths by format; None: not written."""
 
     json: str | None = None
     html: str | None = None
@@ -28,10 +28,10 @@ class Outputs:
         return {name: Path(path) for name, path in given.items() if path}
 
 
-def check(outputs: Outputs, baseline: Path | None = None) -> None:
-    """UserError for a file that cannot be written, before anything is measured. No file is changed.
+def check_writable(outputs: Outputs, baseline: Path | None = None) -> None:
+    """Raise UserError for a file that cannot be written; changes no file.
 
-    baseline: the file in which this run is to be saved.
+    baseline: the file that this run will be saved in.
     """
     from jobs.measure.record_file import refuse_unwritable
 
@@ -44,10 +44,10 @@ def check(outputs: Outputs, baseline: Path | None = None) -> None:
             refuse_unwritable(path)
 
 
-def write(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
-    """Write every file in one step, so that it may be read at any time; one sentence for each that failed.
+def write_files(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
+    """Write each file atomically. Returns a sentence for each one that failed.
 
-    last: False during the run. Streams and Prometheus' metrics are only written at its end.
+    last: False during the run; streams and Prometheus metrics are only written at its end.
     """
     failed = []
     for name, path in outputs.named().items():

@@ -1,4 +1,4 @@
-"""The files of a validation: while it runs, and at its end."""
+"""The files of a validation, during the run and at its end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from made_report import healthy, unknown
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder import Ladder
-from jobs.validate.options import Options
-from jobs.validate.outputs import Outputs, write
+from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.plan import Plan
-from jobs.validate.report.model import Limit
-from jobs.validate.validation import Validation
+from jobs.validate.report.model import HardwareLimit
+from jobs.validate.run.options import ValidateOptions
+from jobs.validate.run.outputs import Outputs, write_files
+from jobs.validate.run.validation import Validation
 
 
 def all_of(folder: Path) -> Outputs:
@@ -22,9 +22,9 @@ def all_of(folder: Path) -> Outputs:
 
 
 def test_what_is_read_at_any_time_is_written_at_the_end(tmp_path: Path) -> None:
-    write(unknown(), all_of(tmp_path), last=False)
+    write_files(unknown(), all_of(tmp_path), last=False)
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.html", "a.xml"}
-    write(healthy(), all_of(tmp_path))
+    write_files(healthy(), all_of(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.html", "a.xml", "a.prom"}
     assert json.loads((tmp_path / "a.json").read_text())["status"] == "ok"
 
@@ -34,16 +34,16 @@ def test_a_stream_gets_the_last_report_alone(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write(unknown(), Outputs(json=str(pipe)), last=False)
-        write(healthy(), Outputs(json=str(pipe)))
+        write_files(unknown(), Outputs(json=str(pipe)), last=False)
+        write_files(healthy(), Outputs(json=str(pipe)))
         assert json.loads(os.read(reader, 1 << 20))["status"] == "ok"
     finally:
         os.close(reader)
 
 
 def test_before_a_rung_nothing_of_it_is_known() -> None:
-    """And asking changes nothing of the verdict."""
-    validation = Validation(Options(Plan()), {})
+    """An interim report does not change the verdict."""
+    validation = Validation(ValidateOptions(Plan()), {})
     validation.ladder = Ladder(ToyFleet([2, 2, 2]), Plan())
     validation.ladder.measure_rung("gpu")
     for _ in range(2):
@@ -55,8 +55,8 @@ def test_before_a_rung_nothing_of_it_is_known() -> None:
 
 
 def test_curves_have_the_limit_of_their_rung() -> None:
-    limits = (Limit("node", "ring", 450e9, "NVLink"), Limit("all", "ring", None, "not known"))
-    validation = Validation(Options(Plan()), {}, limits=limits)
+    limits = (HardwareLimit("node", "ring", 450e9, "NVLink"), HardwareLimit("all", "ring", None, "not known"))
+    validation = Validation(ValidateOptions(Plan()), {}, limits=limits)
     validation.ladder = Ladder(ToyFleet([2, 2]), Plan())
     report = validation.report(validation.ladder.climb())
     assert [(one.rung, one.limit) for one in report.curves] == [("node", 450e9), ("all", None)]

@@ -1,4 +1,4 @@
-"""How long the calls of a probe take, and so a plan: what a time budget is fitted with."""
+"""Estimate how long a plan takes, from calibrated costs of the probe's calls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs.measure.outliers import sample_noise
-from jobs.validate.budget import FLOORS
-from jobs.validate.ladder import CURVE
+from jobs.validate.ladder.budget import FLOORS
+from jobs.validate.ladder.ladder import CURVE_SHIFTS
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
 from jobs.validate.measurements.repeats import repeats_needed
 from jobs.validate.measurements.schedule import all_at_once_rounds, inter_node_rounds, intra_node_rounds
@@ -22,8 +22,8 @@ from jobs.validate.topology import Ints, Topology, topology_of
 
 FEW, MANY = 1, 4  # samples of a calibration
 
-Key = tuple[RungName, str]  # rung, what, as in `Rung.rates`
-SIZES: dict[Key, str] = {  # field of the plan
+MeasurementKey = tuple[RungName, str]  # rung, what, as in `RungResult.rates`
+SIZES: dict[MeasurementKey, str] = {  # the plan's field for its size
     ("gpu", "memory"): "memory_bytes",
     ("gpu", "product"): "product_bytes",
     ("host", "to_device"): "copy_bytes",
@@ -39,11 +39,11 @@ SIZES: dict[Key, str] = {  # field of the plan
 
 
 @dataclass(frozen=True)
-class Cost:
+class CallCost:
     """Seconds of one call of the probe: `call` + `fill` x work + samples x (`sample` + `move` x work).
 
-    call: communicators, warm-up. fill: data made and checked. work: the bytes, of a product their power 1.5.
-    noise: standard deviation of the log of one sample, for which the ladder repeats calls.
+    call: communicators, warm-up. fill: generating and checking data. work: as the function `work` returns it.
+    noise: standard deviation of the log of one sample, which determines how often the ladder repeats calls.
     """
 
     call: float
@@ -56,96 +56,100 @@ class Cost:
         return self.call + self.fill * work + samples * (self.sample + self.move * work)
 
 
-Rates = Mapping[Key, Cost]
+CallCosts = Mapping[MeasurementKey, CallCost]
 
 
-def work(key: Key, nbytes: int) -> float:
+def work(key: MeasurementKey, nbytes: int) -> float:
+    """Return what the time of an operation is proportional to: bytes, or bytes ** 1.5 for a product."""
     return float(nbytes**1.5 if key[1] == "product" else nbytes)
 
 
-def size(plan: Plan, key: Key) -> int:
+def size(plan: Plan, key: MeasurementKey) -> int:
     return int(getattr(plan, SIZES[key]))
 
 
 def sizes(plan: Plan) -> dict[str, int]:
-    """Bytes by "rung what", of a product operations: only rates of the same size are compared."""
+    """Return sizes by "rung what": bytes, or operations for a product. Only equal sizes are comparable."""
     found = {" ".join(key): size(plan, key) for key in SIZES}
     return found | {"gpu product": operation_work("product", plan.product_bytes)}
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Calls of a probe that are alike. judged: of a first measurement, which noise makes longer."""
+class ProbeCalls:
+    """Identical calls of a probe. judged: part of a first measurement, which is repeated if it is noisy."""
 
-    key: Key
+    key: MeasurementKey
     count: int
     nbytes: int
     samples: int
     judged: bool = True
 
 
-def calls(plan: Plan, topology: Topology) -> Iterator[Calls]:
-    """What a climb without suspects calls. Rungs without partners call nothing."""
+def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
+    """Yield the calls of a climb without suspects."""
     largest = max(len(topology.on(host)) for host in range(topology.hosts))
     meetings = sum(1 for _ in inter_node_rounds(topology, plan))
     count = {"pairs": sum(1 for _ in intra_node_rounds(topology)), "host pairs": meetings}
     count |= {"node": int(largest > 1), "rails": int(topology.hosts > 1), "all": int(topology.ranks > 1)}
-    of_nic = max(
-        plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1))
-    )  # as in `InterNode.measure`
+    # As in `InterNode.measure`.
+    nic_samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1)))
     for key in SIZES:
         rung, _ = key
         if rung not in plan.rungs or not count.get(rung, 1):
             continue
         if key == ("all", "flows"):  # as in `measure_leaf_switches`
             if topology.hosts >= LEAST_HOSTS:
-                yield Calls(key, ROUNDS, plan.nic_bytes, plan.samples)
+                yield ProbeCalls(key, ROUNDS, plan.nic_bytes, plan.samples)
             continue
         if rung != "all":
-            samples = of_nic if rung == "host pairs" else plan.samples
-            yield Calls(key, count.get(rung, 1), size(plan, key), samples)
+            samples = nic_samples if rung == "host pairs" else plan.samples
+            yield ProbeCalls(key, count.get(rung, 1), size(plan, key), samples)
         if rung in ("node", "all"):  # as in `Ladder.measure_curve`
-            for halved in CURVE:
-                if nbytes := plan.ring_bytes >> halved:
-                    yield Calls(key, 1, nbytes, plan.samples, judged=False)
+            for shift in CURVE_SHIFTS:
+                if nbytes := plan.ring_bytes >> shift:
+                    yield ProbeCalls(key, 1, nbytes, plan.samples, judged=False)
 
 
-def estimate_rungs(plan: Plan, topology: Topology, rates: Rates) -> dict[RungName, float]:
-    """Seconds that each rung of the plan is expected to take, without suspects.
+def estimate_rungs(plan: Plan, topology: Topology, costs: CallCosts) -> dict[RungName, float]:
+    """Estimate the seconds of each rung of the plan, without suspects.
 
-    rates: of `calibrate`; what they lack is not measured.
+    costs: from `calibrate`; a measurement without a cost counts as not measured.
     """
     found: dict[RungName, float] = dict.fromkeys(plan.rungs, 0.0)
-    for one in calls(plan, topology):
-        if cost := rates.get(one.key):
+    for one in probe_calls(plan, topology):
+        if cost := costs.get(one.key):
             times = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
             found[one.key[0]] += one.count * times * cost.seconds(work(one.key, one.nbytes), one.samples)
     return found
 
 
-def estimate(plan: Plan, topology: Topology, rates: Rates) -> float:
-    """Seconds that a climb without suspects is expected to take. rates: of `calibrate`."""
-    return sum(estimate_rungs(plan, topology, rates).values())
+def estimate(plan: Plan, topology: Topology, costs: CallCosts) -> float:
+    """Estimate the seconds of a climb without suspects. costs: from `calibrate`."""
+    return sum(estimate_rungs(plan, topology, costs).values())
 
 
-def calibrate(probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic) -> dict[Key, Cost]:
-    """Measure what calls cost here: each kind at two sizes with two numbers of samples, after a warm-up.
+def calibrate(
+    probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic
+) -> dict[MeasurementKey, CallCost]:
+    """Measure the cost of each kind of call: two sizes, two numbers of samples each, after a warm-up.
 
-    The rounds are the ladder's first ones: all ranks at once. clock: as for `Deadline`.
+    Uses the first round of each rung, in which all ranks take part.
     """
     topology = topology_of(probe)
-    found: dict[Key, Cost] = {}
-    for key in dict.fromkeys(one.key for one in calls(plan, topology)):
+    found: dict[MeasurementKey, CallCost] = {}
+    for key in dict.fromkeys(one.key for one in probe_calls(plan, topology)):
         if key[0] not in probe.unavailable and not (key[1] == "copies" and probe.copies_unavailable()):
             large = min(4 * FLOORS[SIZES[key]], size(plan, key))
-            found[key] = fit_cost(key, call_of(probe, topology, plan, key), max(large // 4, 1), large, clock)
+            found[key] = fit_cost(
+                key, bind_probe_call(probe, topology, plan, key), max(large // 4, 1), large, clock
+            )
     return found
 
 
-Call = Callable[[int, int], Seconds]  # bytes, samples
+ProbeCall = Callable[[int, int], Seconds]  # bytes, samples
 
 
-def call_of(probe: Probe, topology: Topology, plan: Plan, key: Key) -> Call:
+def bind_probe_call(probe: Probe, topology: Topology, plan: Plan, key: MeasurementKey) -> ProbeCall:
     rung, what = key
     for single in SINGLE_RANK_OPS:
         if single == what:
@@ -161,14 +165,16 @@ def call_of(probe: Probe, topology: Topology, plan: Plan, key: Key) -> Call:
 
 
 def first_round(rung: RungName, topology: Topology, plan: Plan) -> Ints:
-    """The flows with which a rung begins."""
+    """Return the flows of a rung's first round."""
     if rung == "all":
         return all_at_once_rounds(topology, 1, np.random.default_rng(plan.seed))[0]
     return next(intra_node_rounds(topology) if rung == "pairs" else inter_node_rounds(topology, plan))
 
 
-def fit_cost(key: Key, call_probe: Call, small: int, large: int, clock: Callable[[], float]) -> Cost:
-    """The cost of four calls, solved for its four terms; never less than the longest of them took."""
+def fit_cost(
+    key: MeasurementKey, call_probe: ProbeCall, small: int, large: int, clock: Callable[[], float]
+) -> CallCost:
+    """Fit the four terms of a cost to four timed calls; scale it to be no less than the longest of them."""
     call_probe(small, FEW)
 
     def took(nbytes: int, samples: int) -> tuple[float, Seconds]:
@@ -183,5 +189,5 @@ def fit_cost(key: Key, call_probe: Call, small: int, large: int, clock: Callable
     move, fill = (max((b - a) / max(high - low, 1), 0.0) for a, b in (each, rest))
     call, sample = max(rest[0] - fill * low, 0.0), max(each[0] - move * low, 0.0)
     longest, measured = once[1][1]
-    short = max(longest / max(Cost(call, fill, sample, move).seconds(high, MANY), 1e-9), 1.0)
-    return Cost(short * call, short * fill, short * sample, short * move, sample_noise(measured))
+    short = max(longest / max(CallCost(call, fill, sample, move).seconds(high, MANY), 1e-9), 1.0)
+    return CallCost(short * call, short * fill, short * sample, short * move, sample_noise(measured))

@@ -1,4 +1,4 @@
-"""Parts that are slow by construction are named; what cannot be judged is said."""
+"""Parts that are slow by construction are named; what cannot be judged is reported."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import RUNGS, Plan
-from jobs.validate.probe.api import Place, SingleRankOp
+from jobs.validate.probe.api import RankPlace, SingleRankOp
 from jobs.validate.verdict import Verdict
 
 
@@ -20,13 +20,13 @@ def result(verdict: Verdict) -> dict[str, str]:
     return {rung.name: rung.result for rung in verdict.rungs}
 
 
-def near(place: Place, host: int, gpu: int) -> bool:
+def near(place: RankPlace, host: int, gpu: int) -> bool:
     return (place.host, place.gpu) == (host, gpu)
 
 
 @pytest.mark.parametrize("gpus", [[8], [2, 2], [4, 2, 3], [8] * 9, [1] * 5])
 def test_nobody_is_blamed_of_a_healthy_fleet(gpus: list[int]) -> None:
-    verdict = validate(ToyFleet(gpus))
+    verdict = climb_ladder(ToyFleet(gpus))
     assert (verdict.status, verdict.findings) == ("ok", ())
     assert verdict.line == "ok"
 
@@ -34,11 +34,11 @@ def test_nobody_is_blamed_of_a_healthy_fleet(gpus: list[int]) -> None:
 @pytest.mark.parametrize("gpus", [[2, 2], [8] * 3, [8] * 9, [4, 2, 3, 3]])
 @pytest.mark.parametrize("ways", ["nic", "send", "receive"])
 def test_a_nic_and_its_direction(gpus: list[int], ways: str) -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         sends, receives = ways != "receive" and near(a, 1, 1), ways != "send" and near(b, 1, 1)
         return 0.6 if a.host != b.host and (sends or receives) else 1.0
 
-    verdict = validate(ToyFleet(gpus, flow_factor=slowed))
+    verdict = climb_ladder(ToyFleet(gpus, flow_factor=slowed))
     assert parts(verdict) == [(ways, ("n1",), (1,))]
     (found,) = verdict.findings
     assert found.factor == pytest.approx(0.6, rel=0.03)
@@ -51,19 +51,21 @@ def test_a_nic_and_its_direction(gpus: list[int], ways: str) -> None:
 
 @pytest.mark.parametrize("hosts", [3, 9, 20])
 def test_a_link_between_two_hosts(hosts: int) -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.7 if {a.host, b.host} == {0, 2} else 1.0
 
-    plan = Plan(full_mesh_hosts=16)  # of 20 hosts, each two meet on one rail
-    assert parts(validate(ToyFleet([4] * hosts, flow_factor=slowed), plan)) == [("link", ("n0", "n2"), ())]
+    plan = Plan(full_mesh_hosts=16)  # each pair of 20 hosts meets on one rail
+    assert parts(climb_ladder(ToyFleet([4] * hosts, flow_factor=slowed), plan)) == [
+        ("link", ("n0", "n2"), ())
+    ]
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 9])
 def test_a_rail(hosts: int) -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.7 if a.host != b.host and 2 in (a.gpu, b.gpu) else 1.0
 
-    assert parts(validate(ToyFleet([4] * hosts, flow_factor=slowed))) == [("rail", (), (2,))]
+    assert parts(climb_ladder(ToyFleet([4] * hosts, flow_factor=slowed))) == [("rail", (), (2,))]
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,10 @@ def test_a_rail(hosts: int) -> None:
 )
 @pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [8] * 7])
 def test_a_gpu_alone(what: SingleRankOp, kind: str, rung: str, gpus: list[int]) -> None:
-    def slowed(asked: SingleRankOp, place: Place) -> float:
-        return 0.7 if asked == what and near(place, 0, 1) else 1.0
+    def slowed(operation: SingleRankOp, place: RankPlace) -> float:
+        return 0.7 if operation == what and near(place, 0, 1) else 1.0
 
-    verdict = validate(ToyFleet(gpus, single_rank_factor=slowed))
+    verdict = climb_ladder(ToyFleet(gpus, single_rank_factor=slowed))
     assert parts(verdict) == [(kind, ("n0",), (1,))]
     assert result(verdict)[rung] == "broken"
     assert verdict.findings[0].evidence.what == what
@@ -86,59 +88,59 @@ def test_all_gpus_of_a_host_are_the_host(hosts: int) -> None:
     fleet = ToyFleet(
         [4] * hosts, single_rank_factor=lambda what, place: 0.8 if "to_" in what and place.host == 1 else 1.0
     )
-    assert parts(validate(fleet)) == [("host", ("n1",), ())]
+    assert parts(climb_ladder(fleet)) == [("host", ("n1",), ())]
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 9])
 def test_nvlink_of_a_gpu_and_of_a_pair(hosts: int) -> None:
-    def one(a: Place, b: Place) -> float:
+    def one(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host == b.host and (near(a, 0, 2) or near(b, 0, 2)) else 1.0
 
-    def pair(a: Place, b: Place) -> float:
+    def pair(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host == b.host == 0 and {a.gpu, b.gpu} == {1, 3} else 1.0
 
-    assert parts(validate(ToyFleet([4] * hosts, flow_factor=one))) == [("nvlink", ("n0",), (2,))]
-    assert parts(validate(ToyFleet([4] * hosts, flow_factor=pair))) == [("pair", ("n0",), (1, 3))]
+    assert parts(climb_ladder(ToyFleet([4] * hosts, flow_factor=one))) == [("nvlink", ("n0",), (2,))]
+    assert parts(climb_ladder(ToyFleet([4] * hosts, flow_factor=pair))) == [("pair", ("n0",), (1, 3))]
 
 
 def test_copies_tell_the_link_from_the_library() -> None:
-    def slow(a: Place, b: Place) -> float:
+    def slow(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host == b.host and {a.gpu, b.gpu} == {1, 3} else 1.0
 
-    def good(a: Place, b: Place) -> float:
+    def good(a: RankPlace, b: RankPlace) -> float:
         return 1.0
 
     found = {}
     for copies, flows in ((slow, slow), (slow, good), (good, slow)):
-        (finding,) = validate(ToyFleet([4], flow_factor=flows, copy_factor=copies)).findings
+        (finding,) = climb_ladder(ToyFleet([4], flow_factor=flows, copy_factor=copies)).findings
         assert (finding.kind, finding.gpus) == ("pair", (1, 3))
         found[copies is slow, flows is slow] = finding.evidence.what
     assert found == {(True, True): "copies, flows", (True, False): "copies", (False, True): "flows"}
 
 
 def test_where_gpus_do_not_reach_each_other_flows_are_judged_alone() -> None:
-    verdict = validate(ToyFleet([4], barred="rank 1 does not reach the memory of rank 0"))
+    verdict = climb_ladder(ToyFleet([4], barred="rank 1 does not reach the memory of rank 0"))
     assert verdict.status == "ok"
     assert (
         "pairs: no copies from GPU to GPU: rank 1 does not reach the memory of rank 0" in verdict.not_judged
     )
     (pairs,) = (rung for rung in verdict.rungs if rung.name == "pairs")
     assert set(pairs.rates) == {"flows"}
-    cpus = validate(ToyFleet([4], unit="CPU"))
+    cpus = climb_ladder(ToyFleet([4], unit="CPU"))
     assert not any("copies" in note for note in cpus.not_judged)
     assert all("copies" not in rung.rates for rung in cpus.rungs)
 
 
 def test_keep_going_finds_the_fault_of_a_higher_rung_too() -> None:
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host != b.host and (near(a, 3, 0) or near(b, 3, 0)) else 1.0
 
     fleet = ToyFleet(
         [4] * 6, single_rank_factor=lambda _, place: 0.7 if near(place, 1, 2) else 1.0, flow_factor=slowed
     )
-    assert set(result(validate(fleet)).values()) == {"broken", "not measured"}
+    assert set(result(climb_ladder(fleet)).values()) == {"broken", "not measured"}
     fleet.random = np.random.default_rng(1)
-    verdict = validate(fleet, Plan(keep_going=True))
+    verdict = climb_ladder(fleet, Plan(keep_going=True))
     assert parts(verdict) == [("gpu", ("n1",), (2,)), ("pcie", ("n1",), (2,)), ("nic", ("n3",), (0,))]
     assert "not measured" not in result(verdict).values()
 
@@ -147,7 +149,7 @@ def test_a_nic_that_flaps_is_named_with_its_share_of_the_time() -> None:
     fleet = ToyFleet([4] * 5)
     turns = np.random.default_rng(3)
 
-    def slowed(a: Place, b: Place) -> float:
+    def slowed(a: RankPlace, b: RankPlace) -> float:
         return 0.6 if a.host != b.host and (near(a, 2, 1) or near(b, 2, 1)) else 1.0
 
     steady = fleet.flows
@@ -159,14 +161,14 @@ def test_a_nic_that_flaps_is_named_with_its_share_of_the_time() -> None:
         return np.where(slow, seconds / factor[:, None], seconds)
 
     fleet.flows = now_and_then  # type: ignore[method-assign]
-    (found,) = validate(fleet).findings
+    (found,) = climb_ladder(fleet).findings
     assert (found.kind, found.hosts, found.gpus) == ("flap", ("n2",), (1,))
     assert found.time == pytest.approx(0.3, abs=0.1)
     assert "of the time" in found.sentence
 
 
 def test_what_was_slow_once_is_not_blamed() -> None:
-    """Only the first meeting of two NICs is slow."""
+    """Only the first flow between two NICs is slow."""
     fleet = ToyFleet([2] * 6)
     seen: set[tuple[int, int]] = set()
     steady = fleet.flows
@@ -178,23 +180,23 @@ def test_what_was_slow_once_is_not_blamed() -> None:
         return np.where(new[:, None], 2 * seconds, seconds)
 
     fleet.flows = once  # type: ignore[method-assign]
-    verdict = validate(fleet)
+    verdict = climb_ladder(fleet)
     assert not [
         one for one in verdict.findings if one.kind in ("nic", "flap", "send", "receive", "host", "link")
     ]
 
 
 def test_one_rank_says_that_nothing_can_be_judged() -> None:
-    verdict = validate(ToyFleet([1]))
+    verdict = climb_ladder(ToyFleet([1]))
     assert verdict.findings == ()
     assert verdict.not_judged == (
         "one rank: nothing to compare it with; its figures are reported, not judged",
     )
-    assert {name for name, said in result(verdict).items() if said == "not measured"} == set(RUNGS[2:])
+    assert {name for name, outcome in result(verdict).items() if outcome == "not measured"} == set(RUNGS[2:])
 
 
 def test_two_hosts_say_what_they_cannot_show() -> None:
-    verdict = validate(ToyFleet([4, 4], flow_factor=lambda a, b: 0.5 if a.host != b.host else 1.0))
+    verdict = climb_ladder(ToyFleet([4, 4], flow_factor=lambda a, b: 0.5 if a.host != b.host else 1.0))
     assert verdict.findings == ()
     assert any("two hosts" in note for note in verdict.not_judged)
 
@@ -204,7 +206,7 @@ def test_a_missing_measurement_is_never_ok(gpus: list[int]) -> None:
     fleet = ToyFleet(
         gpus, single_rank_factor=lambda what, place: np.nan if what == "to_host" and place.rank == 2 else 1.0
     )
-    verdict = validate(fleet)
+    verdict = climb_ladder(fleet)
     assert verdict.status == "unknown"
     assert any("to_host could not be measured with rank 2" in note for note in verdict.not_judged)
     assert verdict.line.startswith("unknown: ")
@@ -212,4 +214,4 @@ def test_a_missing_measurement_is_never_ok(gpus: list[int]) -> None:
 
 def test_nothing_measured_at_all_is_unknown() -> None:
     fleet = ToyFleet([2, 2], single_rank_factor=lambda *_: np.nan, flow_factor=lambda *_: np.nan)
-    assert validate(fleet).status == "unknown"
+    assert climb_ladder(fleet).status == "unknown"

@@ -1,4 +1,4 @@
-"""What a verdict leaves open, in sentences."""
+"""Sentences on what a verdict could not judge."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from jobs.validate.topology import Topology
 
 
 def failed_measurements(rung: str, what: str, ranks: Collection[int]) -> str:
-    """ranks: with which something could not be measured."""
+    """ranks: those with a failed measurement."""
     listed = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"{rung}: {what} could not be measured with rank {listed}"
 
 
 def missing_siblings(topology: Topology, plan: Plan) -> list[str]:
-    """What no measurement here can judge, because there is nothing to compare with."""
+    """Return what cannot be judged on this topology because there is nothing to compare it with."""
     notes = []
     if topology.ranks == 1:
         notes.append("one rank: nothing to compare it with; its figures are reported, not judged")
     elif topology.hosts == 1:
+        unit = topology.unit
         notes.append(
-            f"one host: what slows all its {topology.unit}s alike cannot be seen; its network is not measured"
+            f"one host: a slowdown of all its {unit}s cannot be detected; its network is not measured"
         )
     elif topology.hosts == 2:
         notes.append(
-            "two hosts: what slows all their NICs alike (the link, or either host's network) cannot be seen"
+            "two hosts: a slowdown of all their NICs (the link, or either host's network) cannot be detected"
         )
     if 1 < topology.hosts < LEAST_HOSTS:
         notes.append(f"fewer than {LEAST_HOSTS} hosts: uplinks of leaf switches are not judged")

@@ -1,4 +1,4 @@
-"""Plans that fit a time, by a probe whose calls cost what its clock says."""
+"""Fit plans to a time, with a probe whose calls advance its clock."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_fleet import ToyFleet
 
-from jobs.validate.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
-from jobs.validate.budget import fit as fit_plan
-from jobs.validate.costs import SIZES, calibrate, calls, estimate, estimate_rungs, sizes, work
-from jobs.validate.ladder import validate
+from jobs.validate.ladder.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
+from jobs.validate.ladder.budget import fit as fit_plan
+from jobs.validate.ladder.costs import SIZES, calibrate, estimate, estimate_rungs, probe_calls, sizes, work
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import Counter, Place, Probe, Seconds, SingleRankOp, Wrong
+from jobs.validate.probe.api import CounterKey, Probe, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.topology import topology_of
@@ -28,7 +28,7 @@ from runner.errors import UserError
 
 @dataclass
 class Costly(ToyFleet):
-    """A fleet on which time passes: now. slow: seconds for a byte. jitter: of each call, a share."""
+    """A fleet with a clock (now). slow: seconds per byte. jitter: share of each call's time."""
 
     noise: float = 0.0
 
@@ -36,19 +36,19 @@ class Costly(ToyFleet):
     slow: float = 1 / 20e9
     jitter: float = 0.0
     unavailable: dict[RungName, str] = field(default_factory=dict)
-    asked: list[tuple[str, int, int]] = field(default_factory=list)
+    requested: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def counters(self) -> Mapping[Counter, float | str]:
+    def counters(self) -> Mapping[CounterKey, float | str]:
         return {}
 
-    def wrong(self) -> Sequence[Wrong]:
+    def wrong_data(self) -> Sequence[WrongData]:
         return ()
 
     def clock(self) -> float:
         return self.now
 
     def pass_time(self, what: str, nbytes: int, samples: int) -> None:
-        self.asked.append((what, nbytes, samples))
+        self.requested.append((what, nbytes, samples))
         setup = 0.3 if what == "rings" else 0.002
         each = 30e-6 + self.slow * nbytes
         if what == "product":
@@ -97,7 +97,7 @@ def test_a_duration(text: str, value: float) -> None:
     "text", ["", "s", "0", "0s", "-5", "1h30m", "1e3", "nan", "inf", "5 min", "1,5h", "9" * 400, "٣s٣"]
 )
 def test_no_duration(text: str) -> None:
-    with pytest.raises(UserError, match=r"a duration: got .*, expected seconds, or 90s, 30m, 2h, 1d"):
+    with pytest.raises(UserError, match=r"invalid duration: got .*, expected seconds, or 90s, 30m, 2h, 1d"):
         parse_duration(text)
 
 
@@ -129,17 +129,17 @@ GPUS = [[1], [4], [1] * 3, [2, 2], [4, 2, 3], [8] * 5, [2] * 70]
 @pytest.mark.parametrize("plan", [Plan(), quick(), Plan(samples=3, samples_per_nic=3, all_pairs_hosts=65)])
 def test_calls_are_those_that_the_ladder_makes(gpus: list[int], plan: Plan) -> None:
     fleet = Costly(gpus)
-    verdict = validate(fleet, plan)
+    verdict = climb_ladder(fleet, plan)
     assert verdict.findings == ()
-    expected = list(calls(plan, topology_of(fleet)))
+    expected = list(probe_calls(plan, topology_of(fleet)))
     for rung in verdict.rungs:
         assert sum(one.count for one in expected if one.key[0] == rung.name) == rung.rounds
-    asked = [
+    requested = [
         ({"ring": "rings"}.get(one.key[1], one.key[1]), one.nbytes, one.samples)
         for one in expected
         for _ in range(one.count)
     ]
-    assert sorted(fleet.asked) == sorted(asked)
+    assert sorted(fleet.requested) == sorted(requested)
 
 
 def test_every_measurement_has_a_size() -> None:
@@ -158,21 +158,21 @@ def test_a_climb_takes_what_was_estimated(gpus: list[int], plan: Plan) -> None:
     fleet = Costly(gpus)
     rates = calibrate(fleet, plan, fleet.clock)
     begin = fleet.now
-    validate(fleet, plan)
+    climb_ladder(fleet, plan)
     assert estimate(plan, topology_of(fleet), rates) == pytest.approx(fleet.now - begin, rel=1e-6)
 
 
 def test_a_trial_is_short_and_of_small_sizes() -> None:
     fleet = Costly([8] * 8)
     calibrate(fleet, Plan(), fleet.clock)
-    assert len(fleet.asked) == 5 * len(SIZES)
+    assert len(fleet.requested) == 5 * len(SIZES)
     begin, short = fleet.now, fleet.now
-    validate(fleet, Plan())
+    climb_ladder(fleet, Plan())
     assert short < 0.6 * (fleet.now - begin)
     small = Plan(nic_bytes=1000)
-    fleet.asked.clear()
+    fleet.requested.clear()
     calibrate(fleet, replace(small, rungs=("host pairs",)), fleet.clock)
-    assert {nbytes for _, nbytes, _ in fleet.asked} == {250, 1000}
+    assert {nbytes for _, nbytes, _ in fleet.requested} == {250, 1000}
 
 
 def test_a_trial_with_noise_does_not_promise_too_little() -> None:
@@ -182,7 +182,7 @@ def test_a_trial_with_noise_does_not_promise_too_little() -> None:
     for _ in range(20):
         rates = calibrate(fleet, Plan(), fleet.clock)
         begin = fleet.now
-        validate(fleet, Plan())
+        climb_ladder(fleet, Plan())
         ratios.append(estimate(Plan(), topology_of(fleet), rates) / (fleet.now - begin))
     assert 0.8 < np.median(ratios) < 1.3
     assert min(ratios) > 0.5
@@ -200,15 +200,15 @@ def test_noise_makes_a_climb_longer_and_that_is_expected(sigma: float) -> None:
         fleet = Costly([8] * 4, noise=sigma, seed=seed)
         rates = calibrate(fleet, Plan(), fleet.clock)
         begin = fleet.now
-        validate(fleet, Plan(max_retests=0))  # nobody is asked again
+        climb_ladder(fleet, Plan(max_retests=0))  # no retests
         ratios.append(estimate(Plan(), topology_of(fleet), rates) / (fleet.now - begin))
     assert 0.6 < np.median(ratios) < 1.6
 
 
 def test_rungs_that_are_absent_are_neither_tried_nor_counted() -> None:
-    fleet = Costly([2, 2], unavailable={"host": "CPUs have no way to a GPU"})
+    fleet = Costly([2, 2], unavailable={"host": "CPUs have no host-to-GPU link"})
     rates = calibrate(fleet, Plan(), fleet.clock)
-    assert not {"to_device", "to_host"} & {what for what, _, _ in fleet.asked}
+    assert not {"to_device", "to_host"} & {what for what, _, _ in fleet.requested}
     assert estimate_rungs(Plan(), topology_of(fleet), rates)["host"] == 0.0
     assert estimate_rungs(Plan(), topology_of(fleet), rates)["gpu"] > 0.0
 
@@ -235,7 +235,7 @@ def test_a_climb_fits_its_budget(budget: float, gpus: list[int]) -> None:
     fleet = Costly(gpus, slow=1 / 2e9)
     plan, text = fit(fleet, Plan(), budget)
     begin = fleet.now
-    validate(fleet, plan)
+    climb_ladder(fleet, plan)
     assert fleet.now - begin <= (1 - RETEST_SHARE) * budget * 1.000001
     assert (text == "") == (plan == Plan())
     assert f"s expected of a budget of {budget} s; given up: " in text or not text
@@ -250,7 +250,7 @@ def test_repeats_give_way_before_sizes_and_sizes_before_rungs() -> None:
     fewer = [len(plan.rungs) < len(RUNGS) for plan, _ in found]
     assert whole[0]
     assert any(fewer)
-    for one, other in ((repeats, smaller), (smaller, fewer)):  # each sets in later, and none stops
+    for one, other in ((repeats, smaller), (smaller, fewer)):  # each starts later, and none stops
         assert one.index(True) < other.index(True)
         assert all(one[one.index(True) :])
     for plan, text in found:
@@ -268,7 +268,7 @@ def test_repeats_give_way_before_sizes_and_sizes_before_rungs() -> None:
 
 
 def test_rungs_that_cost_nothing_are_not_given_up() -> None:
-    """Of one host, `host pairs` and `rails` are not measured in any case; of the others the last goes."""
+    """One host never measures `host pairs` and `rails`; of the other rungs the last is dropped."""
     cost = {"gpu": 1.0, "node": 2.0, "all": 4.0}
     plan, text = fit_plan(Plan(), 4.0, lambda one: sum(cost.get(rung, 0.0) for rung in one.rungs))
     assert plan.rungs == RUNGS[:-1]
@@ -319,12 +319,12 @@ def test_quick_keeps_the_sizes_of_nvlink() -> None:
 
 @pytest.mark.parametrize("gpus", [[4], [2, 2], [8] * 9])
 def test_quick_still_judges(gpus: list[int]) -> None:
-    def slowed(what: SingleRankOp, place: Place) -> float:
+    def slowed(what: SingleRankOp, place: RankPlace) -> float:
         return 0.7 if (place.host, place.gpu) == (0, 1) else 1.0
 
     for seed in range(10):
-        assert validate(Costly(gpus, noise=0.02, seed=seed), quick()).status == "ok"
-        verdict = validate(Costly(gpus, noise=0.02, seed=seed, single_rank_factor=slowed), quick())
+        assert climb_ladder(Costly(gpus, noise=0.02, seed=seed), quick()).status == "ok"
+        verdict = climb_ladder(Costly(gpus, noise=0.02, seed=seed, single_rank_factor=slowed), quick())
         assert [(one.kind, one.hosts, one.gpus) for one in verdict.findings] == [("gpu", ("n0",), (1,))]
 
 

@@ -1,4 +1,4 @@
-"""One healthy run as a baseline keeps it, in whatever file format."""
+"""One healthy run as stored in a baseline, independent of the file format."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runner.errors import UserError
 
 Hosts = tuple[tuple[str, int], ...]
 Figure = tuple[RungName, str, str]  # rung, measurement, part: "" (the fleet's median) or "host c7, GPU 3"
-Row = tuple[str, str, str, float]  # a figure and its rate
+FigureRow = tuple[str, str, str, float]  # a figure and its rate
 
 NAMES: dict[str, RungName] = {name: name for name in RUNGS}
 FORMAT = "meshrun validate baseline"
 VERSION = 1
 KEPT = 50  # runs of each fleet and fingerprint
-# Keys of `Report.environment` on which the rates of the same hardware may depend.
+# Keys of `Report.environment` that may affect rates on the same hardware.
 FINGERPRINT = (
     "driver",
     "firmware",
@@ -39,11 +39,10 @@ SIZES = "bytes"  # key of `Report.environment`: sizes by "rung what" (`costs.siz
 
 @dataclass(frozen=True)
 class BaselineRun:
-    """number: counts the runs of a fleet from 1; 0: not saved. started: as in the report.
+    """number: of the run in its fleet, from 1; 0: not saved. started: as in the report.
 
-    hosts: names and numbers of GPUs, sorted. devices: GPU models, sorted. environment: the values of
-    `FINGERPRINT`, as text. figures: rates in bytes per second, of a product in operations per second; finite
-    and positive.
+    hosts: (name, number of GPUs), sorted. devices: GPU models, sorted. environment: the values of
+    `FINGERPRINT` as text. figures: positive finite rates in B/s, for a product in FLOP/s.
     """
 
     started: str
@@ -60,7 +59,7 @@ class BaselineRun:
 
 
 def run_of_report(report: Report, figures: Mapping[Figure, float]) -> BaselineRun:
-    """This run. Figures that are not positive numbers were not measured, and are left out."""
+    """Convert a report. Omits figures that are not positive and finite: they were not measured."""
     known = {key: fingerprint_text(report.environment.get(key)) for key in FINGERPRINT}
     return BaselineRun(
         report.started,
@@ -72,14 +71,14 @@ def run_of_report(report: Report, figures: Mapping[Figure, float]) -> BaselineRu
 
 
 def fleet_of(members: Sequence[Member], simulated: str) -> tuple[Hosts, tuple[str, ...]]:
-    """What identifies a fleet: hosts and devices. A simulated one is never taken for the one it rehearses."""
+    """Return the identity of a fleet: hosts and devices; a simulated one differs from the real one."""
     counts = Counter(member.host for member in members)
     devices = {"simulated"} if simulated else {member.device for member in members}
     return tuple(sorted(counts.items())), tuple(sorted(devices))
 
 
 def fingerprint_text(value: object) -> str:
-    """A plain value on one line; "" if unknown. Of several (hosts with two drivers) each once."""
+    """Format a value on one line; "" if unknown. Several values (two drivers) are sorted and unique."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
@@ -90,7 +89,7 @@ def fingerprint_text(value: object) -> str:
 
 
 def numbered(runs: Sequence[BaselineRun], new: BaselineRun) -> tuple[BaselineRun, list[BaselineRun]]:
-    """The new run with its number, and the old runs that are dropped for it."""
+    """Return the new run with its number, and the old runs that it displaces."""
     mine = sorted((run for run in runs if run.fleet == new.fleet), key=lambda run: run.number)
     number = 1 + (mine[-1].number if mine else 0)
     group = [run for run in mine if run.environment == new.environment]
@@ -98,7 +97,7 @@ def numbered(runs: Sequence[BaselineRun], new: BaselineRun) -> tuple[BaselineRun
 
 
 def header(run: BaselineRun) -> dict[str, Any]:
-    """All but the figures, as plain JSON values."""
+    """Return everything but the figures, as JSON values."""
     return {
         "number": run.number,
         "started": run.started,
@@ -109,8 +108,8 @@ def header(run: BaselineRun) -> dict[str, Any]:
     }
 
 
-def parse_run(kept: Any, rows: Iterable[Row]) -> BaselineRun:
-    """The inverse of `header` and rows. Raises ValueError, TypeError, KeyError or AttributeError."""
+def parse_run(kept: Any, rows: Iterable[FigureRow]) -> BaselineRun:
+    """Rebuild a run from `header` and rows. Raises ValueError, TypeError, KeyError or AttributeError."""
     figures: dict[Figure, float] = {}
     for rung, what, part, rate in rows:
         name = NAMES.get(rung)
@@ -140,13 +139,13 @@ def text_of(value: Any) -> str:
 
 
 def whole_numbers(values: Any) -> dict[str, int]:
-    """A mapping from names to whole numbers."""
+    """Check a mapping from names to integers."""
     if not isinstance(values, dict) or not all(isinstance(value, int) for value in values.values()):
         raise ValueError(f"{values!r} are not whole numbers")
     return {text_of(key): value for key, value in values.items()}
 
 
-# Errors for files that cannot be used; such a file is never changed.
+# Errors for unusable files, which are never changed.
 
 
 def broken(path: Path, reason: object) -> UserError:
@@ -158,7 +157,7 @@ def broken(path: Path, reason: object) -> UserError:
 
 
 def not_a_baseline(path: Path) -> UserError:
-    return UserError(f"{path} is the file of another program", expected=f"a {FORMAT}", hint="another name")
+    return UserError(f"{path} is a file of another program", expected=f"a {FORMAT}", hint="another name")
 
 
 def newer(path: Path, version: object) -> UserError:

@@ -1,4 +1,4 @@
-"""A validation in progress on rank 0: ladders climbed within their time, and what they found as a report."""
+"""A validation in progress on rank 0: climb the ladder within its time, and report the results."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from jobs.validate import costs
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.budget import Deadline, fit
-from jobs.validate.ended import NOTHING, cut_short
-from jobs.validate.health.alarms import beside, unjudged
-from jobs.validate.ladder import Ladder, NoTime, OnRung, unlimited
-from jobs.validate.options import Options
-from jobs.validate.part_rates import PartRates, matrices, part_rates
+from jobs.validate.health.alarms import add_fleet_alarms, with_not_judged
+from jobs.validate.ladder import costs
+from jobs.validate.ladder.budget import Deadline, fit
+from jobs.validate.ladder.ladder import Ladder, NoTime, OnRung, unlimited
+from jobs.validate.ladder.part_rates import PartRates, matrices, part_rates
+from jobs.validate.ladder.soak import soak
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
-from jobs.validate.report.model import Limit, Member, Report
-from jobs.validate.soak import soak
+from jobs.validate.report.model import HardwareLimit, Member, Report
+from jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
+from jobs.validate.run.options import ValidateOptions
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
 from runner.errors import UserError, tell
@@ -29,20 +29,20 @@ from runner.errors import UserError, tell
 
 @dataclass
 class Validation:
-    """environment, members, limits: as in Report. plan: what is measured. ladder: the one in progress."""
+    """environment, members, limits: as in Report. ladder: the current climb. notes: what the plan omits."""
 
-    options: Options
+    options: ValidateOptions
     environment: dict[str, Any]
     members: tuple[Member, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[HardwareLimit, ...] = ()
     plan: Plan = field(default_factory=Plan)
     ladder: Ladder | None = None
-    notes: list[str] = field(default_factory=list)  # what the plan leaves out
+    notes: list[str] = field(default_factory=list)
     started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     begin: float = field(default_factory=time.monotonic)
 
     def report(self, verdict: Verdict, ended: str = "") -> Report:
-        """All that is known by now. ended: why the run ended early."""
+        """Return a report of everything so far. ended: why the run ended early, or ""."""
         ladder = self.ladder
         allowed = {one.rung: one.rate for one in self.limits if one.what == "ring"}
         curves = [replace(one, limit=allowed.get(one.rung)) for one in ladder.curves] if ladder else []
@@ -63,22 +63,22 @@ class Validation:
         )
 
     def interim_report(self, rung: RungName) -> Report:
-        """What was found before this rung, for readers of the files where rank 0 does not live to its end."""
+        """Return a report of the rungs before this one, which remains if rank 0 is killed during it."""
         assert self.ladder is not None
-        return self.report(unjudged(self.ladder.verdict(), f"the run ended while {rung} was measured"))
+        return self.report(with_not_judged(self.ladder.verdict(), f"the run ended while {rung} was measured"))
 
-    def early_report(self, ended: str, guilty: bool) -> Report:
-        """What was found before the run ended early. guilty: `ended` names who is to blame for it."""
+    def early_report(self, ended: str, critical: bool) -> Report:
+        """Return a report of a run that ended early. critical: a rank failed, and `ended` names it."""
         if self.ladder is None:
-            return cut_short(self.report(NOTHING), ended, guilty)
-        self.ladder.end_early(ended, guilty)
-        return self.report(self.ladder.verdict(), ended if guilty else "")
+            return with_early_end(self.report(NOTHING_MEASURED), ended, critical)
+        self.ladder.end_early(ended, critical)
+        return self.report(self.ladder.verdict(), ended if critical else "")
 
 
 def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Callable[[str], None]) -> Report:
-    """Climb once, or as long as asked for, within the budget; compare with the baseline and save there.
+    """Climb once, or repeatedly for a soak, within the budget; compare with and save to the baseline.
 
-    on_rung: called before each rung. on_round: called with a line on each round of a soak.
+    on_rung: called before each rung. on_round: called with a line about each round of a soak.
     """
     options = validation.options
     deadline = Deadline(options.budget) if options.budget else None
@@ -99,15 +99,15 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
 
 
 def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoTime:
-    """Fit the plan to the time; returns why a rung is not begun when too little of it is left."""
+    """Fit the plan to the time. Returns the function that decides whether there is time for a rung."""
     topology = topology_of(probe)
-    rates = costs.calibrate(probe, validation.plan)
+    calibrated = costs.calibrate(probe, validation.plan)
     wanted = validation.plan
-    lean, cuts = fit(wanted, deadline.left(), lambda plan: costs.estimate(plan, topology, rates))
+    reduced, cuts = fit(wanted, deadline.left(), lambda plan: costs.estimate(plan, topology, calibrated))
     if cuts:
         validation.notes.append(cuts)
-    validation.plan = replace(lean, rungs=wanted.rungs)
-    expected = costs.estimate_rungs(lean, topology, rates)  # without the rungs that were given up
+    validation.plan = replace(reduced, rungs=wanted.rungs)
+    expected = costs.estimate_rungs(reduced, topology, calibrated)  # without the rungs that were dropped
 
     def no_time(name: RungName) -> str:
         enough = expected.get(name, math.inf) <= deadline.left()
@@ -117,9 +117,9 @@ def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoT
 
 
 def _use_baseline(validation: Validation, report: Report, rates: PartRates) -> Report:
-    """Add what earlier runs and the hardware's limits say of it, and save it where it is healthy.
+    """Compare a report with earlier runs and hardware limits, and save it if it is healthy.
 
-    What was measured is reported, whatever happens to the files of earlier runs.
+    A baseline that cannot be read or written does not prevent the report.
     """
     options, trouble = validation.options, ""
     if options.baseline is not None:
@@ -128,9 +128,9 @@ def _use_baseline(validation: Validation, report: Report, rates: PartRates) -> R
             report = replace(report, baseline=str(options.baseline), drifts=drifts, changed=changed)
         except UserError as reason:
             trouble = f"not compared with earlier runs: {reason}"
-    verdict = beside(report, validation.plan)
+    verdict = add_fleet_alarms(report, validation.plan)
     if trouble:
-        verdict = unjudged(verdict, trouble)
+        verdict = with_not_judged(verdict, trouble)
     report = replace(report, verdict=verdict)
     if options.save_baseline is not None:
         try:

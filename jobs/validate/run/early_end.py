@@ -1,0 +1,76 @@
+"""Report a validation that ended early, from the process that started its ranks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from jobs.validate.health.alarms import with_alarms, with_not_judged
+from jobs.validate.plan import RUNGS
+from jobs.validate.report.formats import json as json_format
+from jobs.validate.report.formats import nagios as nagios_format
+from jobs.validate.report.formats import terminal
+from jobs.validate.report.model import Report
+from jobs.validate.report.wording import headline
+from jobs.validate.run import outputs
+from jobs.validate.run.outputs import Outputs
+from jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
+
+NOTHING_MEASURED = Verdict(
+    "ok", (), tuple(RungResult(name, "not measured", "the run ended before") for name in RUNGS), ()
+)
+ENDED_FROM_OUTSIDE = "ended from outside before all was measured"
+
+
+def conclude(
+    words: Sequence[str], status: int, reason: str, answer: str | None, files: Outputs, nagios: bool
+) -> int:
+    """Print and write what was known when the run ended. Returns the exit status.
+
+    status: EXIT["critical"] if a rank failed, at least 128 for an interrupted run; any other is unknown.
+    answer: rank 0's report as JSON, or None.
+    """
+    critical = status == EXIT["critical"]
+    report = json_format.read(json.loads(answer)) if answer else empty_report(words)
+    report = with_early_end(report, one_line(reason), critical)
+    outputs.write_files(report, files)
+    print_report(report, nagios, colour=sys.stdout.isatty())
+    return status if critical or status >= 128 else EXIT["unknown"]
+
+
+def empty_report(words: Sequence[str]) -> Report:
+    """Return a report without measurements."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Report(NOTHING_MEASURED, (), now, 0.0, shlex.join(("meshrun", "validate", *words)))
+
+
+def with_early_end(report: Report, reason: str, critical: bool) -> Report:
+    """Return the report of a run that ended early because of `reason`, which is added if it is missing."""
+    if critical and not report.ended:
+        alarm = Alarm("critical", reason)
+        return replace(report, ended=reason, verdict=with_alarms(report.verdict, [alarm]))
+    if not critical and reason not in report.verdict.not_judged:
+        return replace(report, verdict=with_not_judged(report.verdict, reason))
+    return report
+
+
+def one_line(failure: str) -> str:
+    """Return a failure message on one line, without its hint."""
+    what, _, _ = failure.partition(" Try: ")
+    return "; ".join(line.strip() for line in what.removesuffix(".").splitlines())
+
+
+def print_report(report: Report, nagios: bool, colour: bool) -> None:
+    """Print one line for a monitor, or the report; only its first line if there were no ranks."""
+    if nagios:
+        text = nagios_format.text(report)
+    elif report.members:
+        text = terminal.text(report, colour=colour)
+    else:
+        text = f"{headline(report)}\n"
+    sys.stdout.write(text)
+    sys.stdout.flush()
