@@ -140,12 +140,13 @@ class Frames:
         """Start copying this rank's cells to the host."""
         backend = self.world.backend
         cells = stepper.own(self.place)[self._own_slices(stepper)]
-        host = backend.host_empty(cells.shape, np.dtype(cells.dtype))
+        memory = backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
+        host: HostArray = memory.view(cells.dtype).reshape(cells.shape)
         if self._lanes is None or cells.size == 0:
             host[...] = cells.get() if hasattr(cells, "get") else cells
             return Snapshot(stepper.done, self.written, host)
         kept = cells.copy(order="C")  # the next step but one overwrites the field
-        _, ready = self._lanes.fetch(kept, host, self._lanes.mark())
+        _, ready = self._lanes.fetch(kept, memory, self._lanes.mark())
         return Snapshot(stepper.done, self.written, host, ready, kept)
 
     def _own_slices(self, stepper: Stepper) -> tuple[slice, ...]:

@@ -29,12 +29,24 @@ class Exchange:
     arriving: list[tuple[HaloPlan, Array, list[Arrival]]]
 
     def finish(self) -> None:
-        """Wait until the halos are complete (for work issued to the current stream afterwards)."""
+        """Wait until the halos are complete (for work issued to the current stream afterwards).
+
+        The cells that need no other rank must be filled by then.
+        """
+        self.receive()
+        self.fill_corners()
+
+    def receive(self) -> None:
+        """Wait until the other ranks' cells are in place."""
         self.pending.wait()
         for plan, block, arrivals in self.arriving:
             inner = block[plan.inner]
             for transfer, buffer in arrivals:
                 inner[transfer.target] = _flip(buffer, transfer.flip)
+
+    def fill_corners(self) -> None:
+        """Copy the halo of the uncut axes beside the halo of the cut ones, when that is complete."""
+        for plan, block, _ in self.arriving:
             for slab in plan.halo_slabs:
                 plan.fill_whole_axes(block[slab])
 

@@ -226,8 +226,10 @@ class Stepper:
         ready = backend.mark()
         self._compute(self._rows(first, last), False)
         with backend.beside(ready), _DeviceSpan(self):
-            self._halos.start(targets, self.world.arrays).finish()
+            exchange = self._halos.start(targets, self.world.arrays)
+            exchange.receive()
         self._halos.fill_own(targets)
+        exchange.fill_corners()
 
     def _rows(self, first: int, last: int) -> Piece:
         part = self.region.rows(first, last)

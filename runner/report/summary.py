@@ -69,6 +69,38 @@ def _stream_notes(stream: Record) -> list[str]:
     return [text, f"  {stream['limited_by']}"]
 
 
+def _step_notes(steps: Record, ranks: int) -> list[str]:
+    taken = steps["steps"] - steps["first"]
+    text = f"  {counted(steps['steps'], 'step')}"
+    if steps["first"]:
+        text += f", of which {steps['first']:,} by an earlier run"
+    if steps["cells_per_second"]:
+        each = steps["seconds"] / max(taken, 1)
+        text += f", {seconds_text(each)} a step, {figure(steps['cells_per_second'] / 1e9)} Gcell/s"
+    notes = [text]
+    if steps["fraction_of_copy"]:
+        notes.append(
+            f"  {figure(steps['bytes_per_second'] / 1e9)} GB/s a rank, "
+            f"{figure(100 * steps['fraction_of_copy'])} % of a copy's "
+            f"{figure(steps['copy_bytes_per_second'] / 1e9)}, fields read and written once a step"
+        )
+    if ranks > 1 and steps["exchanges"]:
+        between = steps["steps_per_exchange"]
+        notes.append(
+            f"  {counted(steps['exchanges'], 'halo exchange')}, one after {counted(between, 'step')}, "
+            f"{figure(100 * steps['exchange_fraction'])} % of the loop's time"
+        )
+    until = steps["until"]
+    if until and until["change"] is not None:
+        verdict = "reached" if until["reached"] else "not reached"
+        notes.append(f"  largest change {until['change']:.3g} in a step: {until['tolerance']:.3g} {verdict}")
+    if steps["checkpoints"]:
+        notes.append(f"  {counted(steps['checkpoints'], 'checkpoint')} written")
+    if steps["frames"]:
+        notes.append(f"  {counted(steps['frames'], 'frame')} written")
+    return notes
+
+
 def _notes(record: Record) -> list[str]:
     notes = []
     limits = {
@@ -82,6 +114,8 @@ def _notes(record: Record) -> list[str]:
         notes.append("  the exchange ran beside the kernel, inside its time")
     if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
+    if record.get("steps"):
+        notes += _step_notes(record["steps"], record["ranks"])
     if record["stream"]:
         notes += _stream_notes(record["stream"])
     if record["verify"]:

@@ -123,6 +123,7 @@ def execute(
         types = [type_record((source.shape, source.dtype)) for source in sources]
         details = {**types[0], "types": types, **details}
     transaction.release()
+    details = {"steps": None, **details}
     found = {
         "job": job.name,
         "parameters": plain(parameters),

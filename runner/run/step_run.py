@@ -111,6 +111,7 @@ def run_steps(run: RunContext) -> Record:
         "exchanges": stepper.exchanges,
         "seconds": seconds,
         "until": until and {"tolerance": until.tolerance, "change": until.change, "reached": until.reached},
+        "exchange_fraction": _exchange_fraction(run, seconds),
         "checkpoints": checkpoints.written,
         "frames": frames.written if frames else 0,
         **_rates(world, task, stepper, seconds),
@@ -147,6 +148,13 @@ def _observers(
         until = Until(steps.until, steps.every or EVERY)
         observers.append(until)
     return observers, until
+
+
+def _exchange_fraction(run: RunContext, seconds: float) -> float:
+    """Return the part of the loop in which the slowest rank exchanged halos, whether it computed or not."""
+    phase = run.phases.phases.get("exchange")
+    slowest = max(run.world.control.allgather(phase.seconds if phase else 0.0))
+    return slowest / seconds if seconds else 0.0
 
 
 def _rates(world: World, task: Task, stepper: Stepper, seconds: float) -> dict[str, Any]:

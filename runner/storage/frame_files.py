@@ -90,7 +90,8 @@ class PictureFolder:
 class Animation:
     """One animated picture, encoded by a thread of its own while frames arrive.
 
-    It gets its name when it is complete. A WebP's frames are all kept until then: its encoder takes a list.
+    It gets its name when it is complete. Only a GIF's encoder takes frames one by one: those of the others are
+    kept until then.
     """
 
     def __init__(self, path: Path, palette: bytes, partial: Path) -> None:
@@ -130,9 +131,7 @@ class Animation:
             raise write_error(self._path, reason) from reason
 
     def _encode(self, first: Any) -> None:
-        more: Any = self._rest()
-        if self._format == "WEBP":
-            more = list(more)
+        more = self._rest() if self._format == "GIF" else list(self._rest())
         options = {"loop": 0, "duration": MILLISECONDS, "save_all": True, "append_images": more}
         if self._format == "WEBP":
             options["lossless"] = True

@@ -21,6 +21,7 @@ from scipy import ndimage
 import meshrun
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
+from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
 
@@ -171,6 +172,9 @@ def test_every_key_of_the_record_is_documented_and_no_other(tmp_path: Path) -> N
     streamed = Options(device="cpu", stream=StreamOptions(chunk_bytes=100))
     record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, streamed)
     assert set(record["stream"]) == documented("`stream`:")
+    stepped = Options(device="cpu", steps=StepOptions(2))
+    record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, stepped)
+    assert set(record["steps"]) == documented("`steps`:")
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,0 +1,183 @@
+"""Frames of runs that take steps: what is in the files, and what is refused before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+from queued_device import QueuedBackend
+
+import meshrun
+from runner.comm.api import Control
+from runner.comm.threads import run_ranks
+from runner.plan.step_options import COLORS, StepOptions
+from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
+from runner.run.execute import Options, run
+from runner.storage import frame_files
+from runner.world.world import open_world
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap", outputs=2)
+def moves(field: Any, other: Any) -> Any:
+    """Shifts by one row; `other` counts steps."""
+    return field[:-2, 1:-1], other[1:-1, 1:-1] + 1
+
+
+def filmed(
+    folder: Path, frames: str, steps: int = 6, *, ranks: int = 1, field: Any = None, **options: Any
+) -> Any:
+    field = np.arange(63.0).reshape(9, 7) if field is None else field
+    np.save(folder / "a.npy", field)
+    np.save(folder / "b.npy", np.zeros(field.shape, np.int16))
+    devices = options.pop("devices", False)
+    of_steps = StepOptions(steps, frames=str(folder / frames), every=options.pop("every", 2), **options)
+
+    def rank(control: Control) -> Any:
+        world = open_world("cpu", control=control)
+        if devices:
+            world.backend = QueuedBackend()
+        inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
+        return run(moves, inputs, outputs, {}, Options(device="cpu", steps=of_steps), world=world)
+
+    return run_ranks(ranks, rank, patience=30)[0]
+
+
+def colored(field: Any, low: float, high: float, colors: str = "viridis") -> Any:
+    table = np.frombuffer(palette(colors), np.uint8).reshape(256, 3)
+    return table[indices(field, low, high)]
+
+
+@pytest.mark.parametrize("devices", [False, True])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_folder_has_a_picture_of_every_second_step(tmp_path: Path, ranks: int, devices: bool) -> None:
+    record = filmed(tmp_path, "film", ranks=ranks, devices=devices)
+    assert record["steps"]["frames"] == 4
+    names = sorted(path.name for path in (tmp_path / "film").iterdir())
+    assert names == ["frame-000000.png", "frame-000002.png", "frame-000004.png", "frame-000006.png"]
+    for step, name in zip((0, 2, 4, 6), names, strict=True):
+        found = np.asarray(Image.open(tmp_path / "film" / name).convert("RGB"))
+        expected = np.roll(np.arange(63.0).reshape(9, 7), step, 0)
+        np.testing.assert_array_equal(found, colored(expected, 0, 62))
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png"])
+def test_an_animation_has_a_frame_for_every_second_step(tmp_path: Path, suffix: str) -> None:
+    filmed(tmp_path, f"film.{suffix}", ranks=2, frame_colors="inferno", frame_range=(0.0, 70.0))
+    found = [
+        np.asarray(one.convert("RGB"))
+        for one in ImageSequence.Iterator(Image.open(tmp_path / f"film.{suffix}"))
+    ]
+    assert len(found) == 4
+    for step, picture in zip((0, 2, 4, 6), found, strict=True):
+        expected = colored(np.roll(np.arange(63.0).reshape(9, 7), step, 0), 0, 70, "inferno")
+        np.testing.assert_array_equal(picture, expected)
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("devices", [False, True])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("suffix", ["npy", "zarr"])
+def test_an_array_over_time_holds_every_cell(tmp_path: Path, suffix: str, ranks: int, devices: bool) -> None:
+    if suffix == "zarr":
+        zarr = pytest.importorskip("zarr")
+    filmed(tmp_path, f"film.{suffix}", ranks=ranks, devices=devices)
+    film = tmp_path / f"film.{suffix}"
+    found = np.load(film) if suffix == "npy" else zarr.open_array(film, mode="r")[...]
+    expected = [np.roll(np.arange(63.0).reshape(9, 7), step, 0) for step in (0, 2, 4, 6)]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr"])
+def test_a_run_that_stops_early_leaves_a_shorter_film(tmp_path: Path, suffix: str) -> None:
+    if suffix == "zarr":
+        zarr = pytest.importorskip("zarr")
+    filmed(tmp_path, f"film.{suffix}", 1000, until=1e9)
+    film = tmp_path / f"film.{suffix}"
+    found = np.load(film) if suffix == "npy" else zarr.open_array(film, mode="r")[...]
+    expected = [np.roll(np.arange(63.0).reshape(9, 7), step, 0) for step in (0, 2)]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_another_field_is_chosen_by_name(tmp_path: Path) -> None:
+    filmed(tmp_path, "film.npy", frame_field="other", ranks=2)
+    found = np.load(tmp_path / "film.npy")
+    assert found.dtype == np.int16
+    assert [set(frame.ravel()) for frame in found] == [{0}, {2}, {4}, {6}]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_a_large_field_is_shown_by_every_so_manyth_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr("runner.pipeline.frames.PIXELS", 4)
+    field = np.random.default_rng(0).random((11, 7))
+    filmed(tmp_path, "film", 2, ranks=ranks, field=field)
+    found = np.asarray(Image.open(tmp_path / "film" / "frame-000002.png").convert("RGB"))
+    np.testing.assert_array_equal(
+        found, colored(np.roll(field, 2, 0)[::3, ::3], *value_range(field[::3, ::3]))
+    )
+
+
+def test_a_vector_field_shows_its_first_component_and_a_volume_its_middle_plane() -> None:
+    from runner.pipeline.frames import picture_slices
+    from runner.plan.task import plan_task
+
+    flat = meshrun.map_blocks(halo=(1, 1))(lambda block: block[1:-1, 1:-1])
+    task = plan_task(flat, {}, [((10, 8, 2), np.dtype(np.float32))], 1)
+    assert picture_slices(task, 0) == (slice(0, 10, 1), slice(0, 8, 1), slice(0, 1, 1))
+    solid = meshrun.map_blocks(halo=1)(lambda block: block[1:-1, 1:-1, 1:-1])
+    task = plan_task(solid, {}, [((10, 8, 6), np.dtype(np.float32))], 2)
+    assert picture_slices(task, 0) == (slice(5, 6, 1), slice(0, 8, 1), slice(0, 6, 1))
+
+
+def test_what_is_not_finite_has_a_colour_of_its_own() -> None:
+    values = np.array([[0.0, 1.0, np.nan, np.inf, -5.0, 9.0, 0.5]])
+    assert indices(values, 0, 1).tolist() == [[0, 254, NOT_A_NUMBER, NOT_A_NUMBER, 0, 254, 127]]
+    assert value_range(np.array([np.nan, np.inf])) == (0.0, 1.0)
+    assert value_range(np.array([3.0, np.nan])) == (1.5, 4.5)
+    assert value_range(np.array([2, 7], np.uint8)) == (2.0, 7.0)
+
+
+@pytest.mark.parametrize("name", COLORS)
+def test_a_colour_map_is_near_matplotlibs(name: str) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    table = np.frombuffer(palette(name), np.uint8).reshape(256, 3)[:255].astype(float)
+    expected = matplotlib.colormaps[name](np.linspace(0, 1, 255))[:, :3] * 255
+    assert abs(table - expected).max() < 5
+
+
+def test_frames_that_would_fill_the_disk_are_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 4 * 63 * 8 - 1
+
+    monkeypatch.setattr(frame_files.shutil, "disk_usage", lambda place: Usage)
+    with pytest.raises(meshrun.UserError) as failure:
+        filmed(tmp_path, "film.npy")
+    assert "4 frames do not fit the disk" in str(failure.value)
+    assert "got 2,015 bytes free there, expected at least 2,016 bytes. Try: a larger --every" in str(
+        failure.value
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "b.npy"}
+
+
+def test_a_folder_of_other_frames_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "film").mkdir()
+    (tmp_path / "film" / "frame-000000.png").write_bytes(b"an earlier run's")
+    with pytest.raises(meshrun.UserError, match=r"the folder of frames .* is not empty"):
+        filmed(tmp_path, "film")
+
+
+def test_an_encoder_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(self: Any, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", save)
+    with pytest.raises(meshrun.RunError, match=r"cannot write .*film\.gif: got No space left"):
+        filmed(tmp_path, "film.gif", 40, every=1)
+    assert not (tmp_path / "film.gif").exists()
+    assert not (tmp_path / "c.npy").exists()

@@ -1,0 +1,442 @@
+"""Runs that take steps, on simulated ranks, against a plain NumPy loop: the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from queued_device import QueuedBackend
+
+import meshrun
+from runner.comm.api import Control
+from runner.comm.threads import run_ranks
+from runner.plan.halo import BOUNDARIES
+from runner.plan.step_options import StepOptions
+from runner.run.execute import Options, run
+from runner.run.options import read_options
+from runner.world.world import open_world
+
+PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
+GRIDS = [(1, None), (2, None), (3, "3"), (3, "1x3"), (4, "2x2"), (4, "4"), (2, "1x2")]
+Arrays = list[np.ndarray[Any, Any]]
+
+
+def stepped(
+    folder: Path,
+    job: Any,
+    arrays: Arrays,
+    steps: int,
+    *,
+    ranks: int = 1,
+    devices: bool = False,
+    parameters: dict[str, Any] | None = None,
+    outputs: list[Path] | None = None,
+    **options: Any,
+) -> tuple[Arrays, dict[str, Any]]:
+    """The outputs and the record. options: of both kinds."""
+    inputs = [folder / f"in{number}.npy" for number in range(len(arrays))]
+    for path, array in zip(inputs, arrays, strict=True):
+        if not path.exists() or not np.array_equal(np.load(path), array):  # a file of that time stays
+            np.save(path, array)
+    outputs = outputs or [folder / f"out{number}.npy" for number in range(len(job.output_names))]
+    of_steps = {name: options.pop(name) for name in list(options) if name in StepOptions.__dataclass_fields__}
+    chosen = Options(device="cpu", steps=StepOptions(steps, **of_steps), **options)
+
+    def rank(control: Control) -> Any:
+        world = open_world("cpu", control=control)
+        if devices:
+            world.backend = QueuedBackend()
+        return run(job, inputs, outputs, parameters or {}, chosen, world=world)
+
+    record = run_ranks(ranks, rank, patience=60)[0]
+    return [np.load(path) for path in outputs if path.suffix == ".npy"], record
+
+
+def padded(array: Any, widths: Any, boundary: str, cval: float) -> Any:
+    more = [(0, 0)] * (array.ndim - len(widths))
+    if boundary == "constant":
+        return np.pad(array, [*widths, *more], "constant", constant_values=cval)
+    return np.pad(array, [*widths, *more], PAD[boundary])
+
+
+def plain_loop(
+    function: Any, arrays: Arrays, steps: int, widths: Any, boundary: str, feeds: Any, cval: float = 0.0
+) -> Arrays:
+    """The results after so many calls on whole padded arrays."""
+    fields = list(arrays)
+    results: Any = []
+    for _ in range(steps):
+        results = function(*(padded(field, widths, boundary, cval) for field in fields))
+        results = results if isinstance(results, tuple) else (results,)
+        for number, feed in enumerate(feeds):
+            if feed is not None:
+                fields[feed] = results[number]
+    return list(results)
+
+
+def weighted(widths: Any) -> Any:
+    """A sum over neighbours in which no two have the same weight; exact for whole numbers modulo 2^32."""
+
+    def function(block: Any, other: Any) -> Any:
+        (low, high), (left, right) = widths
+        rows, columns = block.shape[0] - low - high, block.shape[1] - left - right
+        total = np.zeros((rows, columns), np.uint32)
+        for i in range(low + high + 1):
+            for j in range(left + right + 1):
+                part = (slice(i, i + rows), slice(j, j + columns))
+                total += np.uint32(2 * (i * 7 + j) + 1) * block[part] + np.uint32(i + j) * other[part]
+        return total, block[low : low + rows, left : left + columns] ^ np.uint32(1)
+
+    return function
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any) -> None:
+    folder = tmp_path_factory.mktemp("steps")
+    ranks, grid = data.draw(st.sampled_from(GRIDS))
+    boundary = data.draw(st.sampled_from(BOUNDARIES))
+    width = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    widths = data.draw(st.tuples(width, width))
+    shape = data.draw(st.tuples(st.integers(3, 20), st.integers(3, 14)))
+    steps, every = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
+    in_place, overlap = data.draw(st.booleans()), data.draw(st.booleans())
+    feeds = data.draw(st.sampled_from([("block", "other"), ("other", "block"), ("block", None)]))
+    function = weighted(widths)
+
+    def job_function(block: Any, other: Any) -> Any:
+        found = function(block, other)
+        if in_place:
+            block[...] = 0x5A5A
+            if feeds[1] is not None:
+                other[...] = 0x5A5A
+        return found
+
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2, feeds=feeds)(job_function)
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
+    places = [None if name is None else ("block", "other").index(name) for name in feeds]
+    expected = plain_loop(function, arrays, steps, widths, boundary, places, 9)
+    found, record = stepped(
+        folder, job, arrays, steps, ranks=ranks, grid=grid, steps_per_exchange=every, overlap=overlap,
+        devices=data.draw(st.booleans()), verify=data.draw(st.sampled_from(["off", "full", "sample"])),
+    )  # fmt: skip
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert record["steps"]["steps"] == steps
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize(("ranks", "grid"), [(3, "3"), (4, "2x2"), (6, "2x3")])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_an_impulse_crosses_every_face_edge_and_corner(
+    tmp_path: Path, boundary: str, ranks: int, grid: str, every: int
+) -> None:
+    """From a cell beside a corner of the split, and from one at the array's corner."""
+    widths = ((1, 1), (1, 1))
+    function = weighted(widths)
+    job = meshrun.map_blocks(halo=1, boundary=boundary, outputs=2)(function)
+    for cell in ((8, 5), (0, 0)):
+        impulse = np.zeros((18, 12), np.uint32)
+        impulse[cell] = 1
+        arrays = [impulse, np.zeros_like(impulse)]
+        expected = plain_loop(function, arrays, 6, widths, boundary, (0, 1))
+        found, _ = stepped(tmp_path, job, arrays, 6, ranks=ranks, grid=grid, steps_per_exchange=every)
+        np.testing.assert_array_equal(found[0], expected[0])
+        assert np.count_nonzero(found[0]) > 12
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_cells_know_their_place_also_beyond_an_edge_that_wraps(tmp_path: Path, every: int) -> None:
+    @meshrun.map_blocks(halo=1, boundary="wrap")
+    def placed(block: Any, *, here: Any) -> Any:
+        rows = here.offset[0] + np.arange(here.block[0])
+        assert rows.min() >= 0
+        assert rows.max() < here.shape[0]
+        columns = here.offset[1] + np.arange(here.block[1])
+        assert columns.min() >= 0
+        assert columns.max() < here.shape[1]
+        return block[:-2, 1:-1] + 3 * block[2:, 2:] + (rows[:, None] * 100 + columns)
+
+    start = np.arange(16 * 12).reshape(16, 12)
+    expected = start
+    for _ in range(9):
+        wide = np.pad(expected, 1, "wrap")
+        place = np.arange(16)[:, None] * 100 + np.arange(12)
+        expected = wide[:-2, 1:-1] + 3 * wide[2:, 2:] + place
+    for ranks, grid in ((1, "1"), (2, "2"), (4, "2x2"), (3, "1x3")):
+        (found,), _ = stepped(
+            tmp_path, placed, [start], 9, ranks=ranks, grid=grid, steps_per_exchange=every, verify="full"
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_fields_of_other_axes_and_an_input_that_stays(tmp_path: Path) -> None:
+    @meshrun.map_blocks(halo=1, feeds=("field",))
+    def drift(field: Any, velocity: Any, mask: Any) -> Any:
+        inner = (slice(1, -1), slice(1, -1))
+        return np.where(mask[inner], field[inner] + velocity[inner][..., 1] * field[2:, 1:-1], field[inner])
+
+    random = np.random.default_rng(3)
+    field = random.integers(0, 9, (17, 9)).astype(np.float64)
+    velocity = random.integers(0, 3, (17, 9, 2)).astype(np.float32)
+    mask = random.integers(0, 2, (17, 9)).astype(bool)
+    expected = plain_loop(drift.function, [field, velocity, mask], 5, ((1, 1), (1, 1)), "reflect", (0,))
+    for ranks, grid in ((1, "1"), (3, "3"), (4, "2x2")):
+        for every in (1, 2):
+            found, _ = stepped(
+                tmp_path, drift, [field, velocity, mask], 5, ranks=ranks, grid=grid, steps_per_exchange=every,
+                verify="full",
+            )  # fmt: skip
+            np.testing.assert_array_equal(found[0], expected[0])
+
+
+def test_a_filled_result_steps_too(tmp_path: Path) -> None:
+    @meshrun.map_blocks(halo=1)
+    def shifted(block: Any, *, out: Any) -> None:
+        assert out.flags.c_contiguous
+        out[...] = block[:-2, :-2] + 1
+
+    start = np.arange(70).reshape(10, 7)
+    expected = plain_loop(lambda b: b[:-2, :-2] + 1, [start], 4, ((1, 1), (1, 1)), "reflect", (0,))
+    found, _ = stepped(tmp_path, shifted, [start], 4, ranks=2, verify="full")
+    np.testing.assert_array_equal(found[0], expected[0])
+
+
+def test_k_is_lowered_where_blocks_are_too_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = meshrun.map_blocks(halo=2)(lambda block: block[2:-2, 2:-2])
+    _, record = stepped(tmp_path, job, [np.zeros((13, 9))], 3, ranks=3, steps_per_exchange=5)
+    assert record["steps"]["steps_per_exchange"] == 2
+    assert "--steps-per-exchange 5 is lowered to 2" in record["warnings"][0]
+    assert "--steps-per-exchange 5 is lowered to 2" in capsys.readouterr().err
+
+
+# ---- until, finite values
+
+
+@meshrun.map_blocks(halo=1, boundary="constant")
+def relax(block: Any) -> Any:
+    return (block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:]) / 4
+
+
+@pytest.mark.parametrize("every", [None, 1, 7])
+def test_until_stops_at_the_first_check_below_the_tolerance(tmp_path: Path, every: int | None) -> None:
+    start = np.random.default_rng(0).random((12, 8))
+    field, changes = start, []
+    for _ in range(400):
+        after = relax.function(np.pad(field, 1))
+        changes.append(abs(after - field).max())
+        field = after
+    interval = every or 10
+    expected = next(n for n in range(interval, 400, interval) if changes[n - 1] <= 1e-4)
+    for ranks in (1, 3):
+        _, record = stepped(
+            tmp_path, relax, [start], 400, ranks=ranks, until=1e-4, every=every, verify="full"
+        )
+        assert record["steps"]["steps"] == expected
+        assert record["steps"]["until"] == {
+            "tolerance": 1e-4,
+            "change": changes[expected - 1],
+            "reached": True,
+        }
+
+
+def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
+    _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 25, until=0.0)
+    assert record["steps"]["steps"] == 25
+    assert not record["steps"]["until"]["reached"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_value_that_is_not_finite_is_named_with_step_rank_and_cell(tmp_path: Path, ranks: int) -> None:
+    @meshrun.map_blocks(halo=1)
+    def grows(block: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return block[1:-1, 1:-1] * 10
+
+    start = np.ones((9, 5), np.float32)
+    start[7, 2] = 1e30
+    with pytest.raises(meshrun.RunError) as failure:
+        stepped(tmp_path, grows, [start], 30, ranks=ranks, check_finite=3)
+    rank = ranks - 1
+    assert str(failure.value).startswith(f"block is not finite after step 9: cell [7, 2], on [rank {rank}")
+    assert not (tmp_path / "out0.npy").exists()
+
+
+# ---- checkpoints
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 2), (2, 1)])
+def test_a_run_that_failed_goes_on_with_other_ranks_to_the_same_bits(
+    tmp_path: Path, first: int, second: int
+) -> None:
+    failing = [True]
+
+    @meshrun.map_blocks(halo=1, outputs=2)
+    def fragile(now: Any, before: Any) -> Any:
+        if failing[0] and now[1, 1] > 2**40:
+            raise ValueError("as if the power went")
+        inner = (slice(1, -1), slice(1, -1))
+        return now[inner] * 3 + before[:-2, 1:-1], now[inner]
+
+    arrays = [np.arange(1, 61).reshape(10, 6), np.ones((10, 6), int)]
+    with pytest.raises(ValueError, match="power"):
+        stepped(tmp_path, fragile, arrays, 30, ranks=first, checkpoint=interval("4"))
+    folder = tmp_path / "out0.npy.checkpoint"
+    kept = sorted(path.name for path in folder.iterdir())
+    assert len(kept) == 2
+    with pytest.raises(meshrun.UserError, match="has left checkpoints, the last after step"):
+        stepped(tmp_path, fragile, arrays, 30, ranks=second, checkpoint=interval("4"))
+    failing[0] = False
+    record = resumed(tmp_path, fragile, 30, second)
+    assert record["steps"]["first"] == max(int(name.removeprefix("step-")) for name in kept)
+    assert not folder.exists()
+    expected = plain_loop(fragile.function, arrays, 30, ((1, 1), (1, 1)), "reflect", (0, 1))
+    for number in range(2):
+        np.testing.assert_array_equal(np.load(tmp_path / f"out{number}.npy"), expected[number])
+
+
+def interval(text: str) -> Any:
+    from runner.plan.step_options import parse_interval
+
+    return parse_interval(text)
+
+
+def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict[str, Any]:
+    """The record of a run that goes on with inputs as they are."""
+    from runner.plan.stream_options import StreamOptions
+
+    inputs = [folder / f"in{number}.npy" for number in range(len(job.arrays))]
+    outputs = [folder / f"out{number}.npy" for number in range(len(job.output_names))]
+    options = Options(
+        device="cpu",
+        steps=StepOptions(steps, checkpoint=interval("4"), **more),
+        stream=StreamOptions(resume=True),
+    )
+
+    def rank(control: Control) -> Any:
+        return run(job, inputs, outputs, {}, options, world=open_world("cpu", control=control))
+
+    return run_ranks(ranks, rank, patience=60)[0]
+
+
+def checkpointed(folder: Path, text: str) -> Any:
+    """A job whose first run failed after its checkpoint at step 8."""
+    names: dict[str, Any] = {"meshrun": meshrun, "fail": [True]}
+    exec(text, names)
+    with pytest.raises(ValueError, match="stop"):
+        stepped(folder, names["job"], [np.ones((8, 4))], 20, checkpoint=interval("4"))
+    names["fail"][0] = False
+    return names
+
+
+PROGRAM = """
+calls = []
+@meshrun.map_blocks
+def job(block, *, gain=2.0):
+    calls.append(1)
+    if fail[0] and len(calls) > 10:
+        raise ValueError("stop")
+    return block * gain
+"""
+
+
+def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
+    checkpointed(tmp_path, PROGRAM)
+    names: dict[str, Any] = {"meshrun": meshrun, "fail": [False]}
+    exec(PROGRAM.replace("block * gain", "block + gain"), names)
+    with pytest.raises(meshrun.UserError, match=r"its checkpoint differs in 1 value\(s\): got code"):
+        resumed(tmp_path, names["job"], 20, 1)
+    assert (tmp_path / "out0.npy.checkpoint").exists()
+
+
+def test_a_damaged_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
+    names = checkpointed(tmp_path, PROGRAM)
+    newest = tmp_path / "out0.npy.checkpoint" / "step-8"
+    (newest / "block.npy").write_bytes(b"half")
+    record = resumed(tmp_path, names["job"], 20, 2)
+    assert record["steps"]["first"] == 4
+    np.testing.assert_array_equal(np.load(tmp_path / "out0.npy"), np.full((8, 4), 2.0**20))
+
+
+def test_a_checkpoint_at_or_beyond_the_last_step_is_refused(tmp_path: Path) -> None:
+    names = checkpointed(tmp_path, PROGRAM)
+    with pytest.raises(meshrun.UserError, match=r"got --steps 8, expected at least 9"):
+        resumed(tmp_path, names["job"], 8, 1)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (
+            meshrun.map_blocks(lambda block: block.astype(np.float32)),
+            "its result cannot become its input block: got float32 of shape 6x4, "
+            "expected float64 of shape 6x4. Try: return result.astype(float64)",
+        ),
+        (
+            meshrun.map_blocks(outputs=("large", "small"))(lambda a, b: (b, a[:, 0])),
+            "its result small cannot become its input b: got float64 of shape 6",
+        ),
+        (meshrun.map_blocks(feeds=(None,))(lambda block: block), "none of its outputs feeds an input"),
+    ],
+)
+def test_outputs_that_cannot_feed_inputs_are_refused(tmp_path: Path, job: Any, said: str) -> None:
+    arrays = [np.zeros((6, 4))] * len(job.arrays)
+    with pytest.raises(meshrun.UserError) as failure:
+        stepped(tmp_path, job, arrays, 3)
+    assert said in str(failure.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, ranks: int) -> None:
+    @meshrun.map_blocks(feeds=("field",))
+    def spoils(field: Any, weights: Any) -> Any:
+        weights += 1
+        return field * weights
+
+    with pytest.raises(meshrun.RunError, match="changes its input weights, which all further steps need"):
+        stepped(tmp_path, spoils, [np.ones((6, 4)), np.ones((6, 4))], 3, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"until": 1e-3}, "until applies only to runs that take steps"),
+        ({"steps": 0}, "Invalid value for 'steps': 0 is not in the range 1<=x"),
+        ({"steps": 2, "checkpoint": "often"}, "'often' is not an interval"),
+        ({"steps": 2, "frames": "x.gif"}, "frames needs the number of steps between two frames"),
+        ({"steps": 2, "every": 2}, "every is the interval of"),
+        ({"steps": 2, "frame_range": (1, 0), "every": 1, "frames": "x.gif"}, "'1:0' is not a range"),
+        ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
+        ({"steps": 2, "chunk_bytes": "1M"}, "does not apply to a run that takes steps"),
+        ({"steps": 2, "frames": "x.mp4", "every": 1}, "unknown format of frames: x.mp4"),
+        ({"steps": 2, "frames": "x.gif", "every": 1, "frame_field": "z"}, "frame_field names no input"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keywords: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("in.npy", np.ones((5, 5)))
+    with pytest.raises(meshrun.UserError) as failure:
+        relax.run("in.npy", "out.npy", device="cpu", **keywords)
+    assert said in str(failure.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_options_are_read_from_keywords() -> None:
+    given = dict.fromkeys((*Options.__dataclass_fields__, "input_shape", "input_dtype", "input_order"), None)
+    del given["form"], given["stream"], given["steps"], given["rates"]
+    streams = dict.fromkeys(("chunk_bytes", "host_memory", "device_memory", "depth", "timeline"), None)
+    steps = {**dict.fromkeys(StepOptions.__dataclass_fields__, None), "steps": 5, "checkpoint": "2min"}
+    found = read_options(
+        {**given, **streams, "device": "cpu", "verify": "off", "resume": True, "static": False, **steps}
+    )
+    assert found.steps == StepOptions(5, checkpoint=interval("120s"))
