@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from jobs.measure.exit_codes import StrictCommand
-from jobs.measure.sizes import parse_size
+from jobs.measure.sizes import parse_nccl_tests_size
 from runner.errors import UserError
 from runner.world.rank_process import run_as_rank
 
@@ -31,7 +31,7 @@ class OwnGroup(OwnCommand, click.Group):
     """A group of such commands."""
 
 
-class Size(click.ParamType[int]):
+class NcclTestsSize(click.ParamType[int]):
     """A size in bytes, such as 32M."""
 
     name = "bytes"
@@ -40,7 +40,7 @@ class Size(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return parse_size(value)
+            return parse_nccl_tests_size(value)
         except UserError as reason:
             self.fail(str(reason), param, ctx)
 

@@ -23,7 +23,7 @@ THREADS, BLOCKS = 256, 1 << 14
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class DataMismatch:
     """Wrong data in a result.
 
     count: wrong elements. offset: of the first in the order of the segments, in elements from the beginning
@@ -60,7 +60,7 @@ def fill(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> None:
             _launch("fill", memory, datatype, segment)
 
 
-def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> Mismatch | None:
+def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> DataMismatch | None:
     """What differs from the segments' elements; None if nothing does. Arguments as for `fill`.
 
     Bits are compared: -0 for +0 is wrong, and NaN is right only where it was sent. Averages of a type in
@@ -73,7 +73,7 @@ def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> Mism
             here = (segment.start + first) * datatype.itemsize
             got = int.from_bytes(bytes(memory[here : here + datatype.itemsize].tolist()), "little")
             expected = int(patterns.values(datatype, segment.data, first, 1)[0])
-            return Mismatch(
+            return DataMismatch(
                 count=sum(count for count, _ in surveyed),
                 offset=segment.start + first,
                 got_bits=got,

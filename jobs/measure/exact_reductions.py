@@ -35,7 +35,7 @@ from runner.comm.collectives.api import Datatype, premultiplier
 MOST = 64  # contributors to an element
 
 
-class Kind(IntEnum):
+class RecipeKind(IntEnum):
     """What is done with random bits; the same numbers in kernels/bench_data.cu."""
 
     UNTOUCHED = 0
@@ -60,7 +60,7 @@ class Recipe:
     1 or 0.
     """
 
-    kind: Kind
+    kind: RecipeKind
     width: int
     ranks: int = 1
     window: int = 1
@@ -102,13 +102,13 @@ def recipe(datatype: Datatype, reduction: str, ranks: int) -> Recipe:
 def _integers(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     width, window = 8 * datatype.itemsize, min(ranks, MOST)
     if reduction == "prod":
-        return Recipe(Kind.PRODUCT, width, ranks, window, identity=1)
+        return Recipe(RecipeKind.PRODUCT, width, ranks, window, identity=1)
     if reduction != "avg":
         odd = premultiplier(1) if reduction == "mulsum" else 1
-        return Recipe(Kind.SUM, width, ranks, window, bits=width, odd=odd)
+        return Recipe(RecipeKind.SUM, width, ranks, window, bits=width, odd=odd)
     # Two large numbers rather than many small ones where 7 bits are all that a sum may have.
     window = min(window, MOST if width > 8 else 2)
-    return Recipe(Kind.SUM, width, ranks, window, bits=width - 1 - _log2(window), divisor=ranks)
+    return Recipe(RecipeKind.SUM, width, ranks, window, bits=width - 1 - _log2(window), divisor=ranks)
 
 
 def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
@@ -122,7 +122,7 @@ def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     if reduction == "avg":
         nearest = _reciprocal(datatype, ranks, lowest=1 - bias(datatype))
         if nearest is None:
-            return Recipe(Kind.FLOAT_SUM, 8 * datatype.itemsize, ranks, window=0, mantissa=mantissa)
+            return Recipe(RecipeKind.FLOAT_SUM, 8 * datatype.itemsize, ranks, window=0, mantissa=mantissa)
         shift, extra = nearest
         if alike:
             window, bits, total = 2, 0, 1
@@ -130,7 +130,7 @@ def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     low = 1 - shift
     choices = top - total - low + 1
     return Recipe(
-        Kind.FLOAT_SUM,
+        RecipeKind.FLOAT_SUM,
         8 * datatype.itemsize,
         ranks,
         window if choices > 0 else 0,
@@ -150,7 +150,7 @@ def _product(datatype: Datatype, ranks: int) -> Recipe:
     window = min(ranks, MOST)
     powers = min(window, bias(datatype) - 3)  # all up or all down stays normal, with room for the mantissa
     return Recipe(
-        Kind.FLOAT_PRODUCT,
+        RecipeKind.FLOAT_PRODUCT,
         8 * datatype.itemsize,
         ranks,
         window,
@@ -166,7 +166,7 @@ def _extreme(datatype: Datatype, ranks: int, minimum: bool) -> Recipe:
     if datatype.floating:
         highest = largest(datatype) | 1 << (width - 1)
     return Recipe(
-        Kind.EXTREME,
+        RecipeKind.EXTREME,
         width,
         ranks,
         min(ranks, MOST),

@@ -42,7 +42,7 @@ OFFERED: dict[str, tuple[Algorithm, ...]] = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Where the ranks are. inside: what joins the GPUs of one host."""
 
     ranks: int
@@ -76,7 +76,7 @@ class WireRate:
 
 
 def assumed_algorithm(
-    operation: str, layout: Layout, environment: Mapping[str, str], nvls_possible: bool
+    operation: str, layout: RankLayout, environment: Mapping[str, str], nvls_possible: bool
 ) -> Assumed:
     """The algorithm that NCCL is assumed to use for large sizes; NCCL does not report it.
 
@@ -197,7 +197,7 @@ OUTSIDE: dict[tuple[str, Algorithm], Formula] = {
 }
 
 
-def wire_rate(operation: str, layout: Layout, assumed: Assumed, algbw: float, busbw: float) -> WireRate:
+def wire_rate(operation: str, layout: RankLayout, assumed: Assumed, algbw: float, busbw: float) -> WireRate:
     """The rate on the tightest link, from algbw and busbw in GB/s."""
     link: Link = layout.inside if layout.hosts == 1 else "network"
     several = layout.hosts > 1
@@ -210,7 +210,7 @@ def wire_rate(operation: str, layout: Layout, assumed: Assumed, algbw: float, bu
     return WireRate(rate, link, assumed.algorithm, _sentence(operation, layout, assumed))
 
 
-def _problem(operation: str, layout: Layout, algorithm: Algorithm, known: bool) -> str:
+def _problem(operation: str, layout: RankLayout, algorithm: Algorithm, known: bool) -> str:
     if layout.ranks < 2:
         return "nothing crosses a link with one rank"
     if layout.ranks % layout.hosts:
@@ -226,7 +226,7 @@ def _problem(operation: str, layout: Layout, algorithm: Algorithm, known: bool) 
     return ""
 
 
-def _sentence(operation: str, layout: Layout, assumed: Assumed) -> str:
+def _sentence(operation: str, layout: RankLayout, assumed: Assumed) -> str:
     spread = ""
     if layout.hosts > 1:
         spread = f", ranks in blocks of {layout.per_host} a host, one NIC a rank"

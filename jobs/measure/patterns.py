@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.exact_reductions import Kind, Recipe, recipe
+from jobs.measure.exact_reductions import Recipe, RecipeKind, recipe
 from runner.comm.collectives.api import Datatype
 
 # A prime, so that data does not repeat after a whole number of chunks, blocks or ranks.
@@ -117,9 +117,9 @@ def plan(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
     """The recipe of a segment's elements, and the one rank that they come from; None for all ranks."""
     match data:
         case Untouched():
-            return Recipe(Kind.UNTOUCHED, 8 * datatype.itemsize), None
+            return Recipe(RecipeKind.UNTOUCHED, 8 * datatype.itemsize), None
         case Copied():
-            return Recipe(Kind.COPIED, 8 * datatype.itemsize), None
+            return Recipe(RecipeKind.COPIED, 8 * datatype.itemsize), None
         case Contributed():
             return recipe(datatype, data.reduction, data.ranks).inputs, data.rank
         case Reduced():
@@ -159,7 +159,7 @@ def _below(bits: Words, number: int) -> Words:
 
 def _combine(how: Recipe, element: Words, only: int | None) -> Words:
     """All contributions to an element, or only one rank's, as bits; element: hashes."""
-    if how.kind is Kind.COPIED:
+    if how.kind is RecipeKind.COPIED:
         return element
     rank = _below(element, how.ranks)
     total = np.full_like(element, how.identity)
@@ -183,11 +183,11 @@ def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) ->
     """The contribution of random bits x, in the form that `_add` adds."""
     sign = x >> 63
     match how.kind:
-        case Kind.SUM:
+        case RecipeKind.SUM:
             return np.bitwise_and(x, (1 << how.bits) - 1, out=x)
-        case Kind.PRODUCT:
+        case RecipeKind.PRODUCT:
             return x | 1
-        case Kind.FLOAT_SUM:
+        case RecipeKind.FLOAT_SUM:
             if how.alike:
                 sign = element & 1
             x &= (1 << how.bits) - 1
@@ -195,7 +195,7 @@ def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) ->
             x ^= -sign  # with the next line: the negative, in two's complement
             x += sign
             return x
-        case Kind.FLOAT_PRODUCT:
+        case RecipeKind.FLOAT_PRODUCT:
             # What the factor's bits differ by from those of 1.0. A product with a power of two adds
             # exponents and signs: that is the sum of bits, modulo the width.
             power = ((x >> 62 & 1) * 2 - 1 << how.mantissa) * (position < how.powers)
@@ -209,9 +209,9 @@ def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) ->
 
 
 def _add(how: Recipe, total: Words, part: Words) -> Words:
-    if how.kind is Kind.PRODUCT:
+    if how.kind is RecipeKind.PRODUCT:
         return np.multiply(total, part, out=total)
-    if how.kind is Kind.EXTREME:
+    if how.kind is RecipeKind.EXTREME:
         return (np.minimum if how.minimum else np.maximum)(total, part, out=total)
     return np.add(total, part, out=total)
 
@@ -219,14 +219,14 @@ def _add(how: Recipe, total: Words, part: Words) -> Words:
 def _finish(how: Recipe, element: Words, total: Words) -> Words:
     """The bits of a combination."""
     match how.kind:
-        case Kind.SUM if how.divisor > 1:
+        case RecipeKind.SUM if how.divisor > 1:
             total = (total & (1 << how.width) - 1) // how.divisor
-        case Kind.EXTREME if how.mantissa:
+        case RecipeKind.EXTREME if how.mantissa:
             negative = ~total >> how.width - 1 & 1
             total = total ^ (-negative | 1 << how.width - 1)
-        case Kind.EXTREME if how.signed:
+        case RecipeKind.EXTREME if how.signed:
             total = total ^ 1 << how.width - 1
-        case Kind.FLOAT_SUM:
+        case RecipeKind.FLOAT_SUM:
             # A double holds the integer, normalised, in a layout that differs by two shifts.
             number = total.view(np.int64)
             bits = np.abs(number).astype(np.float64).view(np.uint64) >> 52 - how.mantissa

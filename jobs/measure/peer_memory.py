@@ -14,7 +14,7 @@ from runner.comm.api import Control
 from runner.device.raw.memory import Box, Memory
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
-Key = TypeVar("Key", bound=Hashable)
+MemoryKey = TypeVar("MemoryKey", bound=Hashable)
 
 
 class Unreachable(RuntimeError):
@@ -22,7 +22,7 @@ class Unreachable(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Handle:
+class MemoryHandle:
     """Memory of `nbytes` bytes for `PeerMemory.open`. problem: why it cannot be opened; empty if it can."""
 
     nbytes: int
@@ -41,17 +41,17 @@ class PeerMemory:
         self._exported: dict[int, bytes] = {}  # by address, one for as long as the memory is allocated
         self._opened: dict[bytes, Memory] = {}
 
-    def publish(self, own: Mapping[Key, Memory]) -> dict[Key, Handle]:
+    def publish(self, own: Mapping[MemoryKey, Memory]) -> dict[MemoryKey, MemoryHandle]:
         """Export this rank's memory; returns the handles of all ranks. Collective.
 
         own: device memory, by keys that no other rank uses.
         """
-        published: dict[Key, Handle] = {}
+        published: dict[MemoryKey, MemoryHandle] = {}
         for some in self.control.allgather({key: self._export(memory) for key, memory in own.items()}):
             published |= some
         return published
 
-    def open(self, handle: Handle, gpu: int, owner: int | None = None) -> Memory:
+    def open(self, handle: MemoryHandle, gpu: int, owner: int | None = None) -> Memory:
         """The memory of another rank of this host, mapped for GPU `gpu`. Raises Unreachable.
 
         gpu, owner: CUDA indices in this process; owner: the GPU that has the memory, None if it is invisible
@@ -77,13 +77,13 @@ class PeerMemory:
         self._exported.clear()
         self.control.barrier()
 
-    def _export(self, memory: Memory) -> Handle:
+    def _export(self, memory: Memory) -> MemoryHandle:
         try:
             if memory.address not in self._exported:
                 self._exported[memory.address] = self.box.export(memory)
         except RuntimeError as reason:
-            return Handle(memory.nbytes, problem=first_line(reason))
-        return Handle(memory.nbytes, self._exported[memory.address])
+            return MemoryHandle(memory.nbytes, problem=first_line(reason))
+        return MemoryHandle(memory.nbytes, self._exported[memory.address])
 
 
 def allocate_exportable(box: Box, nbytes: int, gpu: int) -> Memory:

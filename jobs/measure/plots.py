@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Place = TypeVar("Place", int, float)
+Tick = TypeVar("Tick", int, float)
 
 SUFFIXES = (".html", ".png", ".svg")
 TICKS = 9  # labels on an axis, about
@@ -50,7 +50,7 @@ def from_zero(axes: Axes) -> None:
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
 
 
-def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], label: str) -> None:
+def against(axes: Axes, places: Sequence[Tick], name: Callable[[Tick], str], label: str) -> None:
     """Make the horizontal axis logarithmic, with some of the measured places as its labels."""
     axes.set_xscale("log", base=2)
     ticks = apart(places)
@@ -60,12 +60,12 @@ def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], l
     axes.grid(True, color="0.9")
 
 
-def apart(places: Sequence[Place]) -> list[Place]:
+def apart(places: Sequence[Tick]) -> list[Tick]:
     """The places on a logarithmic axis whose labels do not touch; powers of two have priority."""
     if len(places) < 2:
         return list(places)
     least = 0.99 * math.log2(places[-1] / places[0]) / (TICKS - 0.5)
-    found: list[Place] = []
+    found: list[Tick] = []
     for place in sorted(places, key=lambda one: (not math.log2(one).is_integer(), one)):
         if all(abs(math.log2(place / other)) >= least for other in found):
             found.append(place)

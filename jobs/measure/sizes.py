@@ -11,7 +11,7 @@ MIB = 1 << 20
 UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30}
 
 
-def parse_size(text: str) -> int:
+def parse_nccl_tests_size(text: str) -> int:
     """Bytes of "8", "32M", "1.5g" or "1e6"; K, M and G are powers of 1024. Raises UserError."""
     match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmgKMG]?)\s*", text)
     size = float(match[1]) * UNITS[match[2].lower()] if match else math.inf

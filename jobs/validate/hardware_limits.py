@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from jobs.measure.link_rates import Assumed, Layout, assumed_algorithm, wire_rate
+from jobs.measure.link_rates import Assumed, RankLayout, assumed_algorithm, wire_rate
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Place
 from jobs.validate.report.model import Limit
@@ -157,7 +157,7 @@ def _joins(hosts: Sequence[Members]) -> str:
 def _ring_of_host(host: Members) -> Rate:
     """Bus bandwidth of an all_reduce inside one host."""
     link = _least(_inside(host))
-    layout = Layout(len(host), 1, _kind(host))
+    layout = RankLayout(len(host), 1, _kind(host))
     return link if link.rate is None else _filled(link, layout, _algorithm(host, layout))
 
 
@@ -172,7 +172,7 @@ def _ring_of_all(hosts: Sequence[Members]) -> Rate:
     if not all(one.capability for _, one in everyone):
         return Rate(None, "which algorithm MPI uses between CPUs is not known")
     network = _least([(rank, _way_out(one)) for rank, one in everyone])
-    layout = Layout(ranks, len(hosts))
+    layout = RankLayout(ranks, len(hosts))
     assumed = _algorithm(everyone, layout)
     if network.rate is None:
         return network
@@ -186,12 +186,12 @@ def _ring_of_all(hosts: Sequence[Members]) -> Rate:
     return Rate(tight.rate, f"{tight.source}; {words}")
 
 
-def _algorithm(members: Members, layout: Layout) -> Assumed:
+def _algorithm(members: Members, layout: RankLayout) -> Assumed:
     switch = layout.inside == "NVLink" and all(one.capability >= NVLS_CAPABILITY for _, one in members)
     return assumed_algorithm("all_reduce", layout, members[0][1].settings, switch)
 
 
-def _filled(link: Rate, layout: Layout, assumed: Assumed) -> Rate:
+def _filled(link: Rate, layout: RankLayout, assumed: Assumed) -> Rate:
     """Bus bandwidth of an all_reduce that fills this link; the link of several hosts is a NIC."""
     n = layout.ranks
     wire = wire_rate("all_reduce", layout, assumed, n / (2 * (n - 1)), 1.0)  # of a bus bandwidth of 1

@@ -68,8 +68,8 @@ def grouped_figures(
     for color in colors:
         ranks = tuple(rank for rank, other in enumerate(bench.colors) if other == color)
         seconds = average([by_rank[rank] for rank in ranks])
-        shape = bench.operation.shape(point.elements, point.datatype, len(ranks), bench.traffic)
-        algbw, busbw = bandwidths(bench.operation, shape, point.datatype, len(ranks), seconds)
+        counts = bench.operation.counts(point.elements, point.datatype, len(ranks), bench.traffic)
+        algbw, busbw = bandwidths(bench.operation, counts, point.datatype, len(ranks), seconds)
         wrong = None if findings is None else sum(found.count for found in findings if found.rank in ranks)
         groups.append(Group(color, ranks, seconds, algbw, busbw, wrong))
     return tuple(groups)

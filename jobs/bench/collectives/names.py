@@ -8,10 +8,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from jobs.bench.collectives.results import Group, Header, RankMismatch, Row
+from jobs.bench.collectives.results import Group, Header, RankMismatch, ResultRow
 
 
-def names(measured: Row, known: Header) -> str:
+def names(measured: ResultRow, known: Header) -> str:
     """A line for every rank with wrong data, every group, the slowest rank and the last one to arrive."""
     hosts = {seat.rank: f"rank {seat.rank} (host {seat.host}, device {seat.device})" for seat in known.seats}
     lines: list[str] = []
@@ -29,7 +29,7 @@ def names(measured: Row, known: Header) -> str:
     return "".join(f"#   {line}\n" for line in lines)
 
 
-def mismatches(measured: Row) -> list[str]:
+def mismatches(measured: ResultRow) -> list[str]:
     """A sentence for every rank with wrong data in either placement."""
     size = f"{measured.size} B {measured.datatype}"
     return [

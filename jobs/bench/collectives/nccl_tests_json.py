@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.results import Footer, Header, Iterations, Measurement, Row
+from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, ResultRow
 from jobs.measure.record_file import recorded_environment
 
 FILE_VERSION = 3
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 def record(
     settings: SweepSettings,
     header: Header,
-    rows: Sequence[Row],
+    rows: Sequence[ResultRow],
     footer: Footer,
     args: Sequence[str],
     environment: Mapping[str, str],
@@ -67,7 +67,7 @@ def combined(documents: Mapping[str, str]) -> str:
     return f'{{"operations": {{\n{lines}\n}}}}\n'
 
 
-def json_line(settings: SweepSettings, header: Header, row: Row) -> str:
+def json_line(settings: SweepSettings, header: Header, row: ResultRow) -> str:
     """One row as a self-contained line of JSON."""
     result = _result(settings, row)
     result["meshrun"] |= _origin(header)
@@ -129,7 +129,7 @@ def _config(settings: SweepSettings, header: Header) -> Json:
     }
 
 
-def _result(settings: SweepSettings, row: Row) -> Json:
+def _result(settings: SweepSettings, row: ResultRow) -> Json:
     result: Json = {
         "size": row.size,
         "count": row.count,
@@ -163,7 +163,7 @@ def _iterations(iterations: Iterations) -> Json:
     return result
 
 
-def _more(measured: Measurement) -> Json:
+def _more(measured: PlacementResult) -> Json:
     """What nccl-tests does not have; times in seconds."""
     return {
         "seconds_by_rank": measured.by_rank,

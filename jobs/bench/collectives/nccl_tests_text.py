@@ -12,7 +12,7 @@ import time
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.names import largest
-from jobs.bench.collectives.results import Footer, Header, Measurement, Memory, Row
+from jobs.bench.collectives.results import Footer, GpuMemoryUse, Header, PlacementResult, ResultRow
 
 VERSION = "2.19.6"
 STAMP = "%Y-%m-%d %H:%M:%S"
@@ -76,7 +76,7 @@ def header(settings: SweepSettings, known: Header, wide: bool = False) -> str:
     return "\n".join([*lines, "#", *_titles(settings, wide)]) + "\n"
 
 
-def row(settings: SweepSettings, measured: Row, wide: bool = False) -> str:
+def row(settings: SweepSettings, measured: ResultRow, wide: bool = False) -> str:
     """One size, both placements."""
     text = f"{measured.size:12d}  {measured.count:12d}  {measured.datatype:>8s}  {measured.reduction:>6s}  "
     text += f"{measured.root:6d}"
@@ -105,7 +105,7 @@ def footer(settings: SweepSettings, known: Footer, program: str, error: str = ""
     return "\n".join([*lines, "#", *([f"# error: {sentence}" for sentence in errors] or [""])]) + "\n"
 
 
-def colour(text: str, measured: Row) -> str:
+def colour(text: str, measured: ResultRow) -> str:
     """A row's text with ANSI colours; the visible characters stay the same."""
     paint, column = {}, 5
     for values in (measured.out_of_place, measured.in_place):
@@ -139,7 +139,7 @@ def _titles(settings: SweepSettings, wide: bool) -> list[str]:
     return [f"# {'':10s}  {'':12s}  {'':8s}  {'':6s}  {'':6s}{over}", f"# {titles}", f"# {units}"]
 
 
-def _cells(settings: SweepSettings, values: Measurement) -> str:
+def _cells(settings: SweepSettings, values: PlacementResult) -> str:
     seconds = values.cpu_seconds if settings.report_cputime else values.seconds
     text = f"  {figure(seconds * 1e6, 7)}  {figure(values.algbw, 6)}  {figure(values.busbw, 6)}"
     # N/A stands one column short of #wrong's other values, as it does in nccl-tests.
@@ -151,7 +151,7 @@ def _cells(settings: SweepSettings, values: Measurement) -> str:
     return text
 
 
-def _wide_cells(values: Measurement) -> str:
+def _wide_cells(values: PlacementResult) -> str:
     cells = [
         "-" if values.wire is None else figure(values.wire, 6),
         "-" if values.wire_percent is None else figure(values.wire_percent, 6),
@@ -161,7 +161,7 @@ def _wide_cells(values: Measurement) -> str:
     return "".join(f"  {cell:>{width}s}" for cell, (_, _, width) in zip(cells, WIDE, strict=True))
 
 
-def _memory(used: Memory) -> str:
+def _memory(used: GpuMemoryUse) -> str:
     parts = {
         "Initialization": used.initialization,
         "User-Allocated": used.buffers,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.command_base import PLOT, BadUsage, Command, Size
+from jobs.bench.command_base import PLOT, BadUsage, Command, NcclTestsSize
 from jobs.measure.exit_codes import Finite, StrictCommand
 from jobs.measure.sizes import size_text
 from runner.comm.collectives import api
@@ -71,7 +71,7 @@ def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Comm
     """nccl-tests' -x and --long_name."""
     default = next((field.default for field in fields(SweepSettings) if field.name == name), None)
     keywords = {"default": default, "help": help, "metavar": "N", **keywords}
-    if isinstance(keywords["type"], Size):
+    if isinstance(keywords["type"], NcclTestsSize):
         keywords |= {"metavar": "BYTES", "default": size_text(keywords["default"])}
     keywords["show_default"] = keywords["default"] is not None
     return click.option(letter, f"--{name}", name, **keywords)
@@ -98,9 +98,9 @@ NATURAL = click.IntRange(min=0)
 ZERO_OR_ONE = click.IntRange(0, 1)
 
 LETTERS = {
-    "-b": option("-b", "minbytes", "First size.", type=Size()),
-    "-e": option("-e", "maxbytes", "Last size.", type=Size()),
-    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=Size()),
+    "-b": option("-b", "minbytes", "First size.", type=NcclTestsSize()),
+    "-e": option("-e", "maxbytes", "Last size.", type=NcclTestsSize()),
+    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=NcclTestsSize()),
     "-f": option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1)),
     "-n": option("-n", "iters", "Timed iterations.", type=click.IntRange(min=1)),
     "-w": option("-w", "warmup_iters", "Warm-up iterations of each size.", type=NATURAL),

@@ -38,7 +38,7 @@ WIDTHS = (12, 12, 8, 6, 6, 8, 8, 8, 6)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PingPongResult:
     """One pair and size. latency: seconds, one way. one_way, two_way: GB/s; two_way counts both directions.
 
     wrong: elements, of both directions; None if not checked. finding: a sentence that says where.
@@ -61,7 +61,7 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     pairs = parse_pairs(options.pairs, world.size)
-    found: list[Exchange] = []
+    found: list[PingPongResult] = []
     with (
         watching(world, handler, options.settings.timeout) as progress,
         session.opened(world, world.control, options, "sendrecv", progress, [0] * world.size) as opened,
@@ -115,7 +115,7 @@ def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
     return [(pair[0], pair[1]) for pair in pairs]
 
 
-def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: int) -> Exchange:
+def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: int) -> PingPongResult:
     rank, settings = bench.group.rank, bench.settings
     count = size // datatype.itemsize
     nbytes = count * datatype.itemsize
@@ -141,7 +141,7 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
     everyone = bench.everyone.allgather((timings, wrong, finding))
     round_trip, one_way, two_way = everyone[source][0]
     rate = nbytes / 1e9
-    return Exchange(
+    return PingPongResult(
         nbytes, count, datatype.name, source, target, round_trip / 2,
         rate / one_way if one_way else 0.0, 2 * rate / two_way if two_way else 0.0,
         sum(one[1] for one in everyone) if settings.check else None,
@@ -208,7 +208,7 @@ def _cells(row: Sequence[str]) -> str:
     return "  ".join(f"{cell:>{width}s}" for cell, width in zip(row, WIDTHS, strict=True))
 
 
-def _row(one: Exchange) -> str:
+def _row(one: PingPongResult) -> str:
     figures = [
         figure(one.latency * 1e6, 8),
         figure(one.one_way, 8),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.collectives.reader import PLACEMENTS, Record, median
+from jobs.bench.collectives.reader import PLACEMENTS, BenchRecord, median
 from jobs.measure.plots import Sheet, against, from_zero, save
 from jobs.measure.sizes import size_name
 
@@ -21,7 +21,7 @@ MARKERS = ".x^s"  # of ten records each, as there are ten colours
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """size: bytes. time_us: microseconds of one operation. busbw: GB/s."""
 
     size: int
@@ -30,16 +30,16 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
+class PlotSeries:
     """One line of each panel and placement, under one name and colour; points by size."""
 
     label: str
-    out_of_place: tuple[Point, ...]
-    in_place: tuple[Point, ...]
+    out_of_place: tuple[PlotPoint, ...]
+    in_place: tuple[PlotPoint, ...]
 
 
 @dataclass(frozen=True)
-class Limit:
+class BandwidthLimit:
     """An upper limit of bandwidth, GB/s."""
 
     label: str
@@ -56,7 +56,7 @@ class Scaled:
     wire: float | None = None
 
 
-def series(record: Record, label: str | None = None) -> list[Series]:
+def series(record: BenchRecord, label: str | None = None) -> list[PlotSeries]:
     """The lines of a record: one for each datatype, reduction and root; medians over cycles."""
     name = Path(record.name).name if label is None else label
     kinds = list(dict.fromkeys((key.datatype, key.reduction, key.root) for key in record.rows))
@@ -67,17 +67,19 @@ def series(record: Record, label: str | None = None) -> list[Series]:
         which = f" {datatype} {reduction}" + (f" root {root}" if root >= 0 else "") if len(kinds) > 1 else ""
         lines = [
             tuple(
-                Point(key.size, median(cycles, "time_us"), median(cycles, "busbw"))
+                PlotPoint(key.size, median(cycles, "time_us"), median(cycles, "busbw"))
                 for key in keys
                 if (cycles := record.rows[key].get(placement))
             )
             for placement in PLACEMENTS
         ]
-        found.append(Series(name + which, lines[0], lines[1]))
+        found.append(PlotSeries(name + which, lines[0], lines[1]))
     return found
 
 
-def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: Sequence[Limit] = ()) -> None:
+def plot(
+    lines: Sequence[PlotSeries], target: str | Path, title: str = "", limits: Sequence[BandwidthLimit] = ()
+) -> None:
     """Plot time and bus bandwidth against size on logarithmic axes; out of place solid, in place dashed.
 
     Values that have no logarithm (size 0, bandwidth 0 of one rank) are left out of the panels, but not of the
@@ -145,7 +147,7 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
     save(draw, Path(target), title, [Sheet(titles, cells)])
 
 
-def _on_logarithms(points: Sequence[Point]) -> list[Point]:
+def _on_logarithms(points: Sequence[PlotPoint]) -> list[PlotPoint]:
     return [point for point in points if point.size > 0 and 0 < point.time_us < math.inf]
 
 
@@ -153,7 +155,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _limit(limit: Limit) -> str:
+def _limit(limit: BandwidthLimit) -> str:
     return f"{limit.label}, {limit.busbw:.4g} GB/s"
 
 

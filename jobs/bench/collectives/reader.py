@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.results import Header, Measurement, Row
+from jobs.bench.collectives.results import Header, PlacementResult, ResultRow
 from runner.comm.collectives.api import DATATYPES
 from runner.errors import UserError
 
@@ -29,7 +29,7 @@ AVERAGE = re.compile(r"# Avg bus bandwidth +: +([-+.0-9a-z]+)")
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class RowKey:
     """What was measured. size: bytes. count: elements. root: -1 without one."""
 
     size: int
@@ -49,11 +49,11 @@ class Figures:
     wrong: int | None
 
 
-Measurements = Mapping[Key, Mapping[str, tuple[Figures, ...]]]
+Measurements = Mapping[RowKey, Mapping[str, tuple[Figures, ...]]]
 
 
 @dataclass(frozen=True)
-class Record:
+class BenchRecord:
     """One file. rows: by key and placement, one Figures for each cycle, in order.
 
     clock: "time", or "cputime" with -C. program, library: None if the file does not have them. average: the
@@ -74,7 +74,7 @@ def median(cycles: Iterable[Figures], metric: str) -> float:
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
-def read(path: str | Path) -> Record:
+def read(path: str | Path) -> BenchRecord:
     """The measurements of a file of one operation; errors as for `read_each`."""
     found = read_each(path)
     if len(found) > 1:
@@ -82,7 +82,7 @@ def read(path: str | Path) -> Record:
     return next(iter(found.values()))
 
 
-def read_each(path: str | Path) -> dict[str, Record]:
+def read_each(path: str | Path) -> dict[str, BenchRecord]:
     """The file's measurements: by operation if it has several, else by "".
 
     Raises UserError if there are none, or some that cannot be parsed.
@@ -107,7 +107,7 @@ def _operations(text: str) -> dict[str, str]:
     return {"": text}
 
 
-def _read(path: str, text: str) -> Record:
+def _read(path: str, text: str) -> BenchRecord:
     gathered = _Gathered(path)
     if text.lstrip().startswith("{"):
         try:
@@ -123,16 +123,16 @@ def _read(path: str, text: str) -> Record:
     return gathered.record()
 
 
-def of_rows(name: str, settings: SweepSettings, header: Header, rows: Iterable[Row]) -> Record:
+def of_rows(name: str, settings: SweepSettings, header: Header, rows: Iterable[ResultRow]) -> BenchRecord:
     """The record of what was just measured, as if it had been written and read back."""
     gathered = _Gathered(name)
     gathered.programs.add(header.program)
     gathered.clocks.add("cputime" if settings.report_cputime else "time")
     gathered.library = header.library
     for row in rows:
-        key = Key(row.size, row.count, row.datatype, row.reduction, row.root)
+        key = RowKey(row.size, row.count, row.datatype, row.reduction, row.root)
         for placement in PLACEMENTS:
-            of: Measurement = getattr(row, placement)
+            of: PlacementResult = getattr(row, placement)
             seconds = of.cpu_seconds if settings.report_cputime else of.seconds
             gathered.add(key, placement, Figures(seconds * 1e6, of.algbw, of.busbw, of.wrong))
     return gathered.record()
@@ -143,16 +143,16 @@ class _Gathered:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.rows: dict[Key, dict[str, list[Figures]]] = {}
+        self.rows: dict[RowKey, dict[str, list[Figures]]] = {}
         self.programs: set[str] = set()
         self.clocks: set[str] = set()
         self.library: int | None = None
         self.averages: list[float] = []
 
-    def add(self, key: Key, placement: str, figures: Figures) -> None:
+    def add(self, key: RowKey, placement: str, figures: Figures) -> None:
         self.rows.setdefault(key, {}).setdefault(placement, []).append(figures)
 
-    def record(self) -> Record:
+    def record(self) -> BenchRecord:
         if not self.rows:
             raise UserError(
                 f"{self.name} holds no measurements",
@@ -165,7 +165,7 @@ class _Gathered:
                     got=", ".join(sorted(found)),
                     hint="a file for each",
                 )
-        return Record(
+        return BenchRecord(
             name=self.name,
             rows={key: {name: tuple(all_) for name, all_ in row.items()} for key, row in self.rows.items()},
             clock=next(iter(self.clocks)),
@@ -203,12 +203,12 @@ def _read_text(text: str, gathered: _Gathered) -> None:
 
 def _row(
     titles: list[str], size: str, count: str, datatype: str, rest: str
-) -> tuple[Key, dict[str, Figures]]:
+) -> tuple[RowKey, dict[str, Figures]]:
     """Parse a row. Raises ValueError or IndexError if its cells do not fit the titles."""
     cells = rest.split()
     # Older versions leave it blank for operations without one.
     reduction = cells.pop(0) if cells[0].isalpha() else "none"
-    key = Key(int(size), int(count), datatype, reduction, int(cells.pop(0)))
+    key = RowKey(int(size), int(count), datatype, reduction, int(cells.pop(0)))
     half = titles.index(titles[0], 1)
     columns = titles[:half]
     found = {}
@@ -253,7 +253,7 @@ def _identify(document: dict[str, Any], gathered: _Gathered) -> None:
 
 
 def _add_json(row: dict[str, Any], gathered: _Gathered) -> None:
-    key = Key(row["size"], row["count"], row["type"], row["redop"], int(row["root"]))
+    key = RowKey(row["size"], row["count"], row["type"], row["redop"], int(row["root"]))
     for placement in PLACEMENTS:
         values = row[placement]
         if values is None:  # a replayed trace has one placement

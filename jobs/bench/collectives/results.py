@@ -50,7 +50,7 @@ class Group:
     """One group's figures, if the ranks were split. color: nccl-tests' group number.
 
     ranks: world ranks in it. seconds: averaged, as -a says, over its own ranks only. busbw: GB/s.
-    wrong: as in Measurement.
+    wrong: as in PlacementResult.
     """
 
     color: int
@@ -62,7 +62,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class PlacementResult:
     """One size and placement.
 
     seconds: of one operation, over the ranks as -a says. cpu_seconds: until it was queued. algbw, busbw: GB/s
@@ -87,7 +87,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One size: the first five columns, and both placements. count: elements, as NCCL's function takes them.
 
     finished: seconds since the epoch when both placements were done.
@@ -98,8 +98,8 @@ class Row:
     datatype: str
     reduction: str
     root: int
-    out_of_place: Measurement
-    in_place: Measurement
+    out_of_place: PlacementResult
+    in_place: PlacementResult
     finished: float = 0.0
 
 
@@ -117,7 +117,7 @@ class RankDevice:
 
 
 @dataclass(frozen=True)
-class Memory:
+class GpuMemoryUse:
     """Bytes of GPU memory used, the most over ranks (-M)."""
 
     initialization: int
@@ -151,5 +151,5 @@ class Footer:
     failures: int
     average_busbw: float
     minimum_busbw: float | None = None
-    memory: Memory | None = None
+    memory: GpuMemoryUse | None = None
     errors: tuple[str, ...] = field(default=())

@@ -11,10 +11,10 @@ from typing import Any
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.nccl_tests_json import combined, json_line, record
-from jobs.bench.collectives.results import Footer, Header, Row
+from jobs.bench.collectives.results import Footer, Header, ResultRow
 from jobs.bench.collectives.screen import Screen
 from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import sweep
 from jobs.measure import plots as measure_plots
 from jobs.measure.exit_codes import WrongResults
@@ -35,11 +35,11 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
     colors = colors_of(world, options)
     operations = [name for name in options.operations if name != "hypercube" or fits_hypercube(colors)]
     for name in operations or options.operations:
-        check_ranks(OPERATIONS[name], options.settings, colors)
+        check_ranks(SPECS[name], options.settings, colors)
     world.on_root(lambda: check_files(options))
     if options.json_lines and world.rank == 0:
         Path(options.json_lines).write_text("", encoding="utf-8")
-    curves: list[Curve] = []
+    curves: list[PlottedOperation] = []
     wrong: list[str] = []
     record_file: RecordFile | None = None
     documents: dict[str, str] = {}
@@ -55,7 +55,9 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
                 world, handler, options, session, screen, cli_context.words, record_file, documents
             )
         wrong += _complaints(name, footer)
-        curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
+        curves.append(
+            PlottedOperation(name, session.bench.settings, session.header, lines, full_link(session.bench))
+        )
     if options.plot and world.rank == 0:
         what = options.operations[0] if len(options.operations) == 1 else "All operations"
         draw(options.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", curves)
@@ -73,10 +75,10 @@ def _one(
     words: tuple[str, ...],
     record_file: RecordFile,
     documents: dict[str, str],
-) -> tuple[list[Row], Footer]:
+) -> tuple[list[ResultRow], Footer]:
     """Measure one operation, from header to footer. documents: JSON by operation; gains this one's."""
     settings, header, bench = session.bench.settings, session.header, session.bench
-    started, rows = time.time(), list[Row]()
+    started, rows = time.time(), list[ResultRow]()
     if session.reduced:
         screen.line(f"#\n# Reducing maxBytes to {session.reduced} due to memory limitation\n")
     screen.header(settings, header)
@@ -119,28 +121,30 @@ def check_files(options: BenchOptions) -> None:
 
 
 @dataclass(frozen=True)
-class Curve:
+class PlottedOperation:
     """What a plot shows of one operation, whose buffers are gone by then. full: of `full_link`."""
 
     operation: str
     settings: SweepSettings
     header: Header
-    rows: Sequence[Row]
+    rows: Sequence[ResultRow]
     full: tuple[float, float] | None
 
 
-def draw(target: str, title: str, curves: Sequence[Curve]) -> None:
+def draw(target: str, title: str, curves: Sequence[PlottedOperation]) -> None:
     """Plot the rows of all operations, and the bandwidth at which each one's tight link is full."""
     from jobs.bench.collectives import plots, reader
 
-    lines: list[plots.Series] = []
-    limits: list[plots.Limit] = []
+    lines: list[plots.PlotSeries] = []
+    limits: list[plots.BandwidthLimit] = []
     for curve in curves:
         label = curve.operation if len(curves) > 1 else curve.header.backend.partition(" (")[0]
         lines += plots.series(reader.of_rows(label, curve.settings, curve.header, curve.rows), label)
         if curve.full is not None:
             nominal, busbw = curve.full
-            limits.append(plots.Limit(f"{curve.operation}: link at its nominal {nominal:g} GB/s", busbw))
+            limits.append(
+                plots.BandwidthLimit(f"{curve.operation}: link at its nominal {nominal:g} GB/s", busbw)
+            )
     plots.plot(lines, target, title, limits)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jobs.bench.collectives import names, nccl_tests_text
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.results import Footer, Header, Row
+from jobs.bench.collectives.results import Footer, Header, ResultRow
 from jobs.measure.status_line import CLEAR, StatusLine
 from runner.errors import tell
 
@@ -36,7 +36,7 @@ class Screen:
     def header(self, settings: SweepSettings, header: Header) -> None:
         self.line(nccl_tests_text.header(settings, header, wide=self.options.wide))
 
-    def row(self, settings: SweepSettings, header: Header, row: Row) -> None:
+    def row(self, settings: SweepSettings, header: Header, row: ResultRow) -> None:
         if not self.shows:
             return
         text = nccl_tests_text.row(settings, row, wide=self.options.wide)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.groups import color_of
-from jobs.bench.collectives.results import Header, Memory, RankDevice
-from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
+from jobs.bench.collectives.results import GpuMemoryUse, Header, RankDevice
+from jobs.bench.collectives.specs import SPECS, CollectiveSpec, Counts
 from jobs.bench.collectives.traffic import Traffic, read_matrix
-from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
+from jobs.measure.link_rates import RankLayout, assumed_algorithm, percent, wire_rate
 from meshrun import World
 from runner.comm.api import Control
 from runner.comm.clock import clock_offsets
@@ -56,7 +56,7 @@ class Bench:
     colors: Sequence[int]
     group: Collectives
     settings: SweepSettings
-    operation: Operation
+    operation: CollectiveSpec
     traffic: Traffic
     send: Buffer
     recv: Buffer
@@ -69,15 +69,15 @@ class Bench:
     checks: int = 0
     failures: int = 0
 
-    def shape(self, size: int, datatype: Datatype) -> Shape:
-        return self.operation.shape(size // datatype.itemsize, datatype, self.group.size, self.traffic)
+    def counts(self, size: int, datatype: Datatype) -> Counts:
+        return self.operation.counts(size // datatype.itemsize, datatype, self.group.size, self.traffic)
 
 
 @dataclass(frozen=True)
 class Point:
     """What one measurement measures. elements: of the requested size, before rounding."""
 
-    shape: Shape
+    counts: Counts
     datatype: Datatype
     reduction: str
     root: int
@@ -87,7 +87,7 @@ class Point:
     @property
     def bytes(self) -> int:
         """The size column: bytes of the larger of input and result."""
-        return max(self.shape.send, self.shape.recv) * self.datatype.itemsize
+        return max(self.counts.send, self.counts.recv) * self.datatype.itemsize
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Session:
     bench: Bench
     header: Header
     reduced: int | None = None
-    memory: Callable[[], Memory | None] = lambda: None
+    memory: Callable[[], GpuMemoryUse | None] = lambda: None
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def opened(
 
     colors: each rank's group number. Raises UserError, on every rank, for what cannot be measured here.
     """
-    operation = OPERATIONS[name]
+    operation = SPECS[name]
     check_device(world, options.settings)
     check_ranks(operation, options.settings, colors)
     settings, reduced = within_memory(world, everyone, options.settings)
@@ -152,11 +152,11 @@ def opened(
         if options.wire:
             bench.wire, bench.nominal, assumptions = tight_link(world, everyone, bench, options.link_rate)
 
-        def used() -> Memory | None:
+        def used() -> GpuMemoryUse | None:
             if not settings.memory:
                 return None
             spent = (before - connected, connected - allocated, allocated - world.backend.free_memory())
-            return Memory(*(max(column) for column in zip(*everyone.allgather(spent), strict=True)))
+            return GpuMemoryUse(*(max(column) for column in zip(*everyone.allgather(spent), strict=True)))
 
         progress.grace = 0.0
         yield Session(bench, header(everyone, world, bench, assumptions), reduced, used)
@@ -255,7 +255,7 @@ def check_device(world: World, settings: SweepSettings) -> None:
         )
 
 
-def check_ranks(operation: Operation, settings: SweepSettings, colors: Sequence[int]) -> None:
+def check_ranks(operation: CollectiveSpec, settings: SweepSettings, colors: Sequence[int]) -> None:
     """Raise UserError for what does not work with this number of ranks. colors: each rank's group number."""
     sizes = {colors.count(color) for color in colors}
     ranks = min(sizes)
@@ -327,7 +327,7 @@ def tight_link(
     members = [one for one, other in zip(gathered, bench.colors, strict=True) if other == color]
     hosts = len({host for host, *_ in members})
     joined = all(links.nvlinks_active for _, links, *_ in members)
-    layout = Layout(len(members), hosts, "NVLink" if joined else "PCIe")
+    layout = RankLayout(len(members), hosts, "NVLink" if joined else "PCIe")
     possible = joined and min(capability for *_, capability in members) >= NVLS_CAPABILITY
     assumed = assumed_algorithm(bench.operation.name, layout, environment(), possible)
     readings = [

@@ -41,11 +41,11 @@ def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
     send = Place(bench.send, start)
     recv = Place(bench.recv, start)
     if point.in_place:
-        send = Place(bench.recv, start + point.shape.send_step * rank * size)
-        recv = Place(bench.recv, start + point.shape.recv_step * rank * size)
+        send = Place(bench.recv, start + point.counts.send_step * rank * size)
+        recv = Place(bench.recv, start + point.counts.recv_step * rank * size)
     return Call(
-        bench.operation.name, send, recv, point.shape.count, point.datatype, point.reduction, point.root,
-        point.in_place, point.shape.traffic,
+        bench.operation.name, send, recv, point.counts.count, point.datatype, point.reduction, point.root,
+        point.in_place, point.counts.traffic,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import UNIT
-from jobs.bench.copy.patterns import Place, Transfer
+from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner.comm.api import Control
 from runner.device.raw.memory import Box, Gpu, Memory
@@ -38,7 +38,7 @@ class BoundTransfer:
     """
 
     number: int
-    transfer: Transfer
+    transfer: CopyTransfer
     nbytes: int
     own: dict[End, Memory] = field(default_factory=dict)
     ends: dict[End, Memory] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Binding:
     unavailable: dict[int, str]
 
 
-class Buffers:
+class TransferBuffers:
     """Memory of a host's ranks for one set of transfers after another; kept until the box closes.
 
     All methods are collective over `group`, the host's ranks.
@@ -60,7 +60,7 @@ class Buffers:
 
     def __init__(self, group: Control, box: Box, gpus: Sequence[MatrixGpu]) -> None:
         self.group, self.box, self.gpus = group, box, gpus
-        self._idle: dict[tuple[Place, int], list[Memory]] = defaultdict(list)
+        self._idle: dict[tuple[MemoryPlace, int], list[Memory]] = defaultdict(list)
         self._peers = PeerMemory(group, box)
 
     def rank_of(self, gpu: int) -> int:
@@ -72,7 +72,7 @@ class Buffers:
 
     @contextmanager
     def bound(
-        self, transfers: Sequence[Transfer], size: int, ends: Sequence[End] = ENDS
+        self, transfers: Sequence[CopyTransfer], size: int, ends: Sequence[End] = ENDS
     ) -> Iterator[Binding]:
         """Memory for these ends of all transfers at the same time; size: bytes of a transfer of factor 1."""
         bound = [
@@ -97,7 +97,7 @@ class Buffers:
         """Give other ranks' memory back, before they release it."""
         self._peers.close()
 
-    def _take(self, place: Place, nbytes: int) -> Memory:
+    def _take(self, place: MemoryPlace, nbytes: int) -> Memory:
         idle = self._idle[place, nbytes]
         if idle:
             return idle.pop()
@@ -106,7 +106,7 @@ class Buffers:
             return self.box.allocate("pinned", nbytes, gpu)
         return allocate_exportable(self.box, nbytes, gpu)
 
-    def _without_access(self, transfers: Sequence[Transfer]) -> dict[int, str]:
+    def _without_access(self, transfers: Sequence[CopyTransfer]) -> dict[int, str]:
         """Transfers whose GPU does not reach the other's memory, as seen by the ranks that move them."""
         mine = {}
         for number, transfer in enumerate(transfers):
@@ -176,14 +176,14 @@ def gpus_of(group: Control, box: Box, index: int) -> tuple[MatrixGpu, ...]:
     return tuple(MatrixGpu(rank, gpu) for rank, gpus in enumerate(gathered) for gpu in gpus)
 
 
-def buffers_needed(cases: Sequence[Case], gpus: int) -> dict[Place, int]:
+def buffers_needed(cases: Sequence[Case], gpus: int) -> dict[MemoryPlace, int]:
     """How many buffers of factor 1 each place holds at most; memory is kept from case to case."""
-    most: Counter[tuple[Place, int]] = Counter()
+    most: Counter[tuple[MemoryPlace, int]] = Counter()
     for case in cases:
         for _, _, transfers in case.cells(gpus) if case.engine != "chase" else ():
             held = Counter((place, one.factor) for one in transfers for place in (one.source, one.target))
             most |= held
-    total: Counter[Place] = Counter()
+    total: Counter[MemoryPlace] = Counter()
     for (place, factor), count in most.items():
         total[place] += factor * count
     return dict(total)

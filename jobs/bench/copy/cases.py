@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.bench.copy import patterns
-from jobs.bench.copy.patterns import Pattern, Transfers
+from jobs.bench.copy.patterns import CopyTransfers, Pattern
 
-Engine = Literal["ce", "sm", "split", "chase", "host"]
-Report = Literal["first", "total", "each"]
+EngineName = Literal["ce", "sm", "split", "chase", "host"]
+ReportedRate = Literal["first", "total", "each"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Case:
     """
 
     name: str
-    engine: Engine
+    engine: EngineName
     arrow: str
     transfers: Pattern
     rows: Literal["host", "gpus"] = "host"
-    reports: Report = "first"
+    reports: ReportedRate = "first"
     about: str = ""
 
     @property
@@ -69,7 +69,7 @@ class Case:
             )
         return ((self.name, f"memcpy {by} {self.arrow} bandwidth (GB/s)"),)
 
-    def cells(self, gpus: int) -> Iterator[tuple[int, int, Transfers]]:
+    def cells(self, gpus: int) -> Iterator[tuple[int, int, CopyTransfers]]:
         """(row, column, transfers) of the cells that have a value, for so many GPUs."""
         for row in range(gpus if self.rows == "gpus" else 1):
             for column in range(gpus):
@@ -81,7 +81,7 @@ class Case:
 UP, DOWN, BOTH = "CPU(row) -> GPU(column)", "CPU(row) <- GPU(column)", "CPU(row) <-> GPU(column)"
 THERE, BACK, PEERS = "GPU(row) -> GPU(column)", "GPU(row) <- GPU(column)", "GPU(row) <-> GPU(column)"
 
-Twin = tuple[str, str, Literal["host", "gpus"], Report, Pattern, Engine, Pattern, str]
+Twin = tuple[str, str, Literal["host", "gpus"], ReportedRate, Pattern, EngineName, Pattern, str]
 # Name, arrow, rows, what is reported, pattern of copy engines, kind of kernel, its pattern, help.
 TWINS: tuple[Twin, ...] = (
     ("host_to_device_memcpy", UP, "host", "first", patterns.host_to_device, "sm", patterns.host_to_device,

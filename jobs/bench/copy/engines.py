@@ -21,7 +21,7 @@ Queue = Callable[[Box, Gpu, Memory, Memory, int, int, Any], None]
 
 
 @dataclass(frozen=True)
-class Engine:
+class TransferEngine:
     """moved: of so many bytes, those that one copy moves on a GPU. queue: put copies into a stream.
 
     both_ways: half of the bytes go from target to source.
@@ -85,8 +85,8 @@ def _addresses(target: Memory, source: Memory) -> tuple[np.uint64, np.uint64]:
     return np.uint64(target.address), np.uint64(source.address)
 
 
-ENGINES: dict[str, Engine] = {
-    "ce": Engine(_all, _by_copy_engine),
-    "sm": Engine(_whole_rounds, _by_kernel),
-    "split": Engine(lambda nbytes, gpu: nbytes // UNIT * UNIT, _both_ways, both_ways=True),
+ENGINES: dict[str, TransferEngine] = {
+    "ce": TransferEngine(_all, _by_copy_engine),
+    "sm": TransferEngine(_whole_rounds, _by_kernel),
+    "split": TransferEngine(lambda nbytes, gpu: nbytes // UNIT * UNIT, _both_ways, both_ways=True),
 }

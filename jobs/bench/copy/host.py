@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from jobs.bench.copy.cases import HOST
-from jobs.bench.copy.measure import CaseResult, Cell, CopySettings
+from jobs.bench.copy.measure import CaseResult, CopySettings, MatrixCell
 from jobs.bench.copy.transfers import ELEMENT, WIDTH
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
@@ -16,7 +16,7 @@ from jobs.measure.timers import host_seconds
 from runner.comm.api import Control
 from runner.comm.collectives.api import DATATYPES
 
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+ByteArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def measure(group: Control, settings: CopySettings, progress: Callable[[str], None]) -> CaseResult:
@@ -43,16 +43,16 @@ def measure(group: Control, settings: CopySettings, progress: Callable[[str], No
     for column, samples in enumerate(samples_of):
         values = tuple(settings.middle(one) for one in zip(*samples, strict=True))
         (_, _, transfers) = next(cell for cell in HOST.cells(group.size) if cell[1] == column)
-        cells.append(Cell(0, column, transfers, values, tuple(samples)))
+        cells.append(MatrixCell(0, column, transfers, values, tuple(samples)))
     found = tuple(sentence for some in group.allgather(mismatches) for sentence in some)
     return CaseResult(HOST, group.size, tuple(cells), found)
 
 
-def copy(target: Bytes, source: Bytes) -> None:
+def copy(target: ByteArray, source: ByteArray) -> None:
     np.copyto(target, source)
 
 
-def _seconds(source: Bytes, target: Bytes, settings: CopySettings) -> float:
+def _seconds(source: ByteArray, target: ByteArray, settings: CopySettings) -> float:
     """Of one copy: the mean of a sample's, after one that does not count."""
     copy(target, source)
     return max(host_seconds(lambda: copy(target, source), settings.copies), 1e-12)
@@ -60,7 +60,7 @@ def _seconds(source: Bytes, target: Bytes, settings: CopySettings) -> float:
 
 @contextmanager
 def _checked(
-    source: Bytes, target: Bytes, settings: CopySettings, seed: int, rank: int, mismatches: list[str]
+    source: ByteArray, target: ByteArray, settings: CopySettings, seed: int, rank: int, mismatches: list[str]
 ) -> Iterator[None]:
     """Fill the source before the copies inside, verify the target after them."""
     kind = DATATYPES[ELEMENT]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.bench.copy.measure import CaseResult, Cell
+from jobs.bench.copy.measure import CaseResult, MatrixCell
 from runner.device.raw.memory import Gpu
 from runner.system.links import gpu_links
 
@@ -18,7 +18,7 @@ MOST_DESCRIBED = 6  # outliers that are described one by one
 class Outlier:
     """factor: the cell's value over the median of its matrix."""
 
-    cell: Cell
+    cell: MatrixCell
     value: float
     factor: float
 
@@ -40,7 +40,7 @@ class Peaks:
     memory: Peak
 
 
-def measured_cells(result: CaseResult, number: int) -> list[tuple[Cell, float]]:
+def measured_cells(result: CaseResult, number: int) -> list[tuple[MatrixCell, float]]:
     """The cells of a matrix that have a value, and that value."""
     return [(cell, cell.values[number]) for cell in result.cells if cell.values is not None]
 
@@ -77,7 +77,7 @@ def messages(result: CaseResult, number: int) -> list[str]:
     return lines
 
 
-def cell_name(cell: Cell, result: CaseResult, number: int) -> str:
+def cell_name(cell: MatrixCell, result: CaseResult, number: int) -> str:
     """The cell of a matrix by its GPUs, such as "GPU 2 -> GPU 1 by GPU 1"."""
     if result.case.engine == "chase":
         transfer = cell.transfers[0]
@@ -101,7 +101,7 @@ def peaks_of(gpu: Gpu) -> Peaks:
     return Peaks(nvlink if links.nvlinks_active else pcie, pcie, memory)
 
 
-def peak(result: CaseResult, number: int, cell: Cell, limits: Sequence[Peaks]) -> Peak | None:
+def peak(result: CaseResult, number: int, cell: MatrixCell, limits: Sequence[Peaks]) -> Peak | None:
     """The nominal rate of a cell; None for latencies and for host memory."""
     case = result.case
     if not case.needs_gpu or case.unit == "ns" or not cell.transfers:

@@ -12,7 +12,7 @@ from jobs.bench.copy.buffers import MatrixGpu
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.measure import CaseResult, CopySettings
 from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, messages
-from jobs.bench.copy.patterns import Transfer
+from jobs.bench.copy.patterns import CopyTransfer
 
 VERSION = 1
 Json = dict[str, Any]
@@ -115,7 +115,7 @@ def _matrix(result: CaseResult, number: int, peaks: Sequence[Peaks]) -> Json:
     }
 
 
-def _transfer(transfer: Transfer) -> Json:
+def _transfer(transfer: CopyTransfer) -> Json:
     return {
         "source": str(transfer.source),
         "target": str(transfer.target),

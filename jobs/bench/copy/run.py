@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from jobs.bench.copy import host, nvbandwidth_text
-from jobs.bench.copy.buffers import LARGEST_SHARE, Buffers, MatrixGpu, buffers_needed, fitting_size, gpus_of
+from jobs.bench.copy.buffers import (
+    LARGEST_SHARE,
+    MatrixGpu,
+    TransferBuffers,
+    buffers_needed,
+    fitting_size,
+    gpus_of,
+)
 from jobs.bench.copy.cases import CASES, HOST, Case, chosen
 from jobs.bench.copy.measure import CopySettings, measure
 from jobs.bench.copy.outliers import Peaks, peaks_of
@@ -95,7 +102,7 @@ def measure_all(
     printer = _Printer(world, cli_context)
     printer.begin(hosts, settings, replace(settings, size=size))
     settings = replace(settings, size=size)
-    buffers = Buffers(group, box, gpus) if box is not None else None
+    buffers = TransferBuffers(group, box, gpus) if box is not None else None
     transfer_runner = TransferRunner(buffers, world.backend.synchronize) if buffers is not None else None
     for number, case in enumerate(cases):
         printer.case = f"{case.name} ({number + 1} of {len(cases)})"

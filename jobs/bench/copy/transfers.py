@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobs.bench.copy.buffers import BoundTransfer, Buffers, End
-from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Engine
+from jobs.bench.copy.buffers import BoundTransfer, End, TransferBuffers
+from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, TransferEngine
 from jobs.measure import check, patterns
 from jobs.measure.gate import Gate
 from jobs.measure.patterns import Copied, Segment, Untouched
@@ -59,7 +59,7 @@ class TransferRunner:
     Methods are collective over the host's ranks.
     """
 
-    def __init__(self, buffers: Buffers, synchronize: Callable[[], None]) -> None:
+    def __init__(self, buffers: TransferBuffers, synchronize: Callable[[], None]) -> None:
         self.buffers, self.box, self.group, self.gpus = buffers, buffers.box, buffers.group, buffers.gpus
         self._synchronize = synchronize
         first = next(one.gpu.index for one in self.gpus if one.rank == self.group.rank)
@@ -126,7 +126,7 @@ class TransferRunner:
         self.box.synchronize(stream)
 
     def _queue(
-        self, transfers: Sequence[BoundTransfer], engine: Engine, copies: int
+        self, transfers: Sequence[BoundTransfer], engine: TransferEngine, copies: int
     ) -> tuple[list[Any], ConcurrentEvents | None]:
         """Queue all transfers behind the gate, each on a stream; the streams and the events on them."""
         streams = []
@@ -144,14 +144,14 @@ class TransferRunner:
         ]
         return streams, queue_concurrently(self.box, streams, work)
 
-    def _copy(self, one: BoundTransfer, engine: Engine, copies: int, stream: Any) -> None:
+    def _copy(self, one: BoundTransfer, engine: TransferEngine, copies: int, stream: Any) -> None:
         target, source = one.ends["target"], one.ends["source"]
         engine.queue(self.box, self.gpu_of(one), target, source, one.nbytes, copies, stream)
 
-    def _moved(self, one: BoundTransfer, engine: Engine) -> int:
+    def _moved(self, one: BoundTransfer, engine: TransferEngine) -> int:
         return engine.moved(one.nbytes, self.gpu_of(one))
 
-    def _fill(self, one: BoundTransfer, engine: Engine, seed: int) -> None:
+    def _fill(self, one: BoundTransfer, engine: TransferEngine, seed: int) -> None:
         """Fill the source with data and the target with poison."""
         for end, memory in one.own.items():
             with self.box.on(memory.gpu):
@@ -166,7 +166,7 @@ class TransferRunner:
                     check.poison(array)
                 self._synchronize()
 
-    def _expected(self, one: BoundTransfer, engine: Engine, seed: int) -> list[Segment]:
+    def _expected(self, one: BoundTransfer, engine: TransferEngine, seed: int) -> list[Segment]:
         """What the target holds in the end: the bytes that were moved, then poison."""
         moved = self._moved(one, engine)
         rest = one.nbytes - moved
@@ -176,7 +176,7 @@ class TransferRunner:
         ]
 
     def _verify(
-        self, transfers: Sequence[BoundTransfer], engine: Engine, seed: int
+        self, transfers: Sequence[BoundTransfer], engine: TransferEngine, seed: int
     ) -> tuple[TransferMismatch, ...]:
         found = []
         for one in transfers:
@@ -188,7 +188,7 @@ class TransferRunner:
         return tuple(one for some in self.group.allgather(found) for one in some)
 
     def _verify_end(
-        self, one: BoundTransfer, engine: Engine, seed: int, end: End, memory: Memory
+        self, one: BoundTransfer, engine: TransferEngine, seed: int, end: End, memory: Memory
     ) -> TransferMismatch | None:
         kind = DATATYPES[ELEMENT]
         mismatch = check.verify(self.box.array(memory), kind, self._expected(one, engine, seed))

@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from jobs.bench.command_base import LAST, PLOT, OwnCommand, OwnGroup, Size, run_on_ranks, with_options
+from jobs.bench.command_base import (
+    LAST,
+    PLOT,
+    NcclTestsSize,
+    OwnCommand,
+    OwnGroup,
+    run_on_ranks,
+    with_options,
+)
 
 Option = Callable[[Any], Any]
 DTYPES = ("float16", "float32", "float64")
@@ -15,13 +23,19 @@ DTYPES = ("float16", "float32", "float64")
 
 def first(default: str) -> Option:
     return click.option(
-        "-b", "minbytes", type=Size(), default=default, show_default=True, metavar="BYTES", help="First size."
+        "-b",
+        "minbytes",
+        type=NcclTestsSize(),
+        default=default,
+        show_default=True,
+        metavar="BYTES",
+        help="First size.",
     )
 
 
 def last(default: str, text: str = "Last size.") -> Option:
     return click.option(
-        "-e", "maxbytes", type=Size(), default=default, show_default=True, metavar="BYTES", help=text
+        "-e", "maxbytes", type=NcclTestsSize(), default=default, show_default=True, metavar="BYTES", help=text
     )
 
 

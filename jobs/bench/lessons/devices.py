@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from jobs import kernels
 from jobs.bench.lessons.protocol import Context
-from jobs.measure.timers import sampled_host_seconds
-
-Operation = Callable[[], object]
+from jobs.measure.timers import Work, sampled_host_seconds
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Launch:
     threads: int = 256
 
 
-class Gpu:
+class GpuDevice:
     def __init__(self, context: Context) -> None:
         self.context, self.box, self.gpu = context, context.required_box, context.gpu
         self.stream = self.box.stream(self.gpu)
@@ -37,14 +34,14 @@ class Gpu:
         self.context.world.backend.synchronize()
         self.box.synchronize(self.stream)
 
-    def operation(self, launch: Launch, arguments: tuple[Any, ...]) -> Operation:
+    def operation(self, launch: Launch, arguments: tuple[Any, ...]) -> Work:
         """Loads the kernel; what is returned queues it."""
         with self.box.on(self.gpu):
             run = kernels.load(launch.file, launch.instance)
         return lambda: run((launch.blocks,), (launch.threads,), arguments, stream=self.stream)
 
 
-class Host:
+class HostDevice:
     def __init__(self, context: Context) -> None:
         self.context = context
 
@@ -55,5 +52,5 @@ class Host:
     def settle(self) -> None:
         """Nothing to wait for: every call returns when it is done."""
 
-    def seconds(self, operation: Operation) -> float:
+    def seconds(self, operation: Work) -> float:
         return self.context.median(lambda: sampled_host_seconds(operation))

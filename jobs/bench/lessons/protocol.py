@@ -20,7 +20,7 @@ from meshrun import World
 from runner.device.raw.memory import Box
 from runner.errors import UserError
 
-Cell = str | float | int | None  # None: not measured, printed as "-"
+TableCell = str | float | int | None  # None: not measured, printed as "-"
 Ranks = Literal["one", "several"]
 
 
@@ -90,17 +90,17 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Table:
+class LessonTable:
     """titles: of the columns, with units, such as "copy (GB/s)". rows: a cell for each title; floats are
     printed with 4 digits. title: printed above, if there are several tables."""
 
     titles: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     title: str = ""
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """points: (x, y) in the order of x; y is None where nothing was measured."""
 
     label: str
@@ -116,7 +116,7 @@ class Chart:
 
     x: str
     y: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     bytes: bool = False
     log_x: bool = True
     log_y: bool = False
@@ -140,16 +140,16 @@ class Lesson:
 
     name: str
     title: str
-    tables: tuple[Table, ...]
+    tables: tuple[LessonTable, ...]
     explanation: tuple[str, ...]
     charts: tuple[Chart | Timeline, ...] = ()
     mismatches: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def size_table(sizes: Sequence[int], lines: Sequence[Line], title: str = "") -> Table:
+def size_table(sizes: Sequence[int], lines: Sequence[ChartLine], title: str = "") -> LessonTable:
     """Rates in GB/s: a row for each size, a column for each line; lines have a point for each size."""
-    return Table(
+    return LessonTable(
         ("size", *(f"{line.label} (GB/s)" for line in lines)),
         tuple((size_name(n), *(line.points[at][1] for line in lines)) for at, n in enumerate(sizes)),
         title,
@@ -161,7 +161,7 @@ def rate(nbytes: float, seconds: float) -> float | None:
     return nbytes / seconds / 1e9 if seconds > 0 else None
 
 
-def crossings(lines: Sequence[Line]) -> list[tuple[float, str]]:
+def crossings(lines: Sequence[ChartLine]) -> list[tuple[float, str]]:
     """Which line is highest from which x on: (x, label), in the order of x; the first from the smallest x.
 
     Only x where every line has a value count, and a lead of less than 2 % changes nothing.

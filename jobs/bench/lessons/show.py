@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.lessons.protocol import Cell, Chart, Lesson, Table, Timeline
+from jobs.bench.lessons.protocol import Chart, Lesson, LessonTable, TableCell, Timeline
 from jobs.measure import plots
 from jobs.measure.sizes import size_name
 
@@ -32,7 +32,7 @@ def text(lesson: Lesson) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def columns(table: Table) -> list[str]:
+def columns(table: LessonTable) -> list[str]:
     """First column aligned to the left, the others to the right; units on a line of their own."""
     titles = [title.partition(" (") for title in table.titles]
     heads = tuple(head for head, _, _ in titles)
@@ -48,7 +48,7 @@ def columns(table: Table) -> list[str]:
     ]
 
 
-def cell(value: Cell) -> str:
+def cell(value: TableCell) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if isinstance(value, float):

@@ -18,8 +18,8 @@ from typed import LAUNCHERS, typed
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.nccl_tests_json import combined, record
-from jobs.bench.collectives.results import Footer, Header, Measurement, Row
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.results import Footer, Header, PlacementResult, ResultRow
+from jobs.bench.collectives.specs import SPECS
 from launch.cli.main import main
 from launch.mpi.rank_command import PROGRAM
 from runner.comm.collectives.api import DATATYPES
@@ -65,7 +65,7 @@ def sizes_of(text: str) -> list[int]:
     return [int(row[0]) for row in rows_of(text)]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", SPECS)
 def test_every_operation_runs_on_one_rank(run: Run, operation: str) -> None:
     ended = run(operation, *SMALL)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -77,18 +77,18 @@ def test_every_operation_runs_on_one_rank(run: Run, operation: str) -> None:
     assert "# Out of bounds values : 0 OK" in lines
     assert "\x1b" not in ended.stdout
     assert len(rows_of(ended.stdout)) == len(SIZES)
-    wrong = ["0", "0" if OPERATIONS[operation].in_place else "N/A"]
+    wrong = ["0", "0" if SPECS[operation].in_place else "N/A"]
     assert [[row[n].split()[3] for n in (5, 6)] for row in rows_of(ended.stdout)] == [wrong] * len(SIZES)
 
 
 def test_all_operations_one_after_another(run: Run) -> None:
     ended = run("all", "-b", "64", "-e", "64", "-n", "1", "--device", "cpu", "-J", "out.json")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert re.findall(r"test starting: (\w+)_perf", ended.stdout) == list(OPERATIONS)
+    assert re.findall(r"test starting: (\w+)_perf", ended.stdout) == list(SPECS)
     assert ended.stdout.count("# Writing JSON output to") == 1
     assert [path.name for path in Path().iterdir()] == ["out.json"]
     documents = json.loads(Path("out.json").read_text())["operations"]
-    assert [*documents] == list(OPERATIONS)
+    assert [*documents] == list(SPECS)
     for name, document in documents.items():
         assert document["version"] == 3
         assert document["meshrun"]["program"] == f"{name}_perf"
@@ -124,8 +124,8 @@ def test_records_of_all_operations_are_compared_and_drawn(
 def document(operation: str, microseconds: float) -> str:
     """The JSON of a run of one operation."""
     header = Header(f"{operation}_perf", 0, "MPI, host memory", ())
-    cell = Measurement(microseconds * 1e-6, 0.0, 1.0, 1.0, 0)
-    row = Row(8, 2, "float", "sum", -1, cell, cell)
+    cell = PlacementResult(microseconds * 1e-6, 0.0, 1.0, 1.0, 0)
+    row = ResultRow(8, 2, "float", "sum", -1, cell, cell)
     return record(SweepSettings(), header, [row], Footer(0, 1.0), ["meshrun"], {}, 0.0, 1.0)
 
 

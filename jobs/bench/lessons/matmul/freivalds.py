@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.matmul.methods import DOUBLE, Matrices, Precision, Shape
+from jobs.bench.lessons.matmul.methods import DOUBLE, Matrices, Precision, ProductShape
 
 DEVIATIONS = 8.0  # standard deviations that a sum of random signs stays within, except for one in 10^13
 SPREAD = 16.0  # standard deviation of integer products: bfloat16 holds 16 of these, 256, exactly
 LARGEST = 1 << 20  # largest number in r, for integer products
 
 
-def fill(xp: Any, matrices: Matrices, shape: Shape, precision: Precision, *, exact: bool) -> None:
+def fill(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision, *, exact: bool) -> None:
     """Random factors: -1, 0, 1 where `exact`, else uniform in [-1, 1)."""
     probability = min(0.5, SPREAD / math.sqrt(shape[2]))
     for seed, words in enumerate((matrices.a, matrices.b), 1):
@@ -30,7 +30,7 @@ def fill(xp: Any, matrices: Matrices, shape: Shape, precision: Precision, *, exa
             words[first : first + index.size] = _stored(values, precision, words.dtype)
 
 
-def wrong_rows(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) -> int:
+def wrong_rows(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision) -> int:
     """How many rows of the product of `exact` factors have a wrong element, by one random r.
 
     A wrong row goes unnoticed with a probability of 2^-21.
@@ -46,7 +46,7 @@ def wrong_rows(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) 
     return wrong
 
 
-def error(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) -> float:
+def error(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision) -> float:
     """Largest |C r - A (B r)| of a row for random signs r, relative to the row of |A| times the 2-norms of
     B's rows; infinite if any is NaN. At most `bound` if only rounding was at work."""
     bits = pseudorandom.mixed(xp.arange(shape[1], dtype=xp.uint64) + np.uint64(9 << 48))
@@ -62,7 +62,7 @@ def error(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) -> fl
     return largest
 
 
-def bound(shape: Shape, precision: Precision) -> float:
+def bound(shape: ProductShape, precision: Precision) -> float:
     """The part of `error` that rounding explains.
 
     An element's error is at most k eps (|A| |B|), eps being that of the sums, plus the rounding of inputs and
@@ -99,7 +99,7 @@ def _blocks(words: Any, rows: int, columns: int, precision: Precision) -> Iterat
         yield _float64(part, precision).reshape(-1, columns)
 
 
-def _rows(matrices: Matrices, shape: Shape, precision: Precision) -> Iterator[tuple[Any, Any]]:
+def _rows(matrices: Matrices, shape: ProductShape, precision: Precision) -> Iterator[tuple[Any, Any]]:
     """Rows of A and the same of C, as float64."""
     m, n, k = shape
     step = max(1, pseudorandom.BLOCK // max(n, k))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from jobs.bench.lessons.p2p.methods import HOST
 from jobs.bench.lessons.p2p.results import Pair, PeerResults
-from jobs.bench.lessons.protocol import Line, crossings, rate
+from jobs.bench.lessons.protocol import ChartLine, crossings, rate
 from jobs.measure.sizes import size_name
 
 PAIRS_NAMED = 3  # in a sentence
 
 
-def sentences(found: PeerResults, lines: Sequence[Line]) -> list[str]:
+def sentences(found: PeerResults, lines: Sequence[ChartLine]) -> list[str]:
     """lines: bandwidth by size, as charted."""
     return [
         *_fastest(lines),
@@ -23,7 +23,7 @@ def sentences(found: PeerResults, lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _fastest(lines: Sequence[Line]) -> list[str]:
+def _fastest(lines: Sequence[ChartLine]) -> list[str]:
     known = [line for line in lines if all(y is not None for _, y in line.points)]
     if len(known) < 2:
         return []

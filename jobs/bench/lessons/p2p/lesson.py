@@ -17,9 +17,18 @@ from typing import Any
 import numpy as np
 
 from jobs.bench.lessons.p2p.explain import sentences
-from jobs.bench.lessons.p2p.methods import GUARD, Direct, Endpoints, Method, opened
+from jobs.bench.lessons.p2p.methods import GUARD, DirectCopy, Method, RankArrays, opened
 from jobs.bench.lessons.p2p.results import Nominal, Pair, PeerResults
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table, rate, size_table
+from jobs.bench.lessons.protocol import (
+    Chart,
+    ChartLine,
+    Context,
+    Lesson,
+    LessonTable,
+    Ranks,
+    rate,
+    size_table,
+)
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
@@ -84,7 +93,7 @@ def timed(
 
 def transfer_seconds(context: Context, method: Method, pair: Pair, nbytes: int, count: int) -> float:
     """Median seconds of one of `count` transfers that follow one another."""
-    if isinstance(method, Direct) and count > 1:
+    if isinstance(method, DirectCopy) and count > 1:
         return context.median(
             lambda: timed(context, method.finish, method.queued(*pair, nbytes, count)) / count
         )
@@ -96,7 +105,7 @@ def series(nbytes: int) -> int:
     return max(1, min(SERIES, SERIES_BYTES // nbytes))
 
 
-def copy_seconds(context: Context, ends: Endpoints, nbytes: int) -> float:
+def copy_seconds(context: Context, ends: RankArrays, nbytes: int) -> float:
     """Median seconds of a copy inside rank 0, while the others wait."""
     count = series(nbytes)
 
@@ -108,7 +117,7 @@ def copy_seconds(context: Context, ends: Endpoints, nbytes: int) -> float:
     return context.median(lambda: timed(context, copies) / count)
 
 
-def mismatches(context: Context, ends: Endpoints, method: Method, pair: Pair, nbytes: int) -> list[str]:
+def mismatches(context: Context, ends: RankArrays, method: Method, pair: Pair, nbytes: int) -> list[str]:
     """One transfer of new data into poisoned memory: what is wrong there, on every rank; collective."""
     world, (source, target) = context.world, pair
     seed = zlib.crc32(f"{method.label} {pair} {nbytes}".encode())
@@ -163,30 +172,30 @@ def present(found: PeerResults) -> Lesson:
     )
 
 
-def _lines(found: PeerResults) -> tuple[Line, ...]:
+def _lines(found: PeerResults) -> tuple[ChartLine, ...]:
     """Bandwidth by size of the first pair."""
     pair = found.first
     lines = [
-        Line(method, tuple((float(size), found.bandwidth(method, pair, size)) for size in found.sizes))
+        ChartLine(method, tuple((float(size), found.bandwidth(method, pair, size)) for size in found.sizes))
         for method in found.methods
     ]
     if found.inside:
         copies = tuple((float(size), rate(size, found.inside[size])) for size in found.sizes)
-        lines.append(Line("copy in a rank", copies))
+        lines.append(ChartLine("copy in a rank", copies))
     return tuple(lines)
 
 
-def _matrix(found: PeerResults, method: str) -> Table:
+def _matrix(found: PeerResults, method: str) -> LessonTable:
     ranks = range(len(found.devices))
-    return Table(
+    return LessonTable(
         ("from", *(f"to {target} (GB/s)" for target in ranks)),
         tuple((source, *(found.bandwidth(method, (source, t)) for t in ranks)) for source in ranks),
         f"{method}, {size_name(found.sizes[-1])}",
     )
 
 
-def _latencies(found: PeerResults) -> Table:
-    return Table(
+def _latencies(found: PeerResults) -> LessonTable:
+    return LessonTable(
         ("from, to", *(f"{method} (us)" for method in found.methods)),
         tuple(
             (f"{s}, {t}", *(found.microseconds(method, (s, t)) for method in found.methods))

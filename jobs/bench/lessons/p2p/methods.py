@@ -43,7 +43,7 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
-class PeerBuffers:
+class RankMemory:
     """A rank's device memory, or another's as this rank's GPU reaches it; incoming is GUARD bytes longer."""
 
     outgoing: Memory
@@ -51,7 +51,7 @@ class PeerBuffers:
 
 
 @dataclass(frozen=True)
-class Endpoints:
+class RankArrays:
     """A rank's memory as flat uint8 arrays; incoming is GUARD bytes longer."""
 
     outgoing: Any
@@ -63,7 +63,7 @@ class Messages:
     """Messages between ranks: NCCL's between GPUs, else MPI's."""
 
     world: World
-    ends: Endpoints
+    ends: RankArrays
     pipelined: bool = True
 
     @property
@@ -90,7 +90,7 @@ class ThroughHost:
 
     label, pipelined = HOST, False
 
-    def __init__(self, context: Context, own: PeerBuffers, pinned: Memory) -> None:
+    def __init__(self, context: Context, own: RankMemory, pinned: Memory) -> None:
         self.world, self.box, self.own, self.pinned = context.world, context.required_box, own, pinned
         self.host = self.box.host_array(pinned)
         self.stream = self.box.stream(context.gpu)
@@ -119,12 +119,12 @@ class Reach:
     reasons: why not, of every rank, by the peer's rank.
     """
 
-    own: PeerBuffers
-    peers: dict[int, PeerBuffers]
+    own: RankMemory
+    peers: dict[int, RankMemory]
     reasons: Sequence[dict[int, str]]
 
 
-class Direct:
+class DirectCopy:
     """Without the host: `queue` issues copies by a GPU's copy engine or by its threads.
 
     pulls: the receiving GPU does it, by loads; else the sending one, by stores.
@@ -195,7 +195,7 @@ def peer_copies(
 
 
 @contextmanager
-def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
+def opened(context: Context) -> Iterator[tuple[Sequence[Method], RankArrays]]:
     """Every method that there is, and this rank's memory; collective.
 
     Raises UserError, on every rank, if there is not enough memory.
@@ -204,26 +204,26 @@ def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
     if box is None:
         here = [rank.host_id for rank in world.ranks].count(world.here.host_id)
         world.collective_call(lambda: context.require_host_memory(here * (context.maxbytes + nbytes)))
-        ends = Endpoints(_touched(context.maxbytes), _touched(nbytes))
+        ends = RankArrays(_touched(context.maxbytes), _touched(nbytes))
         yield (Messages(world, ends),), ends
         return
 
-    def allocated() -> tuple[PeerBuffers, Memory, Gate]:
+    def allocated() -> tuple[RankMemory, Memory, Gate]:
         out, into = (allocate_exportable(box, nbytes, context.gpu) for _ in range(2))
         gate, stream = Gate(box, context.gpu), box.stream(context.gpu)
         gate.hold(context.gpu, stream)  # open: its kernel is loaded now
         box.synchronize(stream)
-        return PeerBuffers(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
+        return RankMemory(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
 
     own, pinned, gate = world.collective_call(allocated)
-    ends = Endpoints(box.array(own.outgoing), box.array(own.incoming))
+    ends = RankArrays(box.array(own.outgoing), box.array(own.incoming))
     shared = PeerMemory(world.control, box)
     reach = _reach(context, shared, own)
     yield (
         (
-            Direct(context, reach, gate, "copy engine", ENGINES["ce"].queue, pulls=False),
-            Direct(context, reach, gate, "kernel stores", peer_copies, pulls=False),
-            Direct(context, reach, gate, "kernel loads", peer_copies, pulls=True),
+            DirectCopy(context, reach, gate, "copy engine", ENGINES["ce"].queue, pulls=False),
+            DirectCopy(context, reach, gate, "kernel stores", peer_copies, pulls=False),
+            DirectCopy(context, reach, gate, "kernel loads", peer_copies, pulls=True),
             Messages(world, ends),
             ThroughHost(context, own, pinned),
         ),
@@ -235,12 +235,12 @@ def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
     box.release(own.incoming)
 
 
-def _reach(context: Context, shared: PeerMemory, own: PeerBuffers) -> Reach:
+def _reach(context: Context, shared: PeerMemory, own: RankMemory) -> Reach:
     """The peers whose memory this rank's GPU reaches, and why not the others; collective."""
     world, box = context.world, context.required_box
     handles = shared.publish({(world.rank, name): memory for name, memory in vars(own).items()})
     indices = {gpu.uuid: gpu.index for gpu in box.gpus}
-    peers: dict[int, PeerBuffers] = {}
+    peers: dict[int, RankMemory] = {}
     reasons: dict[int, str] = {}
     for peer, there in enumerate(world.ranks):
         problem = "; ".join(dict.fromkeys(handles[peer, name].problem for name in vars(own)))
@@ -257,7 +257,7 @@ def _reach(context: Context, shared: PeerMemory, own: PeerBuffers) -> Reach:
             reasons[peer] = f"rank {world.rank}'s GPU has no peer access to rank {peer}'s"
         else:
             try:
-                peers[peer] = PeerBuffers(
+                peers[peer] = RankMemory(
                     **{name: shared.open(handles[peer, name], context.gpu, index) for name in vars(own)}
                 )
             except Unreachable as reason:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-Buffer = np.ndarray[Any, Any]
+PoolArray = np.ndarray[Any, Any]
 PAGE = 4096
 SMALLEST = 64  # bytes; sizes of buffers are multiples of it
 STEPS = 4  # sizes of buffers in each doubling
@@ -19,10 +19,10 @@ class HostPool:
     def __init__(self) -> None:
         self._held = 0
 
-    def address(self, handle: Buffer) -> int:
+    def address(self, handle: PoolArray) -> int:
         return handle.ctypes.data
 
-    def settle(self, handle: Buffer | None = None) -> None:
+    def settle(self, handle: PoolArray | None = None) -> None:
         if handle is not None:  # the system backs a page, and zeroes it, when it is first written
             handle[::PAGE] = 0
 
@@ -35,11 +35,11 @@ class Malloc(HostPool):
 
     label = "np.empty"
 
-    def allocate(self, nbytes: int) -> Buffer:
+    def allocate(self, nbytes: int) -> PoolArray:
         self._held += nbytes
         return np.empty(nbytes, np.uint8)
 
-    def release(self, handle: Buffer) -> None:
+    def release(self, handle: PoolArray) -> None:
         self._held -= handle.nbytes
         # The caller has the last reference; the memory is freed with it.
 
@@ -61,9 +61,9 @@ class FreeLists(HostPool):
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
-        self._free: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._free: defaultdict[int, list[PoolArray]] = defaultdict(list)
 
-    def allocate(self, nbytes: int) -> Buffer:
+    def allocate(self, nbytes: int) -> PoolArray:
         size = rounded(nbytes)
         waiting = self._free[size]
         if waiting:
@@ -73,7 +73,7 @@ class FreeLists(HostPool):
         self._held += size
         return np.empty(size, np.uint8)
 
-    def release(self, handle: Buffer) -> None:
+    def release(self, handle: PoolArray) -> None:
         self._free[handle.nbytes].append(handle)
 
     def trim(self) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from jobs.bench.lessons.pool.explain import sentences
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
-from jobs.bench.lessons.pool.results import CallTimes, PassTimes, PoolResults
-from jobs.bench.lessons.pool.workload import LEAST, Step, account, play, workload
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.bench.lessons.pool.results import AllocationTimes, PassTimes, PoolResults
+from jobs.bench.lessons.pool.workload import LEAST, AllocationStep, account, play, workload
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, Ranks
 from jobs.measure.sizes import size_name
 from runner.device.raw.allocators import Pool, open_pools
 
@@ -83,7 +83,7 @@ def sizes(most: int) -> list[int]:
     return found
 
 
-def call_times(pool: Pool, nbytes: int, samples: int) -> CallTimes:
+def call_times(pool: Pool, nbytes: int, samples: int) -> AllocationTimes:
     """Medians: of allocations when the pool holds nothing, and of those that follow."""
     firsts, repeats, releases = ({False: list[float](), True: list[float]()} for _ in range(3))
     for settled in (False, True):
@@ -96,7 +96,7 @@ def call_times(pool: Pool, nbytes: int, samples: int) -> CallTimes:
                 repeats[settled].append(taken)
                 releases[settled].append(given)
     kinds = (firsts, repeats, releases)
-    return CallTimes(*(statistics.median(kind[s]) for kind in kinds for s in (False, True)))
+    return AllocationTimes(*(statistics.median(kind[s]) for kind in kinds for s in (False, True)))
 
 
 def cycle(pool: Pool, nbytes: int, settled: bool) -> tuple[float, float]:
@@ -113,7 +113,7 @@ def cycle(pool: Pool, nbytes: int, settled: bool) -> tuple[float, float]:
     return allocated - begin, time.perf_counter() - allocated
 
 
-def pass_times(pool: Pool, steps: Sequence[Step], samples: int) -> PassTimes:
+def pass_times(pool: Pool, steps: Sequence[AllocationStep], samples: int) -> PassTimes:
     """Medians of the workload's times: when the pool holds nothing, and with what it has kept since."""
     found = list[tuple[float, float, float]]()
     for _ in range(samples):
@@ -151,7 +151,7 @@ def _lesson(found: PoolResults, device: str, *, watch: bool) -> Lesson:
     )
 
 
-def _calls(found: PoolResults, pool: str) -> Table:
+def _calls(found: PoolResults, pool: str) -> LessonTable:
     """Times of single calls by size."""
     more = "sync" if found.on_gpu else "touch"
     kinds = {"first": "first", f"first+{more}": "first_settled"}
@@ -162,10 +162,10 @@ def _calls(found: PoolResults, pool: str) -> Table:
         (size_name(size), *(getattr(found.times[pool, size], name) * 1e6 for name in kinds.values()))
         for size in found.sizes
     )
-    return Table(("size", *(f"{title} (us)" for title in kinds)), rows, pool)
+    return LessonTable(("size", *(f"{title} (us)" for title in kinds)), rows, pool)
 
 
-def _workload(found: PoolResults) -> Table:
+def _workload(found: PoolResults) -> LessonTable:
     more = "sync" if found.on_gpu else "touch"
     titles = (
         "pool", f"first+{more} (ms)", f"again+{more} (ms)", "again (ms)",
@@ -178,7 +178,7 @@ def _workload(found: PoolResults) -> Table:
         )
         for pool, spent, kept in ((pool, found.passes[pool], found.accounts[pool]) for pool in found.pools)
     )  # fmt: skip
-    return Table(
+    return LessonTable(
         titles,
         rows,
         f"{found.allocations} allocations and releases, at most {size_name(found.most)} at a time",
@@ -188,7 +188,7 @@ def _workload(found: PoolResults) -> Table:
 def _by_size(found: PoolResults) -> Chart:
     kinds = ("first", "again") if found.on_gpu else ("first_settled", "again_settled")
     lines = tuple(
-        Line(
+        ChartLine(
             f"{pool}, {kind.partition('_')[0]}",
             tuple((float(size), getattr(found.times[pool, size], kind) * 1e6) for size in found.sizes),
         )
@@ -198,10 +198,10 @@ def _by_size(found: PoolResults) -> Chart:
     return Chart("size", "allocation (us)", lines, bytes=True, log_y=True)
 
 
-Rows = list[tuple[str, list[int]]]  # label, bytes after each step
+MemorySeries = list[tuple[str, list[int]]]  # label, bytes after each step
 
 
-def _memory_over_run(found: PoolResults) -> list[tuple[str, str, Rows]]:
+def _memory_over_run(found: PoolResults) -> list[tuple[str, str, MemorySeries]]:
     """(title, unit, rows): bytes that each pool held, and bytes in use on the device while it ran."""
     accounts = list(found.accounts.items())
     held = [("requested", [moment.live for moment in accounts[0][1].moments])]
@@ -211,17 +211,17 @@ def _memory_over_run(found: PoolResults) -> list[tuple[str, str, Rows]]:
     return [("Held", "held (MiB)", held), (whose, "in use (MiB)", used)]
 
 
-def _digits_table(what: str, rows: Rows) -> Table:
+def _digits_table(what: str, rows: MemorySeries) -> LessonTable:
     top = max(max(values) for _, values in rows)
     drawn = tuple((name, digits(values, top), max(values) / MIB) for name, values in rows)
-    return Table(
+    return LessonTable(
         ("", "from begin to end", "most (MiB)"), drawn, f"{what} over the run, 9 is {size_name(top)}"
     )
 
 
-def _over_run(unit: str, rows: Rows) -> Chart:
+def _over_run(unit: str, rows: MemorySeries) -> Chart:
     lines = tuple(
-        Line(label, tuple((float(at), value / MIB) for at, value in thinned(values)))
+        ChartLine(label, tuple((float(at), value / MIB) for at, value in thinned(values)))
         for label, values in rows
     )
     return Chart("step", unit, lines, log_x=False)

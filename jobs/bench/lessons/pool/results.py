@@ -8,7 +8,7 @@ from jobs.bench.lessons.pool.workload import Account
 
 
 @dataclass(frozen=True)
-class CallTimes:
+class AllocationTimes:
     """Seconds of one call; settled: until the device has done it.
 
     first: an allocation when the pool holds nothing. again: one of a size that was released just before.
@@ -44,7 +44,7 @@ class PoolResults:
     pools: tuple[str, ...]
     sizes: tuple[int, ...]
     allocations: int
-    times: dict[tuple[str, int], CallTimes] = field(default_factory=dict)
+    times: dict[tuple[str, int], AllocationTimes] = field(default_factory=dict)
     passes: dict[str, PassTimes] = field(default_factory=dict)
     accounts: dict[str, Account] = field(default_factory=dict)
     mismatches: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ LARGEST_SHARE = 8  # the largest allocation is an eighth of the limit
 
 
 @dataclass(frozen=True)
-class Step:
+class AllocationStep:
     """An allocation of `nbytes`, or its release; name: its number."""
 
     name: int
@@ -60,15 +60,15 @@ class Account:
         return max(self.moments, key=lambda moment: moment.reserved)
 
 
-def workload(most: int, count: int, seed: int = 0) -> list[Step]:
+def workload(most: int, count: int, seed: int = 0) -> list[AllocationStep]:
     """`count` allocations and their releases, never more than `most` bytes at a time.
 
     Sizes are log-uniform from LEAST to `most` / LARGEST_SHARE, equally frequent in each doubling. Releases
     are of random allocations: as many as are needed when there is no room, and now and then when there is.
     At the end everything is released.
     """
-    generator, steps = random.Random(seed), list[Step]()
-    live: list[Step] = []
+    generator, steps = random.Random(seed), list[AllocationStep]()
+    live: list[AllocationStep] = []
     held = 0
     largest = max(most // LARGEST_SHARE, 1)
     least = min(LEAST, largest)
@@ -77,7 +77,7 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
         nonlocal held
         step = live.pop(generator.randrange(len(live)))
         held -= step.nbytes
-        steps.append(Step(step.name, step.nbytes, release=True))
+        steps.append(AllocationStep(step.name, step.nbytes, release=True))
 
     for name in range(count):
         nbytes = min(round(math.exp(generator.uniform(math.log(least), math.log(largest)))), largest)
@@ -85,7 +85,7 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
             release()
         while held + nbytes > most:
             release()
-        live.append(Step(name, nbytes))
+        live.append(AllocationStep(name, nbytes))
         steps.append(live[-1])
         held += nbytes
     while live:
@@ -93,7 +93,7 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
     return steps
 
 
-def play(pool: Pool, steps: Sequence[Step], *, settle: bool) -> float:
+def play(pool: Pool, steps: Sequence[AllocationStep], *, settle: bool) -> float:
     """Seconds of all steps; settle: wait after each until it is done."""
     handles: dict[int, Any] = {}
     begin = time.perf_counter()
@@ -114,7 +114,7 @@ def play(pool: Pool, steps: Sequence[Step], *, settle: bool) -> float:
             pool.release(handle)
 
 
-def account(pool: Pool, steps: Sequence[Step], used: Callable[[], int], *, settle: bool) -> Account:
+def account(pool: Pool, steps: Sequence[AllocationStep], used: Callable[[], int], *, settle: bool) -> Account:
     """The same steps, with a look at memory after each. used: bytes in use, from the device or system."""
     pool.trim()
     handles: dict[int, Any] = {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.bench.lessons.streams.schedule import STAGES, Variant
+from jobs.bench.lessons.streams.schedule import STAGES, StreamVariant
 
 
-def sentences(stage_seconds: Sequence[float], variants: Sequence[Variant]) -> list[str]:
+def sentences(stage_seconds: Sequence[float], variants: Sequence[StreamVariant]) -> list[str]:
     """stage_seconds: of each stage of a chunk by itself. variants: the first runs one step after another, the
     last is from pageable memory."""
     sequential, *pinned, pageable = variants

@@ -12,7 +12,7 @@ import numpy as np
 
 from jobs import kernels
 from jobs.bench.lessons.protocol import Context
-from jobs.bench.lessons.streams.schedule import STAGES, Chunk, Span, composed
+from jobs.bench.lessons.streams.schedule import STAGES, Chunk, StageSpan, composed
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import gated_event_seconds
@@ -74,7 +74,7 @@ class ChunkedMap:
             self.box, self.gpu, self.streams[0], lambda turn: queue(), self.context.median
         )
 
-    def run(self, streams: int, rounds: int, *, waiting: bool = False) -> tuple[float, list[Span]]:
+    def run(self, streams: int, rounds: int, *, waiting: bool = False) -> tuple[float, list[StageSpan]]:
         """Chunk i on stream i modulo `streams`; the seconds of all, and when each stage ran or waited to.
 
         waiting: the host waits for each stage before it queues the next.
@@ -101,7 +101,9 @@ class ChunkedMap:
         for stream in used:
             box.synchronize(stream)
         spans = [
-            Span(chunk.number % streams, chunk.number, stage, *(box.elapsed(start, mark) for mark in pair))
+            StageSpan(
+                chunk.number % streams, chunk.number, stage, *(box.elapsed(start, mark) for mark in pair)
+            )
             for chunk, passed in zip(self.chunks, marks, strict=True)
             for stage, pair in zip(range(len(STAGES)), pairwise(passed), strict=True)
         ]

@@ -23,7 +23,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Span:
+class StageSpan:
     """One stage of a chunk, in seconds from the common start. stage: an index of STAGES."""
 
     stream: int
@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Variant:
+class StreamVariant:
     """One way to run the map. bound: the least seconds that the single stages allow; None if they were not
     measured for this kind of memory."""
 
@@ -42,7 +42,7 @@ class Variant:
     streams: int
     seconds: float
     bound: float | None
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
 
 
 def cut(elements: int, chunks: int) -> list[Chunk]:
@@ -82,9 +82,9 @@ def lower_bound(stages: Sequence[float], chunks: int, streams: int) -> float:
     return max(whole + (chunks - 1) * longest, math.ceil(chunks / streams) * whole)
 
 
-def without_waiting(spans: Sequence[Span]) -> list[Span]:
+def without_waiting(spans: Sequence[StageSpan]) -> list[StageSpan]:
     """Spans less the time that they waited for their stage's engine, which serves one chunk at a time."""
-    found: list[Span] = []
+    found: list[StageSpan] = []
     for stage in range(len(STAGES)):
         free = 0.0
         for span in sorted((one for one in spans if one.stage == stage), key=lambda one: one.end):
@@ -93,7 +93,7 @@ def without_waiting(spans: Sequence[Span]) -> list[Span]:
     return sorted(found, key=lambda one: (one.begin, one.stage))
 
 
-def lanes(spans: Sequence[Span], width: int) -> list[str]:
+def stream_lines(spans: Sequence[StageSpan], width: int) -> list[str]:
     """A line of `width` letters for each stream: what it did for most of each interval."""
     last = max(span.end for span in spans)
     step = last / width

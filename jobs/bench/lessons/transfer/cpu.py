@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, rate, size_table
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, rate, size_table
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.sizes import size_name
@@ -57,7 +57,7 @@ def measure(context: Context) -> Lesson:
         seconds["first touch"].append(context.median(partial(sampled_host_seconds, pages.touch, pages.renew)))
         seconds["second touch"].append(context.median(partial(sampled_host_seconds, pages.touch)))
     lines = [
-        Line(column, tuple((n, rate(n, t)) for n, t in zip(sizes, times, strict=True)))
+        ChartLine(column, tuple((n, rate(n, t)) for n, t in zip(sizes, times, strict=True)))
         for column, times in seconds.items()
     ]
     return Lesson(

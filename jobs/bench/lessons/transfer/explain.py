@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from jobs.measure.sizes import size_name
 
-Seconds = Mapping[str, Mapping[str, Sequence[float | None]]]  # direction -> method -> by size
+SecondsByMethod = Mapping[str, Mapping[str, Sequence[float | None]]]  # direction -> method -> by size
 
 
 def sentences(
-    sizes: Sequence[int], seconds: Seconds, allocated: Mapping[str, tuple[int, float]]
+    sizes: Sequence[int], seconds: SecondsByMethod, allocated: Mapping[str, tuple[int, float]]
 ) -> list[str]:
     """allocated: bytes and seconds of the allocation of each kind of memory."""
     found = []
@@ -45,7 +45,7 @@ def slower(
 
 
 def break_even(
-    sizes: Sequence[int], seconds: Seconds, allocated: Mapping[str, tuple[int, float]]
+    sizes: Sequence[int], seconds: SecondsByMethod, allocated: Mapping[str, tuple[int, float]]
 ) -> list[str]:
     """After how many copies the allocation of pinned memory has paid off."""
     slow, fast = seconds["to GPU"]["pageable"][-1], seconds["to GPU"]["pinned"][-1]

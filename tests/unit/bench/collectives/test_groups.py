@@ -15,9 +15,9 @@ from jobs.bench.collectives import names
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.measure import result
-from jobs.bench.collectives.results import Header, RankDevice, Row
+from jobs.bench.collectives.results import Header, RankDevice, ResultRow
 from jobs.bench.collectives.session import Bench, Point, check_ranks
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import at_size, sweep
 from jobs.bench.collectives.timing import CallTimes
 from runner.comm.collectives.api import DATATYPES, Call
@@ -83,7 +83,7 @@ def test_no_split_makes_more_than_a_sentence(split: str) -> None:
 
 
 def point_of(bench: Bench, size: int) -> Point:
-    blank = Point(bench.shape(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
+    blank = Point(bench.counts(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
     return at_size(bench, blank, size, False)
 
 
@@ -125,10 +125,10 @@ def test_ranks_together_have_no_groups(bench_on: Any) -> None:
 
 
 @pytest.fixture
-def slow_group(bench_on: Any, disturbed: Any) -> Row:
+def slow_group(bench_on: Any, disturbed: Any) -> ResultRow:
     """Eight ranks, two a group, of which group 2 (ranks 4 and 5) is slow."""
 
-    def body(bench: Bench) -> list[Row]:
+    def body(bench: Bench) -> list[ResultRow]:
         if bench.colors[bench.world.rank] == 2:
             bench.group = disturbed(bench.group, before=sleep)
         return list(sweep(bench))
@@ -142,7 +142,7 @@ def slow_group(bench_on: Any, disturbed: Any) -> Row:
 
 
 @pytest.mark.timed
-def test_a_slow_group_is_named(slow_group: Row) -> None:
+def test_a_slow_group_is_named(slow_group: ResultRow) -> None:
     for measured in (slow_group.out_of_place, slow_group.in_place):
         assert [group.ranks for group in measured.groups] == [(0, 1), (2, 3), (4, 5), (6, 7)]
         ordered = sorted(measured.groups, key=lambda group: group.seconds)
@@ -175,7 +175,7 @@ def test_every_group_has_its_own_results(bench_on: Any, disturbed: Any) -> None:
     assert (wrong.rank, wrong.source) == (5, 2)  # group 2 is ranks 2 and 5
 
 
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "hypercube"])
+@pytest.mark.parametrize("operation", [name for name in SPECS if name != "hypercube"])
 def test_groups_of_different_sizes_are_right(operation: str, bench_on: Any) -> None:
     rows = bench_on(5, operation, lambda bench: list(sweep(bench)), split="DIV3", minbytes=512, maxbytes=1024)
     for row in rows[0]:
@@ -197,7 +197,7 @@ def test_what_does_not_go_with_every_group_is_refused(
     operation: str, root: int, colors: list[int], told: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        check_ranks(OPERATIONS[operation], SweepSettings(root=root), colors)
+        check_ranks(SPECS[operation], SweepSettings(root=root), colors)
     assert refused.value.everywhere
     assert told in str(refused.value)
 
@@ -213,4 +213,4 @@ def test_what_does_not_go_with_every_group_is_refused(
     ],
 )
 def test_what_goes_with_every_group_is_measured(operation: str, root: int, colors: list[int]) -> None:
-    check_ranks(OPERATIONS[operation], SweepSettings(root=root), colors)
+    check_ranks(SPECS[operation], SweepSettings(root=root), colors)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jobs.bench.cli import bench
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.options import LETTERS, bench_options
-from jobs.measure.sizes import MIB, parse_size
+from jobs.measure.sizes import MIB, parse_nccl_tests_size
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from runner.errors import UserError
 
@@ -166,19 +166,19 @@ def test_its_variables_are_heard_and_options_come_first(
     ],
 )  # fmt: skip
 def test_sizes_as_the_c_library_reads_them(text: str, nbytes: int) -> None:
-    assert parse_size(text) == nbytes
+    assert parse_nccl_tests_size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "K", "1T", "-5", "+5", "1.5.2G", "0x10", "8KB", "1e", "1e999", "inf"])
 def test_sizes_that_do_not_parse(text: str) -> None:
     with pytest.raises(UserError, match=r"does not parse.*powers of 1024"):
-        parse_size(text)
+        parse_nccl_tests_size(text)
 
 
 @given(st.text(max_size=8) | st.floats().map(str) | st.from_regex(r"[0-9.e]{1,400}[kmgT]?", fullmatch=True))
 def test_any_text_is_a_size_or_a_user_error(text: str) -> None:
     try:
-        size = parse_size(text)
+        size = parse_nccl_tests_size(text)
     except UserError:
         return
     assert size >= 0

@@ -13,8 +13,14 @@ import pytest
 
 from jobs.bench.collectives import plots, scaling
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.results import Measurement, Row
-from jobs.bench.collectives.scaling import Rung, efficiency, measure_single_rank, near_first, rank_counts
+from jobs.bench.collectives.results import PlacementResult, ResultRow
+from jobs.bench.collectives.scaling import (
+    ScalingPoint,
+    efficiency,
+    measure_single_rank,
+    near_first,
+    rank_counts,
+)
 from meshrun import World
 from runner.comm.collectives.api import Call
 from runner.errors import UserError
@@ -111,26 +117,26 @@ def test_efficiency_is_against_the_fewest_ranks_that_share_a_bus(scaled: Any) ->
         assert four["efficiency"] != 1.0
 
 
-def row(busbw: float, size: int = 1024, datatype: str = "float", reduction: str = "sum") -> Row:
-    measured = Measurement(1e-6, 1e-6, busbw, busbw, 0)
-    return Row(size, 0, datatype, reduction, -1, measured, measured)
+def row(busbw: float, size: int = 1024, datatype: str = "float", reduction: str = "sum") -> ResultRow:
+    measured = PlacementResult(1e-6, 1e-6, busbw, busbw, 0)
+    return ResultRow(size, 0, datatype, reduction, -1, measured, measured)
 
 
 def test_sizes_that_ranks_round_differently_are_compared_all_the_same() -> None:
     """1 MiB in three parts is 16 bytes less, and still has to be held against 1 MiB in two."""
-    rungs = [Rung(1, 1, 1 << 20, row(0.0), None), Rung(2, 1, 1 << 20, row(8.0, 1 << 20), 1.0)]
+    rungs = [ScalingPoint(1, 1, 1 << 20, row(0.0), None), ScalingPoint(2, 1, 1 << 20, row(8.0, 1 << 20), 1.0)]
     assert efficiency(rungs, 3, 1 << 20, row(6.0, (1 << 20) - 16)) == 0.75
 
 
 def test_rows_are_compared_with_their_own_kind() -> None:
     two = [("int8", "sum", 1.0), ("int8", "max", 2.0), ("double", "sum", 4.0), ("double", "max", 5.0)]
-    rungs = [Rung(2, 1, 1024, row(busbw, 1024, kind, op), 1.0) for kind, op, busbw in two]
+    rungs = [ScalingPoint(2, 1, 1024, row(busbw, 1024, kind, op), 1.0) for kind, op, busbw in two]
     assert [efficiency(rungs, 4, 1024, row(1.0, 1024, kind, op)) for kind, op, _ in two] == [
         1.0, 0.5, 0.25, 0.2,
     ]  # fmt: skip
     assert efficiency(rungs, 4, 2048, row(1.0, 1024, "int8")) == 1.0  # the first of its size
     assert efficiency([], 1, 1024, row(1.0)) is None
-    assert efficiency([Rung(2, 1, 1024, row(0.0), None)], 4, 1024, row(1.0)) is None
+    assert efficiency([ScalingPoint(2, 1, 1024, row(0.0), None)], 4, 1024, row(1.0)) is None
 
 
 def test_three_ranks_have_an_efficiency_of_their_own(scaled: Any) -> None:

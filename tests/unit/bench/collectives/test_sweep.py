@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives.results import Row
+from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.session import Bench
 from jobs.bench.collectives.sweep import sweep
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS
@@ -135,7 +135,7 @@ def test_a_graph_is_launched_so_often_and_checked_by_one_more(journal: Any) -> N
 def test_queued_calls_are_waited_for_before_the_check(bench_on: Any, recorded: Any) -> None:
     """On a device that does nothing before it is waited for, results are right all the same."""
 
-    def body(bench: Bench) -> list[Row]:
+    def body(bench: Bench) -> list[ResultRow]:
         return list(sweep(recorded(bench, queues=True).bench))
 
     for settings in ({}, {"cudagraph": 2}, {"agg_iters": 2}, {"blocking": 1}, {"per_iter_timing": True}):
@@ -185,14 +185,14 @@ def test_shifted_buffers(journal: Any) -> None:
 
 @pytest.fixture
 def rows(bench_on: Any) -> Any:
-    def run(ranks: int, operation: str, **settings: Any) -> list[Row]:
-        found: list[Row] = bench_on(ranks, operation, lambda bench: list(sweep(bench)), **settings)[0]
+    def run(ranks: int, operation: str, **settings: Any) -> list[ResultRow]:
+        found: list[ResultRow] = bench_on(ranks, operation, lambda bench: list(sweep(bench)), **settings)[0]
         return found
 
     return run
 
 
-def kinds(rows: list[Row]) -> list[tuple[str, str, int]]:
+def kinds(rows: list[ResultRow]) -> list[tuple[str, str, int]]:
     return [(row.datatype, row.reduction, row.root) for row in rows]
 
 

@@ -23,7 +23,7 @@ NAP = 0.01  # seconds
 
 
 def point_of(bench: Bench, size: int = 64, in_place: bool = False) -> Point:
-    blank = Point(bench.shape(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
+    blank = Point(bench.counts(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
     return at_size(bench, blank, size, in_place)
 
 

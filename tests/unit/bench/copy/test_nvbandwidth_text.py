@@ -8,7 +8,7 @@ import pytest
 
 from jobs.bench.copy import nvbandwidth_text, outliers
 from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import CaseResult, Cell
+from jobs.bench.copy.measure import CaseResult, MatrixCell
 from jobs.bench.copy.outliers import Peak, Peaks
 
 NVLINK, PCIE, MEMORY = Peak(450.0, "18 NVLinks"), Peak(63.0, "x16"), Peak(2400.0, "half of it")
@@ -22,7 +22,7 @@ def result(name: str, values: list[list[Any]], gpus: int, **more: Any) -> CaseRe
     for row, column, flows in case.cells(gpus):
         value = values[row][column]
         tupled = value if isinstance(value, tuple) or value is None else (value,)
-        cells.append(Cell(row, column, flows, tupled, why=more.get("why", "") if value is None else ""))
+        cells.append(MatrixCell(row, column, flows, tupled, why=more.get("why", "") if value is None else ""))
     return CaseResult(case, gpus, tuple(cells), more.get("wrong", ()), more.get("waived", ""))
 
 

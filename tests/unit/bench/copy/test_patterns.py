@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.bench.copy.cases import BY_NAME, CASES, Case
-from jobs.bench.copy.patterns import Place, Transfer
+from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
 
 NAMES = [
     "host_to_device_memcpy_ce",
@@ -140,11 +140,11 @@ SPLIT = {
 }
 
 
-def place(place: Place) -> str:
+def place(place: MemoryPlace) -> str:
     return f"{'h' if place.kind == 'host' else ''}{place.gpu}"
 
 
-def flow(flow: Transfer) -> str:
+def flow(flow: CopyTransfer) -> str:
     times = f"*{flow.factor}" if flow.factor != 1 else ""
     return f"{place(flow.source)}>{place(flow.target)}@{flow.gpu}{times}"
 

@@ -11,7 +11,7 @@ from made_box import MadeHost
 
 from jobs.bench.copy import heatmap
 from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import CaseResult, Cell
+from jobs.bench.copy.measure import CaseResult, MatrixCell
 from runner.errors import UserError
 
 pytest.importorskip("matplotlib", reason="needs matplotlib")
@@ -122,7 +122,7 @@ def test_a_plot_of_nothing_has_no_panels(tmp_path: Path) -> None:
 def test_hosts_are_named_where_there_are_several(tmp_path: Path) -> None:
     case = BY_NAME["device_local_copy"]
     (cell,) = case.cells(1)
-    one = CaseResult(case, 1, (Cell(0, 0, cell[2], (5.0,)),))
+    one = CaseResult(case, 1, (MatrixCell(0, 0, cell[2], (5.0,)),))
     heatmap.draw([("n1", one), ("n2", one)], str(tmp_path / "two.svg"))
     assert "n2 device_local_copy" in (tmp_path / "two.svg").read_text()
 

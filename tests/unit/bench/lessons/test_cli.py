@@ -124,7 +124,7 @@ def test_one_rank_lessons_refuse_several(on_ranks: Callable[..., list[Any]], nam
 def test_wrong_data_fail_after_all_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(check, "verify", lambda *arguments: check.Mismatch(3, 1, 0, 1, 0, 1))
+    monkeypatch.setattr(check, "verify", lambda *arguments: check.DataMismatch(3, 1, 0, 1, 0, 1))
     options = LessonOptions("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
     door = SimpleNamespace(columns=0)
     with pytest.raises(WrongResults, match="3 of 64 copied bytes are wrong") as raised:

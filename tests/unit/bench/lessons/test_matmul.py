@@ -16,7 +16,14 @@ from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.matmul import freivalds
 from jobs.bench.lessons.matmul import lesson as matmul
 from jobs.bench.lessons.matmul.explain import sentences
-from jobs.bench.lessons.matmul.methods import PRECISIONS, Matrices, Precision, Shape, TimedProduct, launch
+from jobs.bench.lessons.matmul.methods import (
+    PRECISIONS,
+    Matrices,
+    Precision,
+    ProductShape,
+    TimedProduct,
+    launch,
+)
 from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
 from runner.world.world import lone_world
@@ -111,7 +118,7 @@ def test_on_a_cpu() -> None:
     assert all(value is not None for row in lesson.tables[0].rows for value in row)
 
 
-def opened(shape: Shape, precision: Precision, *, exact: bool) -> Matrices:
+def opened(shape: ProductShape, precision: Precision, *, exact: bool) -> Matrices:
     m, n, k = shape
     words = f"u{precision.dtype.itemsize}"
     matrices = Matrices(*(np.empty(count, words) for count in (m * k, k * n, m * n)), operations={})
@@ -119,7 +126,7 @@ def opened(shape: Shape, precision: Precision, *, exact: bool) -> Matrices:
     return matrices
 
 
-def multiplied(matrices: Matrices, shape: Shape, precision: Precision) -> Any:
+def multiplied(matrices: Matrices, shape: ProductShape, precision: Precision) -> Any:
     """The right product, as the precision's elements; changes to it are changes to `matrices.c`."""
     dtype = precision.dtype if precision.name == "float64" else np.float32
     m, n, k = shape
@@ -132,7 +139,7 @@ def multiplied(matrices: Matrices, shape: Shape, precision: Precision) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (65, 33, 1500), (40, 300, 129)])
-def test_integer_products_are_compared_exactly(name: str, shape: Shape) -> None:
+def test_integer_products_are_compared_exactly(name: str, shape: ProductShape) -> None:
     precision = PRECISIONS[name]
     matrices = opened(shape, precision, exact=True)
     c = multiplied(matrices, shape, precision)
@@ -221,7 +228,7 @@ def test_bfloat16_is_stored_as_ml_dtypes_rounds_it() -> None:
     ],
 )
 def test_four_elements_are_moved_at_a_time_where_that_is_possible(
-    shape: Shape, addresses: tuple[int, ...], instance: str, blocks: int
+    shape: ProductShape, addresses: tuple[int, ...], instance: str, blocks: int
 ) -> None:
     found = launch("register", PRECISIONS["float32"], shape, *addresses)
     assert (found.instance, found.blocks, found.threads) == (instance, blocks, 256)
