@@ -75,23 +75,6 @@ class Segment:
     source: int | None = None
 
 
-def copied(datatype: Datatype, seed: int, index: int, count: int) -> Words:
-    """Elements index .. index + count - 1 of one source: arbitrary bits, (count,) unsigned integers."""
-    return values(datatype, Copied(seed, index), 0, count)
-
-
-def contributed(
-    datatype: Datatype, reduction: str, ranks: int, rank: int, seed: int, index: int, count: int
-) -> Words:
-    """The same elements of one rank's contribution to a reduction."""
-    return values(datatype, Contributed(seed, index, reduction, ranks, rank), 0, count)
-
-
-def reduced(datatype: Datatype, reduction: str, ranks: int, seed: int, index: int, count: int) -> Words:
-    """The same elements of the exact result of a reduction."""
-    return values(datatype, Reduced(seed, index, reduction, ranks), 0, count)
-
-
 def values(datatype: Datatype, data: Data, offset: int, count: int) -> Words:
     """Elements offset .. offset + count - 1 of a segment: (count,) unsigned integers."""
     out = np.empty(count, f"u{datatype.itemsize}")

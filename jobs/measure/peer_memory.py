@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from runner.comm.api import Control
 from runner.device.raw.memory import Box, Memory
+from runner.errors import first_line
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
 MemoryKey = TypeVar("MemoryKey", bound=Hashable)
@@ -92,8 +93,3 @@ def allocate_exportable(box: Box, nbytes: int, gpu: int) -> Memory:
     CUDA exports whole pages: memory that shares one with other memory cannot be opened by itself.
     """
     return replace(box.allocate("device", -(-nbytes // PAGE) * PAGE, gpu), nbytes=nbytes)
-
-
-def first_line(reason: Exception) -> str:
-    """The first line of an error's text, or the name of its class if it has none."""
-    return (str(reason).strip() or type(reason).__name__).splitlines()[0]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.bench.copy.measure import CaseResult, MatrixCell
+from jobs.measure.outliers import deviating
 from runner.device.raw.memory import Gpu
-from runner.system.links import gpu_links
+from runner.system.links import Reading, gpu_links
 
-SLOW, LATE = 0.9, 1.1  # times the median of all cells of a matrix: below for rates, above for latencies
 MOST_DESCRIBED = 6  # outliers that are described one by one
 
 
@@ -24,20 +24,12 @@ class Outlier:
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The nominal rate of one direction of a transfer, GB/s, and its source; None and why if unknown."""
-
-    rate: float | None
-    source: str
-
-
-@dataclass(frozen=True)
 class Peaks:
     """Nominal rates of one GPU. memory: copied GB/s, half of what its memory reads and writes."""
 
-    link: Peak
-    pcie: Peak
-    memory: Peak
+    link: Reading
+    pcie: Reading
+    memory: Reading
 
 
 def measured_cells(result: CaseResult, number: int) -> list[tuple[MatrixCell, float]]:
@@ -48,13 +40,9 @@ def measured_cells(result: CaseResult, number: int) -> list[tuple[MatrixCell, fl
 def find_outliers(result: CaseResult, number: int) -> list[Outlier]:
     """Cells more than a tenth slower than the median of their matrix, the slowest first."""
     cells = measured_cells(result, number)
-    if len(cells) < 2:
-        return []
-    median = statistics.median(value for _, value in cells)
-    latency = result.case.unit == "ns"
-    found = [Outlier(cell, value, value / median) for cell, value in cells]
-    slow = [one for one in found if (one.factor > LATE if latency else one.factor < SLOW)]
-    return sorted(slow, key=lambda one: -one.factor if latency else one.factor)
+    values = [value for _, value in cells]
+    slow = deviating(values, larger_is_slower=result.case.unit == "ns")
+    return [Outlier(*cells[at], values[at] / statistics.median(values)) for at in slow]
 
 
 def messages(result: CaseResult, number: int) -> list[str]:
@@ -94,14 +82,12 @@ def cell_name(cell: MatrixCell, result: CaseResult, number: int) -> str:
 def peaks_of(gpu: Gpu) -> Peaks:
     """The nominal rates that NVML and CUDA report of a GPU of this host."""
     links = gpu_links(gpu.uuid)
-    pcie = Peak(links.pcie.rate, links.pcie.source)
-    nvlink = Peak(links.nvlink.rate, links.nvlink.source)
     rate = gpu.bandwidth and gpu.bandwidth / 2e9
-    memory = Peak(rate or None, "half of memory clock x bus width")
-    return Peaks(nvlink if links.nvlinks_active else pcie, pcie, memory)
+    memory = Reading(rate or None, "half of memory clock x bus width")
+    return Peaks(links.nvlink if links.nvlinks_active else links.pcie, links.pcie, memory)
 
 
-def peak(result: CaseResult, number: int, cell: MatrixCell, limits: Sequence[Peaks]) -> Peak | None:
+def peak(result: CaseResult, number: int, cell: MatrixCell, limits: Sequence[Peaks]) -> Reading | None:
     """The nominal rate of a cell; None for latencies and for host memory."""
     case = result.case
     if not case.needs_gpu or case.unit == "ns" or not cell.transfers:
@@ -119,7 +105,7 @@ def peak(result: CaseResult, number: int, cell: MatrixCell, limits: Sequence[Pea
         return unknown[0]
     least = min(two, key=lambda one: one.rate or 0.0)
     directions = 2 if case.reports == "each" and number == 2 else 1
-    return Peak(
+    return Reading(
         (least.rate or 0.0) * directions, least.source + (", both directions" if directions == 2 else "")
     )
 

@@ -9,9 +9,10 @@ import pytest
 from jobs.bench.copy import nvbandwidth_text, outliers
 from jobs.bench.copy.cases import BY_NAME
 from jobs.bench.copy.measure import CaseResult, MatrixCell
-from jobs.bench.copy.outliers import Peak, Peaks
+from jobs.bench.copy.outliers import Peaks
+from runner.system.links import Reading
 
-NVLINK, PCIE, MEMORY = Peak(450.0, "18 NVLinks"), Peak(63.0, "x16"), Peak(2400.0, "half of it")
+NVLINK, PCIE, MEMORY = Reading(450.0, "18 NVLinks"), Reading(63.0, "x16"), Reading(2400.0, "half of it")
 LIMITS = [Peaks(NVLINK, PCIE, MEMORY)] * 3
 
 
@@ -159,7 +160,7 @@ def test_peaks(name: str, rate: float | None) -> None:
 
 
 def test_a_pair_is_as_fast_as_its_slower_gpu() -> None:
-    limits = [LIMITS[0], Peaks(Peak(200.0, "8 NVLinks"), PCIE, MEMORY)]
+    limits = [LIMITS[0], Peaks(Reading(200.0, "8 NVLinks"), PCIE, MEMORY)]
     one = result("device_to_device_memcpy_read_ce", [[None, 150.0], [150.0, None]], 2)
     assert outliers.best_of_peak(one, 0, limits) == "the best, 150.00, is 75% of 200.00 GB/s (8 NVLinks)"
 
@@ -172,7 +173,7 @@ def test_a_peak_that_is_passed_is_not_the_way_taken() -> None:
 
 
 def test_a_peak_that_is_not_known_says_why() -> None:
-    limits = [Peaks(NVLINK, Peak(None, "NVML: lost"), MEMORY)]
+    limits = [Peaks(NVLINK, Reading(None, "NVML: lost"), MEMORY)]
     one = result("host_to_device_memcpy_ce", [[50.0]], 1)
     assert outliers.best_of_peak(one, 0, limits) == "peak unknown (NVML: lost)"
 
