@@ -83,10 +83,10 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
                 )
                 for rank in world.ranks
             )
-            door = SimpleNamespace(colour=False, columns=None, words=("copy",))
+            cli_context = SimpleNamespace(colour=False, columns=None, words=("copy",))
             asked = CopyOptions(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
             ending: Any = SimpleNamespace()
-            run(world, ending, asked, door)
+            run(world, ending, asked, cli_context)
 
         try:
             run_ranks(ranks, on_rank)

@@ -126,9 +126,9 @@ def test_wrong_data_fail_after_all_is_shown(
 ) -> None:
     monkeypatch.setattr(check, "verify", lambda *arguments: check.DataMismatch(3, 1, 0, 1, 0, 1))
     options = LessonOptions("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
-    door = SimpleNamespace(columns=0)
+    cli_context = SimpleNamespace(columns=0)
     with pytest.raises(WrongResults, match="3 of 64 copied bytes are wrong") as raised:
-        run_lesson(lone_world(CpuBackend()), None, options, door)
+        run_lesson(lone_world(CpuBackend()), None, options, cli_context)
     assert raised.value.exit_code == 7
     assert "second touch" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["wrong"]
