@@ -35,7 +35,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Contributed:
-    """What `rank` of `ranks` contributes to a reduction."""
+    """The contribution of `rank` of `ranks` to a reduction."""
 
     seed: int
     index: int
@@ -76,12 +76,12 @@ class Segment:
 
 
 def values(datatype: Datatype, data: Data, offset: int, count: int) -> Words:
-    """Elements offset .. offset + count - 1 of a segment: (count,) unsigned integers."""
+    """Compute elements offset .. offset + count - 1 of a segment: (count,) unsigned integers."""
     out = np.empty(count, f"u{datatype.itemsize}")
     if isinstance(data, Untouched):
         out.view(np.uint8).fill(POISON)
         return out
-    how, rank = plan(datatype, data)
+    how, rank = recipe_of(datatype, data)
     base, first = key(data.seed), data.index + offset
     for begin in range(0, min(count, PERIOD), BLOCK):
         block = out[begin : min(begin + BLOCK, PERIOD)]
@@ -96,8 +96,8 @@ def values(datatype: Datatype, data: Data, offset: int, count: int) -> Words:
     return out
 
 
-def plan(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
-    """The recipe of a segment's elements, and the one rank that they come from; None for all ranks."""
+def recipe_of(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
+    """Return the recipe of a segment's elements, and the only rank that contributes; None for all ranks."""
     match data:
         case Untouched():
             return Recipe(RecipeKind.UNTOUCHED, 8 * datatype.itemsize), None
@@ -110,12 +110,12 @@ def plan(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
 
 
 def key(seed: int) -> int:
-    """The 64-bit key of a seed; data of different seeds is unrelated."""
+    """Return the 64-bit key of a seed; data of different seeds is unrelated."""
     return int(mix(np.array([seed & MASK], np.uint64))[0])
 
 
 def mix(x: Words) -> Words:
-    """splitmix64's finalizer, in place (Steele, Lea, Flood, OOPSLA 2014; variant 13 of Stafford)."""
+    """Apply splitmix64's finalizer in place (Steele, Lea, Flood, OOPSLA 2014; variant 13 of Stafford)."""
     x ^= x >> 30
     x *= 0xBF58476D1CE4E5B9
     x ^= x >> 27
@@ -125,7 +125,7 @@ def mix(x: Words) -> Words:
 
 
 def _draw(element: Words, rank: Words) -> Words:
-    """A rank's random bits for an element. Half a mix suffices, as the element's hash is mixed already."""
+    """Draw a rank's random bits for an element. Half a mix suffices: the element's hash is mixed already."""
     x = rank * GOLDEN
     x += element
     x ^= x >> 32
@@ -135,13 +135,13 @@ def _draw(element: Words, rank: Words) -> Words:
 
 
 def _below(bits: Words, number: int) -> Words:
-    """The low 32 bits, scaled to 0 .. number - 1 (Lemire, ACM TOMACS 29, 2019)."""
+    """Scale the low 32 bits to 0 .. number - 1 (Lemire, ACM TOMACS 29, 2019)."""
     scaled: Words = (bits & 0xFFFFFFFF) * number >> 32
     return scaled
 
 
 def _combine(how: Recipe, element: Words, only: int | None) -> Words:
-    """All contributions to an element, or only one rank's, as bits; element: hashes."""
+    """Combine all contributions to each element, or return one rank's, as bits. element: hashes."""
     if how.kind is RecipeKind.COPIED:
         return element
     rank = _below(element, how.ranks)
@@ -163,7 +163,7 @@ def _combine(how: Recipe, element: Words, only: int | None) -> Words:
 
 
 def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) -> Words:
-    """The contribution of random bits x, in the form that `_add` adds."""
+    """Make a contribution of random bits x, in the form that `_add` combines."""
     sign = x >> 63
     match how.kind:
         case RecipeKind.SUM:
@@ -179,8 +179,8 @@ def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) ->
             x += sign
             return x
         case RecipeKind.FLOAT_PRODUCT:
-            # What the factor's bits differ by from those of 1.0. A product with a power of two adds
-            # exponents and signs: that is the sum of bits, modulo the width.
+            # The difference of the factor's bits from those of 1.0. Multiplication by a power of two adds
+            # exponents and signs, which is a sum of bits, modulo the width.
             power = ((x >> 62 & 1) * 2 - 1 << how.mantissa) * (position < how.powers)
             factor: Words = (sign << how.width - 1) + power + (x & (1 << how.mantissa) - 1) * (position == 0)
             return factor
@@ -200,7 +200,7 @@ def _add(how: Recipe, total: Words, part: Words) -> Words:
 
 
 def _finish(how: Recipe, element: Words, total: Words) -> Words:
-    """The bits of a combination."""
+    """Convert a combination to the element's bits."""
     match how.kind:
         case RecipeKind.SUM if how.divisor > 1:
             total = (total & (1 << how.width) - 1) // how.divisor
@@ -222,7 +222,7 @@ def _finish(how: Recipe, element: Words, total: Words) -> Words:
 
 
 def ordered(bits: Words, width: int) -> Words:
-    """Keys in the order of the floating-point numbers with these bits."""
+    """Return keys in the order of the floating-point numbers with these bits."""
     negative = bits >> width - 1
     keys: Words = (bits ^ (-negative | 1 << width - 1)) & (1 << width) - 1
     return keys

@@ -1,7 +1,7 @@
 """Device memory that other processes of the host reach through CUDA IPC.
 
-Every rank publishes handles of its own memory and opens the handles of the peers whose memory its GPU is to
-reach. CUDA reports what it refuses as RuntimeError, whose first line is the reason given here.
+Every rank publishes handles of its own memory and opens those of its peers. CUDA's errors are RuntimeErrors;
+the reasons given here are their first lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MemoryKey = TypeVar("MemoryKey", bound=Hashable)
 
 
 class Unreachable(RuntimeError):
-    """Memory that cannot be exported, or not be opened here; the text says why."""
+    """Memory cannot be exported, or cannot be opened here; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PeerMemory:
         return published
 
     def open(self, handle: MemoryHandle, gpu: int, owner: int | None = None) -> Memory:
-        """The memory of another rank of this host, mapped for GPU `gpu`. Raises Unreachable.
+        """Map the memory of another rank of this host for GPU `gpu`. Raises Unreachable.
 
         gpu, owner: CUDA indices in this process; owner: the GPU that has the memory, None if it is invisible
         here. The rank that published it keeps the memory allocated until `close`.
@@ -71,7 +71,7 @@ class PeerMemory:
         return self._opened[handle.token]
 
     def close(self) -> None:
-        """Give peers' memory back, so that its owners may release it. Collective."""
+        """Unmap peers' memory, so that its owners may free it. Collective."""
         for memory in self._opened.values():
             self.box.release(memory)
         self._opened.clear()
@@ -88,7 +88,7 @@ class PeerMemory:
 
 
 def allocate_exportable(box: Box, nbytes: int, gpu: int) -> Memory:
-    """Device memory in whole pages, of which `nbytes` bytes are used.
+    """Allocate device memory in whole pages, of which `nbytes` bytes are used.
 
     CUDA exports whole pages: memory that shares one with other memory cannot be opened by itself.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.bench.collectives.reader import PLACEMENTS, BenchRecord, median
-from jobs.measure.plots import Sheet, against, from_zero, save
+from jobs.measure.plots import Sheet, from_zero, logarithmic_axis, save
 from jobs.measure.sizes import size_name
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def plot(
         shown = (p for line in lines for p in _on_logarithms((*line.out_of_place, *line.in_place)))
         places = sorted({point.size for point in shown})
         for axes in (latency, bandwidth):
-            against(axes, places, size_name, "size")
+            logarithmic_axis(axes, places, size_name, "size")
         named = bandwidth.get_legend_handles_labels()
         figure.set_figheight(figure.get_figheight() + LEGEND * max(0, len(named[1]) // 3 - 2))
         figure.legend(*named, loc="outside lower center", ncols=3)
@@ -139,7 +139,7 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
         efficiency.axhline(1, color="0.4", linestyle=":")
         for axes in (bandwidth, efficiency):
             from_zero(axes)
-            against(axes, ranks, str, "number of ranks")
+            logarithmic_axis(axes, ranks, str, "number of ranks")
         figure.legend(*bandwidth.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
     titles = ("ranks", "busbw (GB/s)", "wire (GB/s)", "efficiency")

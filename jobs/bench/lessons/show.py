@@ -113,7 +113,7 @@ def _groups(axes: Axes, chart: Chart) -> None:
     for number, line in enumerate(chart.lines):
         known = [(x + (number + 0.5) * wide - 0.4, y) for x, y in line.points if y is not None]
         axes.bar([x for x, _ in known], [y for _, y in known], wide, label=line.label)
-    plots.names(axes, range(len(chart.names)), chart.names)
+    plots.label_ticks(axes, range(len(chart.names)), chart.names)
     plots.from_zero(axes)
     axes.set_xlabel(chart.x)
     axes.grid(True, axis="y", color="0.9")
@@ -132,7 +132,9 @@ def _lines(axes: Axes, chart: Chart) -> None:
     else:
         plots.from_zero(axes)
     if chart.log_x:
-        plots.against(axes, places, lambda x: size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
+        plots.logarithmic_axis(
+            axes, places, lambda x: size_name(round(x)) if chart.bytes else f"{x:g}", chart.x
+        )
     else:
         axes.set_xlabel(chart.x)
         axes.grid(True, color="0.9")

@@ -153,7 +153,9 @@ def test_the_link_is_named() -> None:
     assert wire_rate("all_reduce", RankLayout(8, 1, "PCIe"), ring, 1, 1).link == "PCIe"
     found = wire_rate("all_reduce", RankLayout(8, 2), ring, 1, 1)
     assert found.link == "network"
-    assert found.assumption == "all_reduce: ring assumed (told), ranks in blocks of 4 a host, one NIC a rank"
+    assert (
+        found.assumption == "all_reduce: ring assumed (told), ranks in blocks of 4 per host, one NIC per rank"
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_the_link_is_named() -> None:
         ("all_reduce", RankLayout(8), "tree", "a chain inside a host"),
         ("all_reduce", RankLayout(8), "collnet", "no formula for all_reduce by collnet on 1 host"),
         ("all_gather", RankLayout(8, 8), "pat", "no formula for all_gather by pat on 8 host"),
-        ("alltoallv", RankLayout(8), "direct", "depends on its matrix"),
+        ("alltoallv", RankLayout(8), "direct", "depend on its matrix"),
     ],
 )
 def test_no_rate_where_none_can_be_defended(

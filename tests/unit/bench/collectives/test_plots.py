@@ -23,7 +23,7 @@ from jobs.bench.collectives.plots import (
     series,
 )
 from jobs.bench.collectives.reader import BenchRecord, Figures, RowKey
-from jobs.measure.plots import apart, check
+from jobs.measure.plots import check, spaced_ticks
 from jobs.measure.sizes import size_name
 from runner.errors import UserError
 
@@ -98,10 +98,10 @@ def test_a_page_fits_a_phone(tmp_path: Path) -> None:
 
 def test_labels_of_an_axis_do_not_touch() -> None:
     """Sizes of several operations are nearly the same."""
-    assert apart([4080, 4096, 16368, 16384, 65520, 65536]) == [4096, 16384, 65536]
-    assert apart([8 << i for i in range(12)]) == [8 << i for i in range(0, 12, 2)]
-    assert apart([2, 3, 4, 6]) == [2, 3, 4, 6]
-    assert apart([3]) == [3]
+    assert spaced_ticks([4080, 4096, 16368, 16384, 65520, 65536]) == [4096, 16384, 65536]
+    assert spaced_ticks([8 << i for i in range(12)]) == [8 << i for i in range(0, 12, 2)]
+    assert spaced_ticks([2, 3, 4, 6]) == [2, 3, 4, 6]
+    assert spaced_ticks([3]) == [3]
 
 
 def test_more_records_than_colours_differ_by_their_markers(tmp_path: Path) -> None:
