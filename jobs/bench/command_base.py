@@ -1,4 +1,4 @@
-"""What all bench commands share: their class, exit status and common options, and the start of the ranks."""
+"""What all bench commands share: classes, exit status, common options, and starting on the ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BadUsage(click.UsageError):
 
 
 class OwnCommand(StrictCommand):
-    """A command that nccl-tests has no equivalent of: one list of options."""
+    """A command without an equivalent in nccl-tests: one list of options."""
 
     bad_usage = BadUsage
 
@@ -32,7 +32,7 @@ class OwnGroup(OwnCommand, click.Group):
 
 
 class NcclTestsSize(click.ParamType[int]):
-    """A size in bytes, such as 32M."""
+    """A size in bytes, such as 32M, with the grammar of nccl-tests."""
 
     name = "bytes"
 

@@ -1,4 +1,4 @@
-"""Compare two records row by row: whether B is as fast as A, and its data right."""
+"""Compare two records row by row: whether B is as fast as A, and whether its data is right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.errors import UserError
 
 METRICS = {"time": "time_us", "algbw": "algbw", "busbw": "busbw"}
 UNITS = {"time": "us", "algbw": "GB/s", "busbw": "GB/s"}
-ROUNDING = 1e-9  # 105 is within 5 % of 100, in floating point too
+ROUNDING = 1e-9  # so that 105 is within 5 % of 100 in floating point too
 TITLES = ("size", "type", "redop", "root", "placement", "A", "B", "B/A", "verdict")
 
 
@@ -86,7 +86,7 @@ def compare(a: BenchRecord, b: BenchRecord, tolerance: float, metric: str = "tim
 def compare_each(
     a: Mapping[str, BenchRecord], b: Mapping[str, BenchRecord], tolerance: float, metric: str = "time"
 ) -> list[Comparison]:
-    """`compare` for each operation of A. Raises UserError also if B lacks one. a, b: of `read_each`."""
+    """Compare each operation of A; raises UserError also if B lacks one. a, b: from `read_each`."""
     if missing := [name for name in a if name not in b]:
         raise UserError(
             "the records are of different tests",
@@ -97,7 +97,7 @@ def compare_each(
 
 
 def render(comparison: Comparison) -> str:
-    """A table and the verdict, whole lines."""
+    """Format a table and the verdict, as whole lines."""
     rows = [TITLES, *(_cells(row) for row in comparison.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(TITLES))]
     table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -106,7 +106,7 @@ def render(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The verdict in one sentence that names the worst row."""
+    """Format the verdict as one sentence that names the worst row."""
     judged, worst = comparison.judged, comparison.worst
     failed = [row for row in judged if not row.ok]
     allowed = f"{100 * comparison.tolerance:g} %"

@@ -1,4 +1,4 @@
-"""One size and placement: timed, then checked by another call on fresh data."""
+"""Measure one size and placement: time it, then check another call on fresh data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.bench.collectives.timing import CallTimes, bound_call, clock
 from jobs.measure.check import fill, poison, text, verify
 from runner.comm.collectives.api import Place
 
-UNCHECKED_DATA = 99  # number of the data that is timed, as in nccl-tests; never checked
+UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests; its result is not checked
 AVERAGES = (lambda times: times[0], statistics.fmean, min, max)  # by -a
 
 
@@ -69,10 +69,10 @@ def result(
 
 
 def arrival_skew(begun: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Seconds by which each rank began its iterations after the median rank: the median over iterations.
+    """Return how many seconds each rank began after the median rank; the median over iterations.
 
     A late rank makes the others' operations long and its own short: durations blame the ranks that waited;
-    arrival times on one clock do not. begun: [rank][iteration].
+    arrival times on a common clock do not. begun: [rank][iteration], seconds.
     """
     if not begun or not begun[0]:
         return ()
@@ -83,7 +83,7 @@ def arrival_skew(begun: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def prepare(bench: Bench, point: Point, number: int) -> DataLayout:
-    """Poison the receive buffer and write the input of check `number`; returns the layout of both."""
+    """Poison the receive buffer and write the input of check `number`; returns the data of both."""
     call = bound_call(bench, point, 0)
     plan = data_layout(
         bench.operation, point.counts, bench.group.size, bench.group.rank, point.root, point.reduction,
@@ -99,7 +99,7 @@ def prepare(bench: Bench, point: Point, number: int) -> DataLayout:
 
 
 def check(bench: Bench, point: Point, number: int) -> RankMismatch | None:
-    """Check one call on fresh data; returns what is wrong in this rank's result, None if nothing is."""
+    """Check one call on fresh data; returns the mismatch in this rank's result, or None."""
     plan = prepare(bench, point, number)
     call = bound_call(bench, point, 0)
     bench.progress.done("in the call that is checked")

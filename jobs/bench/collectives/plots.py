@@ -1,4 +1,4 @@
-"""Time and bandwidth against size, and bandwidth against the number of ranks."""
+"""Plot time and bandwidth against size, and bandwidth against the number of ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEGEND = 0.23  # inches that a line of the legend takes
-MARKERS = ".x^s"  # of ten records each, as there are ten colours
+LEGEND = 0.23  # inches per line of the legend
+MARKERS = ".x^s"  # one for each ten records, as there are ten colours
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Scaled:
 
 
 def series(record: BenchRecord, label: str | None = None) -> list[PlotSeries]:
-    """The lines of a record: one for each datatype, reduction and root; medians over cycles."""
+    """Return the lines of a record: one for each datatype, reduction and root; medians over cycles."""
     name = Path(record.name).name if label is None else label
     kinds = list(dict.fromkeys((key.datatype, key.reduction, key.root) for key in record.rows))
     found = []
@@ -82,7 +82,7 @@ def plot(
 ) -> None:
     """Plot time and bus bandwidth against size on logarithmic axes; out of place solid, in place dashed.
 
-    Values that have no logarithm (size 0, bandwidth 0 of one rank) are left out of the panels, but not of the
+    Points that a logarithmic axis cannot show (size or time 0) are left out of the panels, but not of the
     table of an .html file. Raises UserError as `jobs.measure.plots.save`.
     """
 
@@ -90,15 +90,15 @@ def plot(
         latency, bandwidth = figure.subplots(1, 2)
         for number, line in enumerate(lines):
             for placement, dash in (("out_of_place", "-"), ("in_place", "--")):
-                points = _on_logarithms(getattr(line, placement))
+                points = _plottable(getattr(line, placement))
                 if not points:
                     continue
-                look: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": dash}
-                look["marker"] = MARKERS[number // 10 % len(MARKERS)]
-                look["label"] = f"{line.label}, {PLACEMENTS[placement]}"
+                style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": dash}
+                style["marker"] = MARKERS[number // 10 % len(MARKERS)]
+                style["label"] = f"{line.label}, {PLACEMENTS[placement]}"
                 sizes = [point.size for point in points]
-                latency.plot(sizes, [point.time_us for point in points], **look)
-                bandwidth.plot(sizes, [point.busbw for point in points], **look)
+                latency.plot(sizes, [point.time_us for point in points], **style)
+                bandwidth.plot(sizes, [point.busbw for point in points], **style)
         for limit in limits:
             bandwidth.axhline(limit.busbw, color="0.4", linestyle=":", label=_limit(limit))
         latency.set_yscale("log")
@@ -106,7 +106,7 @@ def plot(
         latency.set_ylabel("time (us)")
         bandwidth.set_ylabel("bus bandwidth (GB/s)")
         from_zero(bandwidth)
-        shown = (p for line in lines for p in _on_logarithms((*line.out_of_place, *line.in_place)))
+        shown = (p for line in lines for p in _plottable((*line.out_of_place, *line.in_place)))
         places = sorted({point.size for point in shown})
         for axes in (latency, bandwidth):
             logarithmic_axis(axes, places, size_name, "size")
@@ -147,7 +147,7 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
     save(draw, Path(target), title, [Sheet(titles, cells)])
 
 
-def _on_logarithms(points: Sequence[PlotPoint]) -> list[PlotPoint]:
+def _plottable(points: Sequence[PlotPoint]) -> list[PlotPoint]:
     return [point for point in points if point.size > 0 and 0 < point.time_us < math.inf]
 
 

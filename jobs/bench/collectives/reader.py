@@ -1,4 +1,4 @@
-"""Read measurements of nccl-tests and meshrun back: text, also within a launcher's output, and JSON."""
+"""Read measurements of nccl-tests and meshrun: text, also within a launcher's output, and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TITLES = re.compile(r"# +size +count +type +redop +root +((?:cpu)?time .*)")
 ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(DATATYPES)}|char|int) +(.*)")
 PROGRAM = re.compile(r"# Collective test (?:starting|concluded): *(\S+)")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
-OTHERS = ("pingpong", "scale")  # our own programs, whose JSON is not nccl-tests'
+OTHERS = ("pingpong", "scale")  # our own programs, whose JSON differs from nccl-tests'
 AVERAGE = re.compile(r"# Avg bus bandwidth +: +([-+.0-9a-z]+)")
 
 
@@ -69,13 +69,13 @@ class BenchRecord:
 
 
 def median(cycles: Iterable[Figures], metric: str) -> float:
-    """The median of "time_us", "algbw" or "busbw"; NaN if any cycle is NaN."""
+    """Return the median of "time_us", "algbw" or "busbw"; NaN if any cycle is NaN."""
     values = [float(getattr(figures, metric)) for figures in cycles]
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
 def read(path: str | Path) -> BenchRecord:
-    """The measurements of a file of one operation; errors as for `read_each`."""
+    """Read a file of one operation; errors as for `read_each`."""
     found = read_each(path)
     if len(found) > 1:
         raise UserError(f"{path} holds more than one test", got=", ".join(found), hint="a file for each")
@@ -83,7 +83,7 @@ def read(path: str | Path) -> BenchRecord:
 
 
 def read_each(path: str | Path) -> dict[str, BenchRecord]:
-    """The file's measurements: by operation if it has several, else by "".
+    """Read a file's measurements: by operation if it has several, else by "".
 
     Raises UserError if there are none, or some that cannot be parsed.
     """
@@ -96,7 +96,7 @@ def read_each(path: str | Path) -> dict[str, BenchRecord]:
 
 
 def _operations(text: str) -> dict[str, str]:
-    """The documents of a document of several operations; by "" the text itself if it is no such document."""
+    """Split a document of several operations; any other text is returned under ""."""
     if text.startswith('{"operations":'):
         try:
             parts = json.loads(text)["operations"]
@@ -124,7 +124,7 @@ def _read(path: str, text: str) -> BenchRecord:
 
 
 def of_rows(name: str, settings: SweepSettings, header: Header, rows: Iterable[ResultRow]) -> BenchRecord:
-    """The record of what was just measured, as if it had been written and read back."""
+    """Make the record of rows just measured, as if it had been written and read."""
     gathered = _Gathered(name)
     gathered.programs.add(header.program)
     gathered.clocks.add("cputime" if settings.report_cputime else "time")
@@ -139,7 +139,7 @@ def of_rows(name: str, settings: SweepSettings, header: Header, rows: Iterable[R
 
 
 class _Gathered:
-    """What has been read so far; raises UserError for what does not fit into one record."""
+    """The measurements read so far; raises UserError for those that do not fit into one record."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -167,7 +167,9 @@ class _Gathered:
                 )
         return BenchRecord(
             name=self.name,
-            rows={key: {name: tuple(all_) for name, all_ in row.items()} for key, row in self.rows.items()},
+            rows={
+                key: {name: tuple(cycles) for name, cycles in row.items()} for key, row in self.rows.items()
+            },
             clock=next(iter(self.clocks)),
             program=next(iter(self.programs), None),
             library=self.library,
@@ -206,7 +208,7 @@ def _row(
 ) -> tuple[RowKey, dict[str, Figures]]:
     """Parse a row. Raises ValueError or IndexError if its cells do not fit the titles."""
     cells = rest.split()
-    # Older versions leave it blank for operations without one.
+    # Older versions leave the reduction blank for operations without one.
     reduction = cells.pop(0) if cells[0].isalpha() else "none"
     key = RowKey(int(size), int(count), datatype, reduction, int(cells.pop(0)))
     half = titles.index(titles[0], 1)

@@ -13,7 +13,7 @@ class RankMismatch:
 
     rank: in the world. host: of that rank. device: its display name, such as "GPU 3". count: wrong elements.
     offset: of the first wrong element, in elements from the start of the rank's result. got, expected: that
-    element. source: the world rank whose data belongs there; None if all ranks' data is combined.
+    element. source: the world rank whose data is expected there; None if all ranks' data is combined.
     flipped_bits: of that element.
     """
 
@@ -41,7 +41,7 @@ class Iterations:
     skipped: int = 0
 
     def summary(self) -> TimeStatistics:
-        """Statistics of the slowest rank's times, without the leading ones to skip."""
+        """Compute statistics of the slowest rank's times, without the skipped ones."""
         return time_statistics(self.slowest[self.skipped :])
 
 
@@ -105,7 +105,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class RankDevice:
-    """One rank's line in the header. group: its color. bus_id: "0000:00:00" if it has none."""
+    """One rank's line in the header. group: its color. bus_id: "0000:00:00" if the device has none."""
 
     rank: int
     group: int
@@ -118,7 +118,7 @@ class RankDevice:
 
 @dataclass(frozen=True)
 class GpuMemoryUse:
-    """Bytes of GPU memory used, the most over ranks (-M)."""
+    """Bytes of GPU memory used, the maximum over ranks (-M)."""
 
     initialization: int
     buffers: int
@@ -127,7 +127,7 @@ class GpuMemoryUse:
 
 @dataclass(frozen=True)
 class Header:
-    """What is known before the first row.
+    """Facts printed before the first row.
 
     program: such as "all_reduce_perf". library: NCCL's version as a number, such as 22809; 0 without NCCL.
     backend: the transport, as text. assumptions: sentences about how wire rates are computed.
@@ -136,15 +136,15 @@ class Header:
     program: str
     library: int
     backend: str
-    seats: tuple[RankDevice, ...]
+    ranks: tuple[RankDevice, ...]
     assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What is known after the last row.
+    """Facts printed after the last row.
 
-    failures: checks that found wrong values, summed over ranks as nccl-tests does. average_busbw: GB/s, over
+    failures: checks that found wrong values, summed over ranks as in nccl-tests. average_busbw: GB/s, over
     all rows and placements. minimum_busbw: of --min-busbw, GB/s.
     """
 

@@ -1,6 +1,6 @@
-"""One operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
+"""Measure one operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
 
-With one rank nothing crosses a link; the copies inside the GPU's memory and from and to the host are shown
+With one rank nothing crosses a link; copies inside the GPU's memory and to and from the host are measured
 instead.
 """
 
@@ -103,7 +103,7 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
         except MeshrunError as met:
             if not met.everywhere:
                 raise
-            failure = met  # raised on all members; the other ranks have to learn of it
+            failure = met  # raised on all members, and raised below on the other ranks
         wrong, failure = world.control.allgather((wrong, failure))[order[0]]
         if failure is not None:
             raise failure
@@ -117,7 +117,7 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
 def _measured(
     world: World, handler: FailureHandler, options: BenchOptions, everyone: Control
 ) -> tuple[session.Session, list[ResultRow], bool]:
-    """All rows of the ranks of `everyone`, and whether every result is right; collective over them."""
+    """Measure all rows on the ranks of `everyone`; also returns whether all data is right. Collective."""
     with (
         watching(world, handler, options.settings.timeout, everyone) as progress,
         session.opened(
@@ -129,7 +129,7 @@ def _measured(
 
 
 def efficiency(rungs: Sequence[ScalingPoint], ranks: int, requested: int, row: ResultRow) -> float | None:
-    """A row's busbw over that of the fewest ranks, 2 or more, with the same size, type and reduction."""
+    """Return a row's busbw over that of the fewest ranks (2 or more) with its size, type and reduction."""
     alike = (
         rung.row
         for rung in rungs
@@ -142,19 +142,19 @@ def efficiency(rungs: Sequence[ScalingPoint], ranks: int, requested: int, row: R
 
 
 def rank_counts(size: int) -> list[int]:
-    """1, 2, 4, ... and `size` itself."""
+    """Return 1, 2, 4, ... and `size` itself."""
     counts = [1 << power for power in range(size.bit_length()) if 1 << power <= size]
     return counts if counts[-1] == size else [*counts, size]
 
 
 def near_first(world: World) -> list[int]:
-    """World ranks host by host, starting with rank 0's host."""
+    """Return the world ranks host by host, starting with rank 0's host."""
     hosts = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     return sorted(range(world.size), key=lambda rank: (hosts.index(world.ranks[rank].host_id), rank))
 
 
 def measure_single_rank(world: World, nbytes: int) -> SingleRank:
-    """The copy rates of this rank's device."""
+    """Measure the copy rates of this rank's device."""
     backend = world.backend
     if not backend.asynchronous:
         return SingleRank(backend.copy_rate() / 1e9, None, None)
@@ -207,7 +207,7 @@ def _write_outputs(
 
 
 def _recorded(rung: ScalingPoint) -> dict[str, Any]:
-    """A rung as JSON; `asked` and `lateness` are the former names of keys, for one release."""
+    """Convert to JSON; `asked` and `lateness` are the former names of keys, for one release."""
     found = asdict(rung)
     found["asked"] = found["requested"]
     for placement in ("out_of_place", "in_place"):

@@ -1,4 +1,4 @@
-"""What rank 0 shows while it measures: nccl-tests' text, with colour and a progress line on a terminal."""
+"""Output of rank 0 during a measurement: nccl-tests' text; on a terminal with colour and a progress line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_NAMED = 8  # ranks with wrong data that are named on standard error, for ea
 class Screen:
     """Output of rank 0; nothing on other ranks.
 
-    shows: this is rank 0. colour: standard output is a terminal. columns: the width of the terminal that
-    standard error is; None if it is none.
+    shows: whether this is rank 0. colour: whether standard output is a terminal. columns: width of the
+    terminal on standard error; None without one.
     """
 
     shows: bool
@@ -28,7 +28,7 @@ class Screen:
     columns: int | None = None
 
     def line(self, text: str) -> None:
-        """One or several lines, with their line ends."""
+        """Print one or several lines, given with their line ends."""
         if self.shows:
             sys.stdout.write((CLEAR if self.colour else "") + text)
             sys.stdout.flush()
@@ -51,7 +51,7 @@ class Screen:
         self.line(nccl_tests_text.footer(settings, footer, program))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Show how far the run is; total: rows, 0 if they go on for ever."""
+        """Show how far the run is; total: rows, 0 if the run is endless."""
         self._status.show(f"[{done}{f'/{total}' if total else ''}] {what}")
 
     @property

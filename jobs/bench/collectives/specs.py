@@ -40,9 +40,9 @@ class Counts:
 class CollectiveSpec:
     """One operation.
 
-    name: as in nccl-tests, whose program is called NAME_perf. counts: (elements of the size, datatype, ranks,
+    name: as in nccl-tests, whose program is NAME_perf. counts: (elements of the size, datatype, ranks,
     traffic) -> Shape. factor: busbw over algbw for n ranks. reduces: takes a reduction. rooted: has a root.
-    in_place: its result can be checked in place; nccl-tests shows N/A otherwise. shows: the reduction to
+    in_place: its result can be checked in place; nccl-tests prints N/A otherwise. shows: the reduction to
     print if it takes none.
     """
 
@@ -65,7 +65,7 @@ def _whole(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> C
 
 
 def _share(elements: int, datatype: Datatype, ranks: int) -> int:
-    """A rank's part, rounded down to a multiple of 16 bytes."""
+    """Return a rank's part, rounded down to a multiple of 16 bytes."""
     return (elements // ranks) & ~(ALIGNMENT // datatype.itemsize - 1)
 
 
@@ -130,7 +130,7 @@ SPECS = {
 def bandwidths(
     operation: CollectiveSpec, counts: Counts, datatype: Datatype, ranks: int, seconds: float
 ) -> tuple[float, float]:
-    """algbw and busbw, GB/s (1e9 bytes)."""
+    """Compute algbw and busbw, GB/s (1e9 bytes)."""
     algbw = counts.moved * datatype.itemsize / 1e9 / seconds if seconds else 0.0
     return algbw, algbw * operation.factor(ranks)
 
@@ -156,7 +156,7 @@ def data_layout(
     check: int,
     in_place: bool,
 ) -> DataLayout:
-    """The data of check number `check` on one rank of `ranks`.
+    """Return the data of check number `check` on one rank of `ranks`.
 
     A rank that receives nothing (gather and reduce, except on the root) must find its receive buffer
     unchanged: poisoned and, in place, with its own input in it.

@@ -1,4 +1,4 @@
-"""All sizes of one operation, in nccl-tests' order: warm-up over all, then each size in both placements.
+"""Measure all sizes of one operation in nccl-tests' order: warm-up over all, then each in both placements.
 
 nccl-tests 2.19.6, src/common.cu, TimeTest, and the loops over types, reductions and roots in src/<op>.cu.
 """
@@ -57,7 +57,7 @@ def _sizes(bench: Bench, blank: Point) -> Iterator[ResultRow]:
                 in_place=placements[1],
                 finished=time.time(),
             )
-        if cycle == settings.run_cycles:  # 0: for ever
+        if cycle == settings.run_cycles:  # 0: endless
             return
 
 
@@ -67,7 +67,7 @@ def at_size(bench: Bench, blank: Point, size: int, in_place: bool) -> Point:
 
 
 def describe(bench: Bench, point: Point) -> str:
-    """Text for one measurement: operation, type, reduction, size, placement."""
+    """Describe one measurement: operation, type, reduction, size, placement."""
     reduction = f" {point.reduction}" if bench.operation.reduces else ""
     place = "in-place" if point.in_place else "out-of-place"
     return f"{bench.operation.name} {point.datatype.name}{reduction}, {point.bytes} B, {place}"

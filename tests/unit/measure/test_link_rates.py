@@ -20,7 +20,7 @@ from runner.comm.collectives.api import OPERATIONS
 
 
 def rate(operation: str, layout: RankLayout, algorithm: Algorithm, algbw: float, busbw: float) -> float:
-    found = wire_rate(operation, layout, Assumed(algorithm, "told"), algbw, busbw)
+    found = wire_rate(operation, layout, Assumed(algorithm, "set"), algbw, busbw)
     assert found.rate is not None, found.assumption
     return found.rate
 
@@ -148,13 +148,13 @@ def test_a_hierarchical_one_sends_only_what_other_hosts_lack(k: int, g: int) -> 
 
 
 def test_the_link_is_named() -> None:
-    ring = Assumed("ring", "told")
+    ring = Assumed("ring", "set")
     assert wire_rate("all_reduce", RankLayout(8), ring, 1, 1).link == "NVLink"
     assert wire_rate("all_reduce", RankLayout(8, 1, "PCIe"), ring, 1, 1).link == "PCIe"
     found = wire_rate("all_reduce", RankLayout(8, 2), ring, 1, 1)
     assert found.link == "network"
     assert (
-        found.assumption == "all_reduce: ring assumed (told), ranks in blocks of 4 per host, one NIC per rank"
+        found.assumption == "all_reduce: ring assumed (set), ranks in blocks of 4 per host, one NIC per rank"
     )
 
 
@@ -173,7 +173,7 @@ def test_the_link_is_named() -> None:
 def test_no_rate_where_none_can_be_defended(
     operation: str, layout: RankLayout, algorithm: Algorithm, why: str
 ) -> None:
-    found = wire_rate(operation, layout, Assumed(algorithm, "told"), 100.0, 100.0)
+    found = wire_rate(operation, layout, Assumed(algorithm, "set"), 100.0, 100.0)
     assert (found.rate, found.link) == (None, None)
     assert why in found.assumption
 

@@ -150,8 +150,8 @@ def test_a_slow_group_is_named(slow_group: ResultRow) -> None:
         # The world's average tells of neither.
         assert measured.seconds == pytest.approx(fmean(measured.by_rank))
         assert ordered[-2].seconds < measured.seconds < ordered[-1].seconds
-    seats = tuple(RankDevice(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))
-    told = names.names(slow_group, Header("all_reduce_perf", 0, "", seats))
+    ranks = tuple(RankDevice(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))
+    told = names.names(slow_group, Header("all_reduce_perf", 0, "", ranks))
     lowest = f"busbw min {min(group.busbw for group in slow_group.out_of_place.groups):.4g} GB/s (group 2)"
     assert f"groups out of place: {lowest}" in told
     assert "group 2 (ranks 4-5) out of place" in told

@@ -105,9 +105,9 @@ class Dawdler:
 
 def told(measured: PlacementResult) -> str:
     """What --names says."""
-    seats = tuple(RankDevice(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
+    ranks = tuple(RankDevice(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
     row = ResultRow(0, 0, "float", "sum", -1, measured, measured)
-    return names.names(row, Header("all_reduce_perf", 0, "", seats))
+    return names.names(row, Header("all_reduce_perf", 0, "", ranks))
 
 
 @pytest.mark.timed

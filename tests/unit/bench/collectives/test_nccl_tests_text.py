@@ -29,7 +29,7 @@ HEADER = Header(
     program="all_reduce_perf",
     library=22809,
     backend="NCCL 2.28.9, /usr/lib/libnccl.so.2",
-    seats=(
+    ranks=(
         RankDevice(0, 0, 71, "c7", 0, "0000:1b:00", "NVIDIA H200"),
         RankDevice(1, 0, 1234567, "a-long-host-name", 11, "0000:43:00", "NVIDIA H200"),
     ),

@@ -219,7 +219,7 @@ def test_the_header_names_every_rank(on_ranks: Any) -> None:
     header, *_ = on_ranks(3, body, hosts=["one.site.org", "one.site.org", "two.site.org"])
     assert (header.program, header.library) == ("sendrecv_perf", 0)
     assert header.backend == "threads of one process, host memory"
-    assert [(seat.rank, seat.group, seat.host, seat.bus_id) for seat in header.seats] == [
+    assert [(one.rank, one.group, one.host, one.bus_id) for one in header.ranks] == [
         (0, 0, "one", "0000:00:00"), (1, 0, "one", "0000:00:00"), (2, 1, "two", "0000:00:00"),
     ]  # fmt: skip
 
