@@ -1,4 +1,4 @@
-"""How one flow of bytes is put into a stream: by a copy engine, or by a kernel of the GPU that moves it."""
+"""Queue copies on a stream: by a copy engine, or by a kernel of the GPU that moves the bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from runner.device.raw.memory import Box, Gpu, Memory
 UNIT = 16  # bytes that a thread moves at a time
 THREADS = 512  # of a block of copy_streaming, one block a multiprocessor
 SMALL, SMALL_THREADS = 64 << 20, 1024  # below, a thread for each unit and no truncation
-PIECE = 512  # bytes that copy_split moves in one direction before the next go in the other
+PIECE = 512  # bytes: consecutive pieces go in opposite directions in copy_split
 
-# (box, GPU that moves, target, source, bytes, how often, stream)
+# (box, GPU that moves the bytes, target, source, bytes, copies, stream)
 Queue = Callable[[Box, Gpu, Memory, Memory, int, int, Any], None]
 
 
 @dataclass(frozen=True)
 class TransferEngine:
-    """moved: of so many bytes, those that one copy moves on a GPU. queue: put copies into a stream.
+    """moved: (bytes, GPU) -> bytes that one copy moves. queue: queue copies on a stream.
 
     both_ways: half of the bytes go from target to source.
     """
@@ -44,7 +44,7 @@ def _by_copy_engine(
 
 
 def _whole_rounds(nbytes: int, gpu: Gpu) -> int:
-    """What is no whole round of the grid is left out, as nvbandwidth does."""
+    """Leave out the last partial round of the grid, as nvbandwidth does."""
     if nbytes < SMALL:
         return nbytes // UNIT * UNIT
     each = gpu.processors * THREADS * UNIT

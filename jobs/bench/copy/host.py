@@ -1,4 +1,4 @@
-"""Copies inside the host's memory by each rank: one at a time, then all at once."""
+"""Measure copies inside the host's memory by each rank: one at a time, then all at once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ByteArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def measure(group: Control, settings: CopySettings, progress: Callable[[str], None]) -> CaseResult:
-    """A column for each of the host's ranks; collective over them, the same result on all."""
+    """Measure a column for each of the host's ranks; collective over them, the same result on all."""
     source, target = (np.empty(settings.size, np.uint8) for _ in range(2))
-    source[...] = target[...] = 0  # touched, pages have their place in memory
+    source[...] = target[...] = 0  # the first touch maps the pages
     samples_of: list[list[tuple[float, ...]]] = [[] for _ in range(group.size)]
     mismatches: list[str] = []
     for sample in range(settings.samples):
@@ -53,7 +53,7 @@ def copy(target: ByteArray, source: ByteArray) -> None:
 
 
 def _seconds(source: ByteArray, target: ByteArray, settings: CopySettings) -> float:
-    """Of one copy: the mean of a sample's, after one that does not count."""
+    """Return mean seconds per copy of a sample, after one warm-up copy."""
     copy(target, source)
     return max(host_seconds(lambda: copy(target, source), settings.copies), 1e-12)
 

@@ -1,4 +1,4 @@
-"""A case measured cell by cell, and the statistics of its samples."""
+"""Measure a case cell by cell; statistics of samples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CellValues = tuple[float, ...]  # one for each matrix of a case
 
 @dataclass(frozen=True)
 class CopySettings:
-    """How cells are measured.
+    """Settings of a measurement.
 
-    size: bytes of a buffer. copies: in a sample. mean: report the mean instead of the median. check: verify
-    data. accesses: loads of a chain.
+    size: bytes of a buffer. copies, samples: copies of a sample, samples of a cell. mean: report the mean,
+    not the median. check: verify data. accesses: loads of a latency sample.
     """
 
     size: int = 512 << 20
@@ -36,7 +36,7 @@ class CopySettings:
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """values: in GB/s or ns; None if not measured. transfers: what was measured. why: why some were not."""
+    """values: GB/s or ns; None if not measured. transfers: those measured. why: why others were not."""
 
     row: int
     column: int
@@ -48,7 +48,7 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """gpus: number of columns. wrong: a sentence for each mismatch. waived: why it has none."""
+    """gpus: number of columns. wrong: a sentence per mismatch. waived: why no cell was measured, or empty."""
 
     case: Case
     gpus: int
@@ -57,7 +57,7 @@ class CaseResult:
     waived: str = ""
 
     def matrix(self, number: int) -> list[list[float | None]]:
-        """The values of the case's matrix of this number."""
+        """Return the values of the case's matrix of this number."""
         rows = self.gpus if self.case.rows == "gpus" else 1
         matrix: list[list[float | None]] = [[None] * self.gpus for _ in range(rows)]
         for cell in self.cells:
@@ -68,7 +68,7 @@ class CaseResult:
 def measure(
     case: Case, transfer_runner: TransferRunner, settings: CopySettings, progress: Callable[[str], None]
 ) -> CaseResult:
-    """All cells of a case; collective over the host's ranks, the same result on all."""
+    """Measure all cells of a case; collective over the host's ranks, the same result on all."""
     gpus, cells, wrong = len(transfer_runner.gpus), list[MatrixCell](), list[str]()
     for row, column, transfers in case.cells(gpus):
         progress(f"row {row}, column {column}")
@@ -78,7 +78,7 @@ def measure(
         wrong += [f"{case.name}, cell ({row}, {column}), {sentence}" for sentence in found]
     waived = ""
     if not cells:
-        waived = f"it takes two GPUs, and there is {gpus}"
+        waived = f"it needs two GPUs, and there is {gpus}"
     elif all(cell.values is None for cell in cells):
         waived = cells[0].why
     return CaseResult(case, gpus, tuple(cells), tuple(wrong), waived)
@@ -111,7 +111,7 @@ def _rates(
 
 
 def reported(case: Case, sample: TransferSample, copies: int) -> CellValues:
-    """GB/s of what a case reports of one sample; of "each" without the sum."""
+    """Return the rates that a case reports for one sample, GB/s; for "each" without the sum."""
     if case.reports == "total":
         return (sum(sample.nbytes) * copies / sample.total / 1e9,)
     ways = 2 if ENGINES[case.engine].both_ways else 1  # reported in each direction
@@ -130,7 +130,7 @@ def _latency(
     column: int,
     transfers: CopyTransfers,
 ) -> tuple[MatrixCell, list[str]]:
-    """One sample: it has a million loads."""
+    """Measure a single sample, which has a million loads."""
     with transfer_runner.buffers.bound(transfers, CHAIN, ends=("source",)) as binding:
         if binding.unavailable:
             return MatrixCell(row, column, (), None, why="; ".join(binding.unavailable.values())), []

@@ -1,4 +1,4 @@
-"""The cells of a matrix that are slower than the others, and how near the best one comes to its peak."""
+"""Find the cells of a matrix that are slower than the others; compare the best cell with its peak."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Peaks:
 
 
 def measured_cells(result: CaseResult, number: int) -> list[tuple[MatrixCell, float]]:
-    """The cells of a matrix that have a value, and that value."""
+    """Return the cells of a matrix that have a value, and that value."""
     return [(cell, cell.values[number]) for cell in result.cells if cell.values is not None]
 
 
 def find_outliers(result: CaseResult, number: int) -> list[Outlier]:
-    """Cells more than a tenth slower than the median of their matrix, the slowest first."""
+    """Find the cells more than a tenth slower than the median of their matrix, the slowest first."""
     cells = measured_cells(result, number)
     values = [value for _, value in cells]
     slow = deviating(values, larger_is_slower=result.case.unit == "ns")
@@ -46,7 +46,7 @@ def find_outliers(result: CaseResult, number: int) -> list[Outlier]:
 
 
 def messages(result: CaseResult, number: int) -> list[str]:
-    """A sentence for each outlier, and for what they have in common; empty if there is none."""
+    """Return a sentence for each outlier, and one for a GPU that they have in common."""
     found, cells = find_outliers(result, number), measured_cells(result, number)
     if not found:
         return []
@@ -66,7 +66,7 @@ def messages(result: CaseResult, number: int) -> list[str]:
 
 
 def cell_name(cell: MatrixCell, result: CaseResult, number: int) -> str:
-    """The cell of a matrix by its GPUs, such as "GPU 2 -> GPU 1 by GPU 1"."""
+    """Name the cell of a matrix by its GPUs, such as "GPU 2 -> GPU 1 by GPU 1"."""
     if result.case.engine == "chase":
         transfer = cell.transfers[0]
         return f"GPU {transfer.gpu} loading from {transfer.source} memory"
@@ -80,7 +80,7 @@ def cell_name(cell: MatrixCell, result: CaseResult, number: int) -> str:
 
 
 def peaks_of(gpu: Gpu) -> Peaks:
-    """The nominal rates that NVML and CUDA report of a GPU of this host."""
+    """Return the nominal rates that NVML and CUDA report for a GPU of this host."""
     links = gpu_links(gpu.uuid)
     rate = gpu.bandwidth and gpu.bandwidth / 2e9
     memory = Reading(rate or None, "half of memory clock x bus width")
@@ -88,7 +88,7 @@ def peaks_of(gpu: Gpu) -> Peaks:
 
 
 def peak(result: CaseResult, number: int, cell: MatrixCell, limits: Sequence[Peaks]) -> Reading | None:
-    """The nominal rate of a cell; None for latencies and for host memory."""
+    """Return the nominal rate of a cell; None for latencies and for host memory."""
     case = result.case
     if not case.needs_gpu or case.unit == "ns" or not cell.transfers:
         return None
@@ -111,7 +111,7 @@ def peak(result: CaseResult, number: int, cell: MatrixCell, limits: Sequence[Pea
 
 
 def best_of_peak(result: CaseResult, number: int, limits: Sequence[Peaks]) -> str:
-    """How near the best cell comes to its peak; empty if it has none, or nothing was measured."""
+    """Compare the best cell with its peak; empty without a peak, or if nothing was measured."""
     found = [(value, peak(result, number, cell, limits)) for cell, value in measured_cells(result, number)]
     known = [(value / one.rate, value, one) for value, one in found if one is not None and one.rate]
     if known:

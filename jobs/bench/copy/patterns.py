@@ -1,7 +1,7 @@
-"""The transfers that run at the same time, for each cell of a case's matrix; pure arithmetic.
+"""The simultaneous transfers of each cell of a case's matrix; pure arithmetic.
 
-A pattern takes the number of GPUs, the row and the column; an empty result is a cell without a value. Which
-GPU moves the bytes, and the sizes, are nvbandwidth's (0.8).
+A pattern is a function of the number of GPUs, the row and the column; an empty result is a cell without a
+value. The sizes, and the GPU that moves the bytes, are those of nvbandwidth (0.8).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _others(gpus: int, but: int) -> list[int]:
     return [gpu for gpu in range(gpus) if gpu != but]
 
 
-# Interfering transfers are twice as long as the measured one, so that they last at least as long.
+# Interfering transfers have twice the size of the measured one, so that they last at least as long.
 
 
 def host_to_device(gpus: int, row: int, column: int) -> CopyTransfers:
@@ -152,7 +152,7 @@ def one_to_all_read(gpus: int, row: int, column: int) -> CopyTransfers:
 # In the two reading cases nvbandwidth's kernels run on the source GPU, its copy engines on the target GPU.
 all_to_one_read_sm, one_to_all_read_sm = one_to_all_write, all_to_one_write
 
-# One step of a chain: the row's GPU loads from the column's memory.
+# A load of a chain: the row's GPU loads from the column's memory.
 chase_peer, chase_host = read, host_to_device
 
 

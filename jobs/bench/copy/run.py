@@ -1,4 +1,4 @@
-"""The chosen cases, measured by every host's ranks at the same time; shown and recorded by rank 0."""
+"""Measure the chosen cases on every host at the same time; rank 0 prints and records the results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CopyOptions:
 
 
 def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context: Any) -> dict[str, Any]:
-    """Measure; returns the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
+    """Measure; returns the completion record. Raises WrongResults and NeedsGpu, after printing."""
     options = world.control.broadcast(options)
     cases = _cases(options, on_gpu=world.here.device.kind == "cuda")
     path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
@@ -89,7 +89,7 @@ def measure_all(
     settings: CopySettings,
     cli_context: Any,
 ) -> tuple[list[HostResults], CopySettings]:
-    """Every case on every host; the same on all ranks. The settings returned have the size that memory holds.
+    """Measure every case on every host; the same on all ranks. The settings returned have the size that fits.
 
     group: this host's ranks. box: None if no case needs a GPU.
     """
@@ -121,7 +121,7 @@ def measure_all(
 
 
 class _Printer:
-    """What rank 0 prints; nothing on the others. case: the one that is being measured."""
+    """Output of rank 0; nothing on the others. case: the current one."""
 
     def __init__(self, world: World, cli_context: Any) -> None:
         self.shows, self.colour = world.rank == 0, cli_context.colour
@@ -135,7 +135,7 @@ class _Printer:
             f"{settings.samples} samples, data {'checked' if settings.check else 'not checked'}"
         ]
         if settings.size < wanted.size:
-            lines.append(f"# Reduced from {wanted.size:,} bytes, which memory does not hold")
+            lines.append(f"# Reduced from {wanted.size:,} bytes, which do not fit in memory")
         for one in hosts:
             how = "one process" if one.ranks == 1 else f"{one.ranks} processes"
             devices = nvbandwidth_text.devices(one.name, one.gpus) if one.gpus else ""
@@ -193,7 +193,7 @@ def _size_that_fits(
     cases: Sequence[Case],
     settings: CopySettings,
 ) -> int:
-    """The buffer size that all GPUs and hosts of the run have memory for."""
+    """Return the buffer size that fits on all GPUs and hosts of the run."""
     on_gpus = [case for case in cases if case.needs_gpu]
     needed = buffers_needed(on_gpus, len(gpus))
     memories = []

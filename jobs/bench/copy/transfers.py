@@ -1,4 +1,4 @@
-"""Transfers run at the same time: filled, timed as nvbandwidth times them, and their targets verified."""
+"""Run simultaneous transfers: fill sources, time the copies as nvbandwidth does, and verify targets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TransferSample:
     """One sample, the same on all ranks of the host.
 
     nbytes: of one copy of each transfer. seconds: of all copies of each transfer. total: seconds from the
-    beginning until the last transfer ended; of several processes the longest.
+    start until the last transfer ended; the longest of all processes.
     """
 
     nbytes: tuple[int, ...]
@@ -54,7 +54,7 @@ class TransferSample:
 
 
 class TransferRunner:
-    """Runs transfers between `buffers`. synchronize: waits for fills on the current GPU.
+    """Run transfers between `buffers`. synchronize: waits for fills on the current GPU.
 
     Methods are collective over the host's ranks.
     """
@@ -71,7 +71,7 @@ class TransferRunner:
     def run(
         self, transfers: Sequence[BoundTransfer], kind: str, copies: int, checked: bool
     ) -> TransferSample:
-        """One sample. kind: of ENGINES. Every sample moves other data."""
+        """Measure one sample. kind: of ENGINES. Every sample moves different data."""
         engine, seed = ENGINES[kind], self._seed
         self._seed += 1
         mine = [one for one in transfers if one.ends]
@@ -103,18 +103,18 @@ class TransferRunner:
         )
 
     def gpu_of(self, one: BoundTransfer) -> Gpu:
-        """The GPU that moves the bytes."""
+        """Return the GPU that moves the bytes."""
         return self.gpus[one.transfer.gpu].gpu
 
     def stream(self, gpu: int, number: int) -> Any:
-        """One of the streams of the GPU with this CUDA index."""
+        """Return one of the streams of the GPU with this CUDA index."""
         streams = self._streams.setdefault(gpu, [])
         while len(streams) <= number:
             streams.append(self.box.stream(gpu))
         return streams[number]
 
     def _load(self, one: BoundTransfer, kind: str) -> None:
-        """Load the kernels: one that is first launched behind a closed gate waits for the gate."""
+        """Load the kernels: a first launch behind a closed gate would wait for the gate."""
         gpu = self.gpu_of(one)
         small = one.nbytes < SMALL
         if (kind, gpu.index, small) in self._loaded:
@@ -128,7 +128,7 @@ class TransferRunner:
     def _queue(
         self, transfers: Sequence[BoundTransfer], engine: TransferEngine, copies: int
     ) -> tuple[list[Any], ConcurrentEvents | None]:
-        """Queue all transfers behind the gate, each on a stream; the streams and the events on them."""
+        """Queue all transfers behind the gate, each on a stream; returns the streams and their events."""
         streams = []
         for number, one in enumerate(transfers):
             gpu = self.gpu_of(one)
@@ -167,7 +167,7 @@ class TransferRunner:
                 self._synchronize()
 
     def _expected(self, one: BoundTransfer, engine: TransferEngine, seed: int) -> list[Segment]:
-        """What the target holds in the end: the bytes that were moved, then poison."""
+        """Return the expected contents of the target: the bytes that were moved, then poison."""
         moved = self._moved(one, engine)
         rest = one.nbytes - moved
         return [
@@ -206,7 +206,7 @@ class TransferRunner:
 
 
 def _poison_pieces(array: Any, parity: int) -> None:
-    """Poison the even (0) or odd (1) pieces of PIECE bytes: those that come from the other end."""
+    """Poison the even (0) or odd (1) pieces of PIECE bytes, which come from the other end."""
     pairs = len(array) // (2 * PIECE)
     array[: 2 * PIECE * pairs].reshape(pairs, 2, PIECE)[:, parity] = patterns.POISON
     rest = array[2 * PIECE * pairs :]

@@ -67,7 +67,7 @@ def test_the_list_opens_nothing(run: Run) -> None:
         (("-t", "device_local_cpoy"), "did you mean device_local_copy"),
         (("-t", "99"), "numbered 0 to 34, not 99"),
         (("-p", "nothing"), "begins with 'nothing'"),
-        (("-t", "0", "-p", "host"), "-t and -p exclude each other"),
+        (("-t", "0", "-p", "host"), "-t and -p cannot be combined"),
         (("-s", "0"), "a multiple of 16 bytes, at least 16"),
         (("-s", "100"), "a multiple of 16 bytes"),
         (("-s", "much"), "much"),

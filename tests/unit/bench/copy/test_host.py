@@ -98,7 +98,7 @@ def test_halved_until_it_fits() -> None:
     assert fitting_size(512, [(2, 1024.0), (1, 600.0)]) == 512
     assert fitting_size(512, [(2, 1023.0)]) == 256
     assert fitting_size(48, [(1, 47.0)]) == 16  # whole units of 16 bytes
-    with pytest.raises(UserError, match="no memory for buffers") as refused:
+    with pytest.raises(UserError, match="not enough memory for buffers") as refused:
         fitting_size(512, [(1, 15.0)])
     assert refused.value.everywhere
 

@@ -217,7 +217,7 @@ def test_a_chain_that_leads_astray_is_wrong(bench_copy: Any, monkeypatch: pytest
     monkeypatch.setattr(MadeBox, "copy", spoiled)
     ended = bench_copy(MadeHost(2), "device_to_device_latency_sm")
     assert isinstance(ended.failure, WrongResults)
-    assert "GPU 1 read by GPU 0: 4 of 4 multiprocessors ended elsewhere" in str(ended.failure)
+    assert "GPU 1 read by GPU 0: 4 of 4 multiprocessors ended at a wrong address" in str(ended.failure)
 
 
 @pytest.mark.parametrize(
@@ -290,14 +290,14 @@ def test_every_host_has_its_own_matrix(bench_copy: Any) -> None:
     assert "# n2\nRunning device_local_copy." in ended.text
     assert "# n1\nRunning device_to_device" not in ended.text
     assert (
-        "# device_to_device_memcpy_write_ce: waived on n1, it takes two GPUs, and there is 1\n" in ended.text
+        "# device_to_device_memcpy_write_ce: waived on n1, it needs two GPUs, and there is 1\n" in ended.text
     )
 
 
 def test_one_gpu_waives_what_takes_two(bench_copy: Any) -> None:
     ended = bench_copy(MadeHost(1))
     assert ended.failure is None
-    waived = re.findall(r"# (\w+): waived, it takes two GPUs, and there is 1\n", ended.text)
+    waived = re.findall(r"# (\w+): waived, it needs two GPUs, and there is 1\n", ended.text)
     assert waived == [case.name for case in CASES if not list(case.cells(1))]
     assert len(waived) == 17
     assert ended.text.count("Running ") == 35 - 17
@@ -307,14 +307,14 @@ def test_one_gpu_waives_what_takes_two(bench_copy: Any) -> None:
 def test_nothing_that_could_be_measured(bench_copy: Any, gpus: int) -> None:
     ended = bench_copy(MadeHost(gpus, peers=lambda gpu, other: False), "device_to_device_memcpy_read_ce")
     assert isinstance(ended.failure, NeedsGpu)
-    assert ("it takes two GPUs" if gpus == 1 else "no peer access") in str(ended.failure)
+    assert ("it needs two GPUs" if gpus == 1 else "no peer access") in str(ended.failure)
 
 
 def test_buffers_are_made_smaller_where_memory_is_short(bench_copy: Any) -> None:
     ended = bench_copy(MadeHost(2, memory=4 << 20), "device_local_copy", size=4 << 20)
     assert ended.failure is None
     assert "# 1,048,576 bytes a buffer" in ended.text
-    assert "# Reduced from 4,194,304 bytes, which memory does not hold\n" in ended.text
+    assert "# Reduced from 4,194,304 bytes, which do not fit in memory\n" in ended.text
 
 
 @pytest.mark.parametrize("mode", MODES)

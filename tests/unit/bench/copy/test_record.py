@@ -75,7 +75,7 @@ def test_json_of_wrong_and_waived(bench_copy: Any, tmp_path: Path) -> None:
     wrong, waived = json.loads(path.read_text())["hosts"][0]["testcases"]
     assert wrong["status"] == "Error"
     assert "device_local_copy, cell (0, 0), sample 0" in wrong["mismatches"][0]
-    assert (waived["status"], waived["waived"]) == ("Waived", "it takes two GPUs, and there is 1")
+    assert (waived["status"], waived["waived"]) == ("Waived", "it needs two GPUs, and there is 1")
 
 
 def test_a_file_that_exists_is_kept(bench_copy: Any, tmp_path: Path) -> None:
