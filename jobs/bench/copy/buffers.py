@@ -131,7 +131,7 @@ class TransferBuffers:
     def _reach(
         self, bound: Sequence[BoundTransfer], ends: Sequence[End], unavailable: dict[int, str]
     ) -> dict[int, str]:
-        """Fill in `ends` on the ranks that move bytes; returns why those failed that did, by number."""
+        """Fill in `ends` on the ranks that move bytes; returns the reasons of failures, by number."""
         foreign = [
             (one.number, end)
             for one in bound

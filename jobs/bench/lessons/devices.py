@@ -1,4 +1,4 @@
-"""Where a lesson's operations run: on one stream of the rank's GPU, or on the host with NumPy."""
+"""Run a lesson's operations: on one stream of the rank's GPU, or on the host with NumPy."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class GpuDevice:
         self.stream = self.box.stream(self.gpu)
 
     def free(self) -> int:
-        """Bytes."""
+        """Return free memory in bytes."""
         return self.box.free_memory(self.gpu)
 
     def settle(self) -> None:
-        """Wait for all work so far, on whichever stream."""
+        """Wait for all work so far, on any stream."""
         self.context.world.backend.synchronize()
         self.box.synchronize(self.stream)
 
     def operation(self, launch: Launch, arguments: tuple[Any, ...]) -> Work:
-        """Loads the kernel; what is returned queues it."""
+        """Load the kernel; returns a function that queues it."""
         with self.box.on(self.gpu):
             run = kernels.load(launch.file, launch.instance)
         return lambda: run((launch.blocks,), (launch.threads,), arguments, stream=self.stream)
@@ -46,11 +46,11 @@ class HostDevice:
         self.context = context
 
     def free(self) -> int:
-        """Bytes."""
+        """Return free memory in bytes."""
         return self.context.world.backend.free_memory()
 
     def settle(self) -> None:
-        """Nothing to wait for: every call returns when it is done."""
+        """Do nothing: every call returns when it is done."""
 
     def seconds(self, operation: Work) -> float:
         return self.context.median(lambda: sampled_host_seconds(operation))

@@ -1,4 +1,4 @@
-"""A lesson as text, as JSON and as a drawing."""
+"""Format a lesson as text, JSON and plots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 100
 
 
 def text(lesson: Lesson) -> str:
-    """Tables, then the explanation, as whole lines."""
+    """Format the tables, then the explanation, as whole lines."""
     lines = [f"# {lesson.title}", ""]
     for table in lesson.tables:
         lines += [*([table.title] if table.title else ()), *columns(table), ""]
@@ -33,7 +33,7 @@ def text(lesson: Lesson) -> str:
 
 
 def columns(table: LessonTable) -> list[str]:
-    """First column aligned to the left, the others to the right; units on a line of their own."""
+    """Align the first column to the left, the others to the right; units have a line of their own."""
     titles = [title.partition(" (") for title in table.titles]
     heads = tuple(head for head, _, _ in titles)
     units = tuple(f"({unit}" if unit else "" for _, _, unit in titles)
@@ -57,7 +57,7 @@ def cell(value: TableCell) -> str:
 
 
 def record(lesson: Lesson, environment: Sequence[str]) -> str:
-    """JSON of all that was measured. environment: NAME=value."""
+    """Return all measurements as JSON. environment: NAME=value."""
     whole = {
         "version": version("meshrun"),
         "lesson": lesson.name,
@@ -75,7 +75,7 @@ def record(lesson: Lesson, environment: Sequence[str]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same, with null for numbers that JSON has no word for."""
+    """Replace numbers that JSON cannot represent with None."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -84,7 +84,7 @@ def _finite(value: Any) -> Any:
 
 
 def draw(lesson: Lesson, target: str | Path) -> None:
-    """The charts side by side, in .html with the tables below. Raises UserError as `plots.save` does."""
+    """Draw the charts side by side, in .html with the tables below. Raises UserError as `plots.save`."""
 
     def figure(canvas: Figure) -> None:
         panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0] if lesson.charts else ()
@@ -108,7 +108,7 @@ def _chart(axes: Axes, chart: Chart) -> None:
 
 
 def _groups(axes: Axes, chart: Chart) -> None:
-    """A group of bars for each name, one bar a line."""
+    """Draw a group of bars for each name, one bar per line."""
     wide = 0.8 / max(len(chart.lines), 1)
     for number, line in enumerate(chart.lines):
         known = [(x + (number + 0.5) * wide - 0.4, y) for x, y in line.points if y is not None]
@@ -141,13 +141,13 @@ def _lines(axes: Axes, chart: Chart) -> None:
 
 
 def _timeline(axes: Axes, chart: Timeline) -> None:
-    lanes = list(dict.fromkeys(lane for lane, *_ in chart.spans))
+    rows = list(dict.fromkeys(row for row, *_ in chart.spans))
     labels = list(dict.fromkeys(label for _, label, *_ in chart.spans))
     zero = min((begin for *_, begin, _ in chart.spans), default=0.0)
-    for lane, label, begin, end in chart.spans:
+    for row, label, begin, end in chart.spans:
         colour = f"C{labels.index(label) % 10}"
-        axes.barh(lanes.index(lane), (end - begin) * 1e3, left=(begin - zero) * 1e3, color=colour, height=0.6)
-    axes.set_yticks(range(len(lanes)), lanes)
+        axes.barh(rows.index(row), (end - begin) * 1e3, left=(begin - zero) * 1e3, color=colour, height=0.6)
+    axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlabel("time (ms)")
     axes.set_title(chart.title)

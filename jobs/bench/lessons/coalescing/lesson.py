@@ -1,4 +1,4 @@
-"""A kernel's bandwidth by the stride and the misalignment of what it reads; on a CPU, NumPy's."""
+"""Measure a kernel's bandwidth by stride and misalignment of its reads; on a CPU, NumPy's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANKS: Ranks = "one"
 CPU = True
 STRIDES = (1, 2, 3, 4, 5, 8, 16, 32, 33, 64)
 OFFSETS = (0, 1, 2, 4, 8, 16, 32)
-ROOM = max(*STRIDES, *OFFSETS)  # elements at the end of the buffer, so that an access can begin anywhere
+ROOM = max(*STRIDES, *OFFSETS)  # elements at the end of the buffer, so that an access can be shifted
 LEAST = 1 << 12  # bytes
 
 
@@ -95,12 +95,12 @@ def _tables(
         LessonTable(
             ("stride (elements)", *titles),
             (*(row(one.access.stride, one) for one in strided), last),
-            title="Elements of 4 bytes read at a stride, written next to each other:",
+            title="Elements of 4 bytes read at a stride, written contiguously:",
         ),
         LessonTable(
             ("offset (elements)", *titles),
             tuple(row(one.access.first, one) for one in misaligned),
-            title="Elements read next to each other, from an offset past an aligned address:",
+            title="Elements read contiguously, from an offset to an aligned address:",
         ),
     )
 

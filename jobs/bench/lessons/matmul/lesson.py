@@ -1,4 +1,4 @@
-"""Products of square matrices by kernels of growing data reuse, beside the vendor's library."""
+"""Measure products of square matrices by kernels with increasing data reuse, and by the vendor's library."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _products(
     matrices: Matrices,
     mismatches: list[str],
 ) -> list[TimedProduct]:
-    """All methods of one precision, each checked with exact factors, then timed with real ones."""
+    """Measure all methods of one precision: check each with exact factors, then time it with real ones."""
     xp, timed = context.world.xp, []
     bound = freivalds.bound(shape, precision)
 
     def compute(operation: Work) -> None:
-        """Into poisoned memory."""
+        """Run the operation into poisoned memory."""
         matrices.c.view("u1")[...] = patterns.POISON
         device.settle()
         operation()

@@ -23,7 +23,7 @@ ProductShape = tuple[int, int, int]  # m, n, k
 @dataclass(frozen=True)
 class Precision:
     """dtype: of the elements. inputs, results: largest relative error of rounding an input before it is
-    multiplied, and a sum before it is stored. sums: largest error that each addition adds."""
+    multiplied, and a sum before it is stored. sums: largest relative error of an addition."""
 
     name: str
     dtype: np.dtype[Any]
@@ -54,7 +54,7 @@ KERNELS = {
 
 
 def launch(method: str, precision: Precision, shape: ProductShape, *addresses: int) -> Launch:
-    """How a kernel multiplies (m, k) by (k, n); method: naive, tiled or, for float32, register."""
+    """Plan a kernel that multiplies (m, k) by (k, n). method: naive, tiled or, for float32, register."""
     m, n, k = shape
     down, across, threads = TILES[method]
     if method == "register":
@@ -68,7 +68,7 @@ def launch(method: str, precision: Precision, shape: ProductShape, *addresses: i
 
 @dataclass(frozen=True)
 class Matrices:
-    """a, b, c: factors and room for the product, as flat unsigned integers; the operations, by method."""
+    """a, b, c: factors and memory for the product, flat unsigned integers. operations: by method."""
 
     a: Any
     b: Any
@@ -133,7 +133,7 @@ class GpuProducts(GpuDevice):
         def sample(calls: int) -> float:
             return event_seconds(self.box, self.stream, operation, calls)
 
-        sample(1)  # loads what is launched
+        sample(1)  # loads the kernel
         once = sample(1)
         calls = math.ceil(SAMPLE_SECONDS / once) if once > 0 else 1
         return self.context.median(lambda: sample(calls))

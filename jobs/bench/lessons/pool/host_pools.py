@@ -1,4 +1,4 @@
-"""Host memory from the C library and from a pool of freed buffers, as `runner.device.raw.allocators.Pool`."""
+"""Host memory from malloc and from a pool of freed buffers; both are `runner.device.raw.allocators.Pool`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 PoolArray = np.ndarray[Any, Any]
 PAGE = 4096
 SMALLEST = 64  # bytes; sizes of buffers are multiples of it
-STEPS = 4  # sizes of buffers in each doubling
+STEPS = 4  # buffer sizes per doubling
 
 
 class HostPool:
-    """What both have in common."""
+    """Common part of both."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -23,7 +23,7 @@ class HostPool:
         return handle.ctypes.data
 
     def settle(self, handle: PoolArray | None = None) -> None:
-        if handle is not None:  # the system backs a page, and zeroes it, when it is first written
+        if handle is not None:  # the system maps and clears a page when it is first written
             handle[::PAGE] = 0
 
     def reserved(self) -> int:
@@ -51,9 +51,9 @@ class Malloc(HostPool):
 
 
 class FreeLists(HostPool):
-    """Keeps freed buffers in a list for each size; sizes are rounded up to a few.
+    """Keep freed buffers in a list for each size; sizes are rounded up to a few.
 
-    most: bytes to hold; when more would be needed, the free buffers are returned to the system.
+    most: bytes to hold; beyond that, free buffers are returned to the system.
     """
 
     label = "free lists"
@@ -65,9 +65,9 @@ class FreeLists(HostPool):
 
     def allocate(self, nbytes: int) -> PoolArray:
         size = rounded(nbytes)
-        waiting = self._free[size]
-        if waiting:
-            return waiting.pop()
+        free = self._free[size]
+        if free:
+            return free.pop()
         if self._held + size > self._most:
             self.trim()
         self._held += size
@@ -77,7 +77,7 @@ class FreeLists(HostPool):
         self._free[handle.nbytes].append(handle)
 
     def trim(self) -> None:
-        self._held -= sum(size * len(waiting) for size, waiting in self._free.items())
+        self._held -= sum(size * len(free) for size, free in self._free.items())
         self._free.clear()
 
     def close(self) -> None:
@@ -85,6 +85,6 @@ class FreeLists(HostPool):
 
 
 def rounded(nbytes: int) -> int:
-    """Size of the buffer for `nbytes`: less than a STEPS-th larger, or a multiple of SMALLEST."""
+    """Return the size of the buffer for `nbytes`: less than a STEPS-th larger, or a multiple of SMALLEST."""
     step = max((1 << (nbytes - 1).bit_length()) // (2 * STEPS), SMALLEST)
     return -(-nbytes // step) * step

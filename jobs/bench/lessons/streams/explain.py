@@ -1,4 +1,4 @@
-"""Sentences about a map on streams."""
+"""Explain a map on streams."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from jobs.bench.lessons.streams.schedule import STAGES, StreamVariant
 
 
 def sentences(stage_seconds: Sequence[float], variants: Sequence[StreamVariant]) -> list[str]:
-    """stage_seconds: of each stage of a chunk by itself. variants: the first runs one step after another, the
-    last is from pageable memory."""
+    """Explain the times. stage_seconds: of each stage of a chunk by itself. variants: the first runs one step
+    after another, the last uses pageable memory."""
     sequential, *pinned, pageable = variants
     best = min(pinned, key=lambda one: one.seconds)
     found = [

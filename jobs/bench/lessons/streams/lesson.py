@@ -1,4 +1,4 @@
-"""A map in chunks on one to four streams against one step after another, and a timeline of each."""
+"""Measure a map in chunks on one to four streams against one step after another, with timelines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from runner.errors import UserError
 RANKS: Ranks = "one"
 CPU = False
 FEW, MANY = 64, 1024  # rounds of arithmetic that calibrate the kernel
-SHORTER = 5  # elements that the last chunk lacks: not a whole number of warps
+SHORTER = 5  # elements missing from the last chunk: not a whole number of warps
 WIDTH = 84
 SEQUENTIAL = "one step after another"
 DRAWN = 3  # streams
@@ -46,7 +46,7 @@ def measure(context: Context) -> Lesson:
     def variant(chunked: ChunkedMap, label: str, streams: int, *, waiting: bool = False) -> StreamVariant:
         context.progress(label)
         seconds = context.median(lambda: chunked.run(streams, rounds, waiting=waiting)[0])
-        chunked.spoil()
+        chunked.poison()
         _, spans = chunked.run(streams, rounds, waiting=waiting)
         if context.check:
             mismatches.extend(f"{label}: {fault}" for fault in chunked.mismatches(rounds))
@@ -73,7 +73,7 @@ def measure(context: Context) -> Lesson:
         (
             _stages(stage_seconds, 4 * chunks[0].count),
             _compared(variants, stage_seconds, len(chunks)),
-            *map(_lanes, drawn),
+            *map(_text_timeline, drawn),
         ),
         tuple(sentences(stage_seconds, variants)),
         tuple(map(_timeline, drawn)),
@@ -113,7 +113,7 @@ def _compared(variants: Sequence[StreamVariant], stage_seconds: Sequence[float],
     return LessonTable(("variant", *titles), tuple(map(row, variants)))
 
 
-def _lanes(variant: StreamVariant) -> LessonTable:
+def _text_timeline(variant: StreamVariant) -> LessonTable:
     last = max(span.end for span in variant.spans)
     legend = ", ".join(f"{letter} {stage}" for letter, stage in zip(LETTERS, STAGES, strict=True))
     return LessonTable(

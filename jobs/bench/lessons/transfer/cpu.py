@@ -1,4 +1,4 @@
-"""The lesson without a GPU: copies inside the host's memory, and the cost of fresh pages."""
+"""Measure without a GPU: copies inside the host's memory, and the cost of fresh pages."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BYTE = DATATYPES["uint8"]
 
 
 class Pages:
-    """Memory that the system has promised and not yet backed."""
+    """Memory that is allocated but not yet mapped to pages."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.renew()
 
     def renew(self) -> None:
-        promised = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.array = np.frombuffer(promised, np.uint8)
+        unmapped = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.array = np.frombuffer(unmapped, np.uint8)
 
     def touch(self) -> None:
         self.array.fill(1)

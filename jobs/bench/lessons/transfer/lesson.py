@@ -1,4 +1,4 @@
-"""Copies between host and GPU by kind of host memory and by size; on a CPU, copies inside its memory.
+"""Measure copies between host and GPU by kind of host memory and by size; on a CPU, inside its memory.
 
 One transfer at a time is timed on the host's clock, from the call until the other side can use the bytes, so
 that copy engines, kernels and page faults are timed alike.
@@ -36,12 +36,12 @@ from runner.errors import RunError, UserError
 
 RANKS: Ranks = "one"
 CPU = True
-HOST_ACCESS_BYTES = 1 << 24  # read and written by the processor
+HOST_ACCESS_BYTES = 1 << 24  # read and written by the CPU
 
 
 @dataclass(frozen=True)
 class HostMemoryCosts:
-    """What one kind of memory costs. allocate: seconds. read, write: by the processor, in bytes a second."""
+    """Costs of one kind of memory. allocate: seconds. read, write: by the CPU, in bytes per second."""
 
     nbytes: int
     allocate: float
@@ -69,7 +69,7 @@ def measure(context: Context) -> Lesson:
         return cpu.measure(context)
     sizes = context.sizes()
     methods = Methods(context, sizes[-1])
-    # A virtual machine gets its memory now.
+    # A virtual machine maps its memory on first use: here.
     context.required_box.release(_allocated(context, "pageable", sizes[-1])[0])
     found = TransferResults(
         {direction: {method: [None] * len(sizes) for method in METHODS} for direction in DIRECTIONS}
@@ -107,7 +107,7 @@ def _transfer(
     seed: int,
     found: TransferResults,
 ) -> None:
-    """All sizes by one method in one direction."""
+    """Measure all sizes by one method in one direction."""
     methods.fill(method, direction, host, seed)
     for at, nbytes in enumerate(sizes):
         context.progress(f"{method}, {direction}, {size_name(nbytes)}")
@@ -118,7 +118,7 @@ def _transfer(
         else:
             found.unmoved.add((direction, method, nbytes))
             found.mismatches.append(
-                f"{method}, {direction}: {size_name(nbytes)} did not move, says the driver"
+                f"{method}, {direction}: {size_name(nbytes)} did not move, according to the driver"
             )
         fault = methods.verified(transfer, nbytes, seed) if context.check else None
         if fault:
@@ -126,7 +126,7 @@ def _transfer(
 
 
 def _allocated(context: Context, kind: Any, nbytes: int) -> tuple[Memory, float]:
-    """Host memory, and the seconds that it took to allocate and touch every page."""
+    """Allocate host memory; also returns the seconds to allocate and touch every page."""
     begin = perf_counter()
     host = context.required_box.allocate(kind, nbytes, context.gpu)
     context.required_box.host_array(host)[:: mmap.PAGESIZE] = 0
@@ -134,7 +134,7 @@ def _allocated(context: Context, kind: Any, nbytes: int) -> tuple[Memory, float]
 
 
 def _host_access(context: Context, host: Memory) -> tuple[float, float]:
-    """Bytes per second at which the processor reads and writes it."""
+    """Return the bytes per second at which the CPU reads and writes it."""
     part = context.required_box.host_array(host)[:HOST_ACCESS_BYTES]
     private = np.zeros_like(part)
     read = context.median(lambda: sampled_host_seconds(lambda: np.copyto(private, part)))
@@ -192,7 +192,7 @@ def _fastest(lines: dict[str, list[ChartLine]]) -> LessonTable:
     return LessonTable(
         ("direction", "from", "fastest", "rate (GB/s)"),
         tuple(rows),
-        title="Fastest method from which size on:",
+        title="Fastest method, by size:",
     )
 
 

@@ -1,4 +1,4 @@
-"""Transposes of a matrix beside a plain copy, which moves the same number of bytes."""
+"""Measure transposes of a matrix, and a plain copy, which moves the same number of bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def measure(context: Context) -> Lesson:
 
 
 def parse(text: str) -> MatrixShape:
-    """ "8192x512" -> (8192, 512). Raises UserError."""
+    """Parse a shape: "8192x512" -> (8192, 512). Raises UserError."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if found is None:
         raise UserError("not a matrix shape", got=text, expected="such as 8192x512")
@@ -67,7 +67,7 @@ def _seconds(
     matrix: MatrixPair,
     mismatches: list[str],
 ) -> dict[str, float | None]:
-    """By method; each is checked before it is timed."""
+    """Measure seconds by method; each is checked before it is timed."""
     xp = context.world.xp
     if context.check:
         context.progress(f"{title}: filling")
@@ -93,7 +93,7 @@ def _seconds(
 
 
 def count_mismatches(xp: Any, target: Any, shape: MatrixShape) -> tuple[int, int]:
-    """How many elements differ from the transpose of a filled matrix, and the place of the first.
+    """Count the elements that differ from the transpose of a filled matrix; also return the first's index.
 
     shape: (rows, columns) of the matrix.
     """

@@ -50,7 +50,7 @@ SINGLE = TransposeVariant(64, 64, 32, True)  # moves single elements, where rows
 
 
 def variants(itemsize: int) -> list[TransposeVariant]:
-    """Those worth a comparison: tiles that fit shared memory, each order, with and without streaming."""
+    """List the variants to compare: tiles that fit shared memory, each order, with and without streaming."""
     # A cell has 16 bytes of rows and columns each.
     tiles = [(d, a) for d, a in ((16, 16), (32, 16), (16, 32)) if d * a * 256 // itemsize <= 48 << 10]
     return [
@@ -64,7 +64,7 @@ def variants(itemsize: int) -> list[TransposeVariant]:
 def launch(
     method: str, shape: MatrixShape, itemsize: int, *addresses: int, variant: TransposeVariant | None = None
 ) -> Launch:
-    """How to transpose a matrix of this shape at these addresses.
+    """Plan the launch that transposes a matrix of this shape at these addresses.
 
     method: naive, tiled or vectorised; the last moves 16 bytes at a time (by `variant`, else BEST) where
     rows, columns and addresses are multiples of 16 bytes, and single elements otherwise.
@@ -87,9 +87,9 @@ def launch(
 
 @dataclass(frozen=True)
 class MatrixPair:
-    """A matrix and room for its transpose, as flat unsigned integers; the operations, by method.
+    """A matrix and memory for its transpose, as flat unsigned integers. operations: by method.
 
-    An operation is None if the method has none for this type.
+    An operation is None if the method does not support the type.
     """
 
     source: Any
@@ -107,16 +107,16 @@ class TimedTranspose:
 
     @property
     def nbytes(self) -> int:
-        """Read plus written."""
+        """Bytes read plus written."""
         return 2 * self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     def rate(self, method: str) -> float | None:
-        """GB/s."""
+        """Return GB/s."""
         seconds = self.seconds[method]
         return None if seconds is None else rate(self.nbytes, seconds)
 
     def of_copy(self, method: str) -> float | None:
-        """Fraction of a plain copy's rate."""
+        """Return the fraction of a plain copy's rate."""
         own, copy = self.rate(method), self.rate("copy")
         return own / copy if own is not None and copy else None
 

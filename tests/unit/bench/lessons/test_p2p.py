@@ -279,7 +279,7 @@ def test_ranks_on_two_hosts(measured: Any) -> None:
     assert {(s, t) for method, s, t in methods_measured(found) if method == "through host"} == set(
         permutations(range(3), 2)
     )
-    assert list(found.facts["not_measured"]) == ["on another host, whose memory is not reached directly"]
+    assert list(found.facts["not_measured"]) == ["on another host, whose memory cannot be accessed directly"]
 
 
 def short(target: int, source: int, nbytes: int) -> None:

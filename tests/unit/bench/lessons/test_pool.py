@@ -349,7 +349,8 @@ def test_no_more_than_a_quarter_of_what_is_free(arenas: list[Arena], monkeypatch
     assert arenas[0].room == 1 << 17
     assert found.tables[0].rows[-1][0] == "64 KiB"
     assert (
-        "At most 64 KiB were held at a time, a quarter of free memory, instead of 1 GiB." in found.explanation
+        "At most 64 KiB were allocated at a time, a quarter of free memory, instead of 1 GiB."
+        in found.explanation
     )
 
 

@@ -66,7 +66,7 @@ def test_every_method_and_direction_is_timed_and_right(measured: Callable[..., L
     text = show.text(lesson)
     fastest = [(direction, method) for direction, _, method, _ in lesson.tables[2].rows]
     assert fastest[:2] == [("to GPU", "mapped"), ("to GPU", "write-combined")]
-    assert "Fastest method from which size on:" in text
+    assert "Fastest method, by size:" in text
     assert json.loads(show.record(lesson, []))["device"]["name"] == "made up"
 
 
@@ -132,7 +132,8 @@ def test_a_prefetch_that_was_not_made_is_found(
     box.lost, box.least = lost, 1 << 15
     lesson = measured(box, check=check)
     assert lesson.mismatches == tuple(
-        f"prefetched, {direction}: {size} did not move, says the driver" for size in ("64 KiB", "256 KiB")
+        f"prefetched, {direction}: {size} did not move, according to the driver"
+        for size in ("64 KiB", "256 KiB")
     )
     table = lesson.tables[DIRECTIONS.index(direction)]
     column = table.titles.index("prefetched (GB/s)")

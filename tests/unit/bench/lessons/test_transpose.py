@@ -238,7 +238,7 @@ def test_sentences() -> None:
     assert "Largest matrix (float32, 4096 x 4096): vectorised is best, at 80 % of a copy's" in said
     assert "Tiled is 2.00 times as fast as naive (median)." in said
     assert "Vectorised is 1.60 times as fast as tiled (median)." in said
-    assert "Measured in the L2 cache of 1 MiB, which matrix and result fit: float32, 16 x 16." in said
+    assert "Matrix and result fit in the L2 cache of 1 MiB: float32, 16 x 16." in said
     assert "Vectorised" not in " ".join(sentences([odd], 0))
     assert sentences([], 0) == []
     slower = timed((4096, 4096), copy=1.0, naive=1.0, tiled=2.0, vectorised=4.0)
