@@ -27,7 +27,7 @@ from runner.comm.collectives.api import OPERATIONS
 
 @click.group(cls=BenchGroup, no_args_is_help=False)
 def bench() -> None:
-    """Measure collectives: the NCCL tests, on these ranks.
+    """Measure collectives on these ranks: the NCCL tests.
 
     \b
     meshrun -n 8 bench all_reduce -b 8 -e 8G -f 2     the GPUs of this machine
@@ -75,7 +75,7 @@ _add("all", OPERATIONS, "Measure every operation, one after another.")
     ]
 )
 def pingpong(device: str, debug: bool, **words: Any) -> int:
-    """Latency, one-way and two-way bandwidth between two ranks."""
+    """Measure latency, one-way and two-way bandwidth between two ranks."""
     from jobs.bench.collectives.pingpong import run
 
     return run_on_ranks(run, bench_options(("pingpong",), words), device, debug)

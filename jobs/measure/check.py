@@ -111,7 +111,7 @@ def _tolerance(datatype: Datatype, segment: Segment) -> int:
 
 
 def _compare_on_host(memory: Words, datatype: Datatype, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """For each segment: number of wrong elements, and offset of the first, in elements from its start."""
+    """Count each segment's wrong elements; returns (count, offset of the first in the segment) of each."""
     compared = []
     for segment in segments:
         words, allowed = _words(memory, datatype, segment), _tolerance(datatype, segment)
@@ -130,7 +130,7 @@ def _compare_on_host(memory: Words, datatype: Datatype, segments: Sequence[Segme
 
 
 def _close(got: Words, expected: Words, datatype: Datatype, allowed: int) -> Words:
-    """Mask of elements where `got` is finite and at most `allowed` representable numbers away."""
+    """Return a mask of elements where `got` is finite and at most `allowed` representable numbers away."""
     width = 8 * datatype.itemsize
     a, b = (patterns.ordered(bits.astype(np.uint64), width) for bits in (got, expected))
     apart = np.maximum(a, b) - np.minimum(a, b)

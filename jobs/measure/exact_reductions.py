@@ -218,5 +218,5 @@ def largest(datatype: Datatype) -> int:
 
 
 def _log2(number: int) -> int:
-    """Rounded up."""
+    """Compute log2, rounded up."""
     return (number - 1).bit_length()

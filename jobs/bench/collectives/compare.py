@@ -123,7 +123,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _operation(record: BenchRecord) -> str | None:
-    """The test's name without the suffixes of its binary."""
+    """Return the test's name without the suffixes of its binary."""
     return None if record.program is None else record.program.removesuffix("_mpi").removesuffix("_perf")
 
 
@@ -162,7 +162,7 @@ def _row(
 
 
 def _ratio(a: float | None, b: float | None) -> float:
-    """b / a; 1 for equal values, even zeros (busbw of one rank); NaN if there is no ratio."""
+    """Compute b / a; 1 for equal values, even zeros (busbw of one rank); NaN if there is no ratio."""
     if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
         return math.nan
     if a == b:
@@ -171,7 +171,7 @@ def _ratio(a: float | None, b: float | None) -> float:
 
 
 def _distance(ratio: float) -> float:
-    """Distance from one, the same for x and 1 / x; infinite for a ratio that is not a positive number."""
+    """Compute the distance from 1, the same for x and 1 / x; infinite if the ratio is not positive."""
     return abs(math.log(ratio)) if math.isfinite(ratio) and ratio > 0 else math.inf
 
 

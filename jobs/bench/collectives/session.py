@@ -34,7 +34,7 @@ SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
 Wire = Callable[[float, float], tuple[float | None, float | None]]
 
 
-def unknown(algbw: float, busbw: float) -> tuple[float | None, float | None]:
+def no_wire_rate(algbw: float, busbw: float) -> tuple[float | None, float | None]:
     return None, None
 
 
@@ -64,7 +64,7 @@ class Bench:
     watched: bool = False
     detail: bool = False
     offset: float = 0.0
-    wire: Wire = unknown
+    wire: Wire = no_wire_rate
     nominal: float | None = None
     checks: int = 0
     failures: int = 0
@@ -318,7 +318,7 @@ def limiting_link(
     """
     device = world.here.device
     if device.kind != "cuda":
-        return unknown, None, ()
+        return no_wire_rate, None, ()
     mine = gpu_links(device.uuid)
     nics = network_rate(links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id]))
     gathered = everyone.allgather((world.here.host_id, mine, nics, device.compute_capability))

@@ -98,7 +98,7 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
 
 @click.group(cls=OwnGroup, no_args_is_help=False)
 def memory() -> None:
-    """Memory performance lessons: each measures, prints tables and explains the figures.
+    """Run a memory performance lesson: measure, print tables and explain the figures.
 
     \b
     meshrun bench memory transfer                 kinds of host memory
