@@ -203,11 +203,11 @@ def _bench_on(
     cudagraph: which a session on CPUs would refuse.
     """
     chosen = {"minbytes": 64, "maxbytes": 64, "stepfactor": 2, "iters": 1, "warmup_iters": 0} | settings
-    asked = BenchOptions((operation,), SweepSettings(**chosen), split=split, spread=spread, matrix=matrix)
+    wanted = BenchOptions((operation,), SweepSettings(**chosen), split=split, spread=spread, matrix=matrix)
 
     def on_rank(world: World) -> Any:
-        colors = session.colors_of(world, asked)
-        with session.opened(world, world.control, asked, operation, MeasurementProgress(), colors) as opened:
+        colors = session.colors_of(world, wanted)
+        with session.opened(world, world.control, wanted, operation, MeasurementProgress(), colors) as opened:
             opened.bench.settings = replace(opened.bench.settings, cudagraph=cudagraph)
             return body(opened.bench)
 

@@ -289,11 +289,11 @@ def on_terminal(*words: str, columns: int = COLUMNS, stdout: Path | None = None)
             [*PROGRAM, *words], stdin=follower, stdout=target, stderr=follower, start_new_session=True
         )
     os.close(follower)
-    said = b""
+    output = b""
     while chunk := read(leader):
-        said += chunk
+        output += chunk
     os.close(leader)
-    return process.wait(DEADLOCK), said.decode()
+    return process.wait(DEADLOCK), output.decode()
 
 
 def read(leader: int) -> bytes:
@@ -303,9 +303,9 @@ def read(leader: int) -> bytes:
         return b""
 
 
-def seen(said: str) -> list[str]:
+def seen(output: str) -> list[str]:
     """The lines that stay on the screen: without colour, and without what is drawn over."""
-    lines = [re.sub(r".*\r\x1b\[K", "", line) for line in said.replace("\r\n", "\n").split("\n")]
+    lines = [re.sub(r".*\r\x1b\[K", "", line) for line in output.replace("\r\n", "\n").split("\n")]
     return [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
 
 
@@ -315,34 +315,36 @@ def lengths(lines: list[str]) -> list[int]:
 
 
 def test_a_terminal_gets_colour_and_progress_and_the_same_rows(run: Run) -> None:
-    status, said = on_terminal("bench", "broadcast", *SMALL)
+    status, output = on_terminal("bench", "broadcast", *SMALL)
     assert status == 0
-    assert re.findall(r"\[(\d)/5\] broadcast", said) == ["0", "1", "2", "3", "4", "5"]
-    assert "\x1b[32m" in said
+    assert re.findall(r"\[(\d)/5\] broadcast", output) == ["0", "1", "2", "3", "4", "5"]
+    assert "\x1b[32m" in output
     plain = run("broadcast", *SMALL).stdout
-    shown = "\n".join(seen(said))
+    shown = "\n".join(seen(output))
     assert "\x1b" not in shown
     assert sizes_of(shown) == sizes_of(plain) == SIZES
-    assert lengths(seen(said)) == lengths(plain.split("\n"))
+    assert lengths(seen(output)) == lengths(plain.split("\n"))
     comments = [line for line in plain.splitlines() if line.startswith("#") and "bandwidth" not in line]
     for line in comments:
-        assert re.sub(r"Pid +\d+", "Pid", line) in [re.sub(r"Pid +\d+", "Pid", other) for other in seen(said)]
+        assert re.sub(r"Pid +\d+", "Pid", line) in [
+            re.sub(r"Pid +\d+", "Pid", other) for other in seen(output)
+        ]
 
 
 @pytest.mark.parametrize("columns", [1, 20])
 def test_the_progress_line_fits_a_narrow_terminal(run: Run, columns: int) -> None:
-    status, said = on_terminal("bench", "broadcast", *SMALL, columns=columns)
+    status, output = on_terminal("bench", "broadcast", *SMALL, columns=columns)
     assert status == 0
-    drawn = re.findall(r"\x1b\[K(\[\d/[^\r\n]*)", said)
+    drawn = re.findall(r"\x1b\[K(\[\d/[^\r\n]*)", output)
     assert all(len(text) < columns for text in drawn)
     assert bool(drawn) == (columns > 1)
 
 
 def test_a_file_stays_plain_while_the_terminal_shows_progress(run: Run, tmp_path: Path) -> None:
-    status, said = on_terminal("bench", "broadcast", *SMALL, stdout=tmp_path / "out.txt")
+    status, output = on_terminal("bench", "broadcast", *SMALL, stdout=tmp_path / "out.txt")
     assert status == 0
-    assert "] broadcast" in said
-    assert "".join(seen(said)) == ""
+    assert "] broadcast" in output
+    assert "".join(seen(output)) == ""
     text = (tmp_path / "out.txt").read_text()
     assert sizes_of(text) == SIZES
     assert not {"\x1b", "\r"} & {*text}

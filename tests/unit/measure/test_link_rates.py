@@ -218,8 +218,8 @@ def test_over_several_hosts_a_ring_and_a_word_on_trees() -> None:
     assert found.algorithm == "ring"
     assert "a tree would put less on the network" in found.reason
     for word, algorithm in {"TREE": "tree", "COLLNETCHAIN": "collnet", "NVLSTree": "nvls"}.items():
-        told = assumed_algorithm("all_reduce", RankLayout(16, 2), {"NCCL_ALGO": word}, True)
-        assert told == Assumed(algorithm, f"NCCL_ALGO={word}")
+        text = assumed_algorithm("all_reduce", RankLayout(16, 2), {"NCCL_ALGO": word}, True)
+        assert text == Assumed(algorithm, f"NCCL_ALGO={word}")
 
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "all_reduce"])

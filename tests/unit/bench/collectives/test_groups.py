@@ -151,10 +151,10 @@ def test_a_slow_group_is_named(slow_group: ResultRow) -> None:
         assert measured.seconds == pytest.approx(fmean(measured.by_rank))
         assert ordered[-2].seconds < measured.seconds < ordered[-1].seconds
     ranks = tuple(RankDevice(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))
-    told = names.names(slow_group, Header("all_reduce_perf", 0, "", ranks))
+    report = names.names(slow_group, Header("all_reduce_perf", 0, "", ranks))
     lowest = f"busbw min {min(group.busbw for group in slow_group.out_of_place.groups):.4g} GB/s (group 2)"
-    assert f"groups out of place: {lowest}" in told
-    assert "group 2 (ranks 4-5) out of place" in told
+    assert f"groups out of place: {lowest}" in report
+    assert "group 2 (ranks 4-5) out of place" in report
 
 
 def test_every_group_has_its_own_results(bench_on: Any, disturbed: Any) -> None:
@@ -184,7 +184,7 @@ def test_groups_of_different_sizes_are_right(operation: str, bench_on: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("operation", "root", "colors", "told"),
+    ("operation", "root", "colors", "report"),
     [
         ("hypercube", 0, [0, 0, 0], "got 3 ranks"),
         ("hypercube", 0, [0, 0, 1, 1, 1], "got 3 ranks"),  # one group would do, the other would not
@@ -194,12 +194,12 @@ def test_groups_of_different_sizes_are_right(operation: str, bench_on: Any) -> N
     ],
 )
 def test_what_does_not_go_with_every_group_is_refused(
-    operation: str, root: int, colors: list[int], told: str
+    operation: str, root: int, colors: list[int], report: str
 ) -> None:
     with pytest.raises(UserError) as refused:
         check_ranks(SPECS[operation], SweepSettings(root=root), colors)
     assert refused.value.everywhere
-    assert told in str(refused.value)
+    assert report in str(refused.value)
 
 
 @pytest.mark.parametrize(

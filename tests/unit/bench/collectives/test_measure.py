@@ -103,7 +103,7 @@ class Dawdler:
         time.sleep(NAP)
 
 
-def told(measured: PlacementResult) -> str:
+def text(measured: PlacementResult) -> str:
     """What --names says."""
     ranks = tuple(RankDevice(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
     row = ResultRow(0, 0, "float", "sum", -1, measured, measured)
@@ -125,7 +125,7 @@ def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any
     measured = bench_on(4, operation, body, minbytes=1000, maxbytes=1000, iters=7, blocking=3)[0]
     assert min(range(4), key=measured.by_rank.__getitem__) == LATE
     assert max(range(4), key=measured.arrival_skew.__getitem__) == LATE
-    lines = told(measured).splitlines()
+    lines = text(measured).splitlines()
     assert f"last to arrive: rank {LATE} (host host{LATE}" in lines[1]
     assert f"rank {LATE}" not in next(line for line in lines if "slowest" in line)
 

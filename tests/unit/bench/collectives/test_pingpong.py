@@ -73,11 +73,11 @@ def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]
         file = tmp_path / "pingpong.json"
         file.unlink(missing_ok=True)
         chosen = {"minbytes": 64, "maxbytes": 64, "stepfactor": 2, "iters": 2} | settings
-        asked = BenchOptions(("pingpong",), SweepSettings(**chosen), output_file=str(file), pairs=pairs)
+        options = BenchOptions(("pingpong",), SweepSettings(**chosen), output_file=str(file), pairs=pairs)
 
         def body(world: World) -> Any:
             try:
-                return pingpong.run(world, FailureHandler(), asked, DOOR)
+                return pingpong.run(world, FailureHandler(), options, DOOR)
             except pingpong.WrongResults as wrong:
                 return wrong  # every rank ends in order, and rank 0 has said all it has to say
 

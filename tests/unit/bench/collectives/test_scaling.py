@@ -70,11 +70,11 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         file.unlink(missing_ok=True)
         chosen = {"minbytes": 1024, "maxbytes": 1024, "stepfactor": 2, "iters": 2} | settings
         drawn = str(tmp_path / plot) if plot else None
-        asked = BenchOptions((operation,), SweepSettings(**chosen), output_file=str(file), plot=drawn)
+        options = BenchOptions((operation,), SweepSettings(**chosen), output_file=str(file), plot=drawn)
 
         def body(world: World) -> Any:
             try:
-                return scaling.run(world, FailureHandler(), asked, DOOR)
+                return scaling.run(world, FailureHandler(), options, DOOR)
             except scaling.WrongResults as wrong:
                 return wrong  # every rank ends in order, and rank 0 has said all it has to say
 
@@ -188,7 +188,7 @@ def test_wrong_data_are_told_with_the_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "operation", "settings", "told"),
+    ("ranks", "operation", "settings", "text"),
     [
         (2, "broadcast", {"root": 1}, "there is no such root: got -r 1, expected at most 0"),
         (3, "hypercube", {}, "got 3 ranks, expected a power of two"),
@@ -197,19 +197,19 @@ def test_wrong_data_are_told_with_the_number_of_ranks(
     ],
 )
 def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
-    on_ranks: Any, ranks: int, operation: str, settings: dict[str, Any], told: str
+    on_ranks: Any, ranks: int, operation: str, settings: dict[str, Any], text: str
 ) -> None:
     """Those, too, that would not have been measured yet."""
-    asked = BenchOptions((operation,), SweepSettings(**({"minbytes": 8, "maxbytes": 8} | settings)))
+    options = BenchOptions((operation,), SweepSettings(**({"minbytes": 8, "maxbytes": 8} | settings)))
 
     def body(world: World) -> str:
         with pytest.raises(UserError) as refused:
-            scaling.run(world, FailureHandler(), asked, DOOR)
+            scaling.run(world, FailureHandler(), options, DOOR)
         assert refused.value.everywhere
         return str(refused.value)
 
     sentences = on_ranks(ranks, body, patience=10)
-    assert all(told in sentence for sentence in sentences)
+    assert all(text in sentence for sentence in sentences)
 
 
 def test_what_one_cpu_does_alone(on_ranks: Any) -> None:

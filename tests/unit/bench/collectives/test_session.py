@@ -128,8 +128,10 @@ def test_memory_on_which_nothing_fits_at_all(on_ranks: Any) -> None:
 def test_what_fits_is_what_is_measured(bench_on: Any, on_ranks: Any) -> None:
     def body(world: World) -> tuple[list[int], int | None, int]:
         world.backend.free_memory = lambda: 5000
-        asked = BenchOptions(("all_reduce",), SweepSettings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
-        with session.opened(world, world.control, asked, "all_reduce", MeasurementProgress(), [0]) as opened:
+        options = BenchOptions(("all_reduce",), SweepSettings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
+        with session.opened(
+            world, world.control, options, "all_reduce", MeasurementProgress(), [0]
+        ) as opened:
             return opened.bench.settings.sizes(), opened.reduced, opened.bench.send.nbytes
 
     assert on_ranks(1, body) == [([100, 200, 400, 800], 1000, 1000)]
@@ -200,8 +202,8 @@ def test_cpus_have_all_types(on_ranks: Any) -> None:
 )
 def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[str, Any], letter: str) -> None:
     def body(world: World) -> bool:
-        asked = BenchOptions(("all_reduce",), SweepSettings(**settings))
-        opening = session.opened(world, world.control, asked, "all_reduce", MeasurementProgress(), [0, 0])
+        options = BenchOptions(("all_reduce",), SweepSettings(**settings))
+        opening = session.opened(world, world.control, options, "all_reduce", MeasurementProgress(), [0, 0])
         with pytest.raises(UserError, match=f"{letter}.* without {letter}") as refused, opening:
             pass
         return refused.value.everywhere
@@ -211,9 +213,11 @@ def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[st
 
 def test_the_header_names_every_rank(on_ranks: Any) -> None:
     def body(world: World) -> Any:
-        asked = BenchOptions(("sendrecv",), SweepSettings(minbytes=8, maxbytes=8), split="DIV2")
-        colors = session.colors_of(world, asked)
-        with session.opened(world, world.control, asked, "sendrecv", MeasurementProgress(), colors) as opened:
+        options = BenchOptions(("sendrecv",), SweepSettings(minbytes=8, maxbytes=8), split="DIV2")
+        colors = session.colors_of(world, options)
+        with session.opened(
+            world, world.control, options, "sendrecv", MeasurementProgress(), colors
+        ) as opened:
             return opened.header
 
     header, *_ = on_ranks(3, body, hosts=["one.site.org", "one.site.org", "two.site.org"])
@@ -227,8 +231,8 @@ def test_the_header_names_every_rank(on_ranks: Any) -> None:
 def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
     """Calls are stamped, and clocks compared, only for what shows it."""
 
-    def body(world: World, **asked: Any) -> bool:
-        wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **asked)
+    def body(world: World, **options: Any) -> bool:
+        wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **options)
         with session.opened(
             world, world.control, wanted, "all_reduce", MeasurementProgress(), [0, 0]
         ) as opened:
@@ -236,5 +240,5 @@ def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
             return bench.detail
 
     assert on_ranks(2, body) == [False, False]
-    for asked in ({"names": True}, {"wide": True}, {"json_lines": "rows.json"}):
-        assert on_ranks(2, lambda world, asked=asked: body(world, **asked)) == [True, True]
+    for options in ({"names": True}, {"wide": True}, {"json_lines": "rows.json"}):
+        assert on_ranks(2, lambda world, options=options: body(world, **options)) == [True, True]

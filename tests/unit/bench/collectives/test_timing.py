@@ -212,16 +212,16 @@ class Trail(MeasurementProgress):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.text: list[str] = []
 
     def before(self, doing: str) -> None:
-        self.told.append(doing)
+        self.text.append(doing)
 
     def enter(self, iteration: int) -> None:
-        self.told.append(f"iteration {iteration}")
+        self.text.append(f"iteration {iteration}")
 
     def done(self, doing: str = "") -> None:
-        self.told.append("done")
+        self.text.append("done")
 
 
 @pytest.mark.parametrize("blocking", [0, 2])
@@ -229,11 +229,11 @@ def test_where_a_rank_is_that_computes_on_the_host(bench_on: Any, blocking: int)
     def body(bench: Bench) -> list[str]:
         bench = replace(bench, progress=Trail(), watched=True)
         clock(bench, point_of(bench))
-        told: list[str] = bench.progress.told
-        return told
+        text: list[str] = bench.progress.text
+        return text
 
-    [told] = bench_on(1, "all_reduce", body, iters=3, blocking=blocking)
-    assert [words for words, before in zip(told, ["", *told], strict=False) if words != before] == [
+    [text] = bench_on(1, "all_reduce", body, iters=3, blocking=blocking)
+    assert [words for words, before in zip(text, ["", *text], strict=False) if words != before] == [
         "in the call before the timed ones", "at the barrier before the timed calls",
         "iteration 1", "iteration 2", "iteration 3", "done",
     ]  # fmt: skip
@@ -254,8 +254,8 @@ def test_where_a_device_is_that_works_off_a_queue(bench_on: Any, recorded: Any) 
 
         bench.group.passed = passed
         clock(bench, point_of(bench))
-        told: list[str] = bench.progress.told
-        return told
+        text: list[str] = bench.progress.text
+        return text
 
-    [told] = bench_on(1, "all_reduce", body, iters=3)
-    assert told[2:] == ["iteration 1", "iteration 1", "iteration 2", "done"]
+    [text] = bench_on(1, "all_reduce", body, iters=3)
+    assert text[2:] == ["iteration 1", "iteration 1", "iteration 2", "done"]

@@ -84,9 +84,9 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
                 for rank in world.ranks
             )
             cli_context = SimpleNamespace(colour=False, columns=None, words=("copy",))
-            asked = CopyOptions(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
+            options = CopyOptions(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
             ending: Any = SimpleNamespace()
-            run(world, ending, asked, cli_context)
+            run(world, ending, options, cli_context)
 
         try:
             run_ranks(ranks, on_rank)

@@ -344,7 +344,7 @@ def test_all_together_take_as_long_as_the_last(
 def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
     bench_copy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    output: list[str] = []
     numbers: dict[Any, int] = {}
     box = {name: getattr(MadeBox, name) for name in ("copy", "mark", "wait", "synchronize")}
 
@@ -354,7 +354,7 @@ def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
     def noting(name: str, words: Any) -> Any:
         def noted(self: MadeBox, *arguments: Any) -> Any:
             done = box[name](self, *arguments)
-            said.append(words(*arguments, done))
+            output.append(words(*arguments, done))
             return done
 
         return noted
@@ -371,13 +371,13 @@ def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
 
         def launched(*arguments: Any, stream: Any) -> None:
             launch(*arguments, stream=stream)
-            said.append(f"{instance} stream {numbers.setdefault(stream, len(numbers))}")
+            output.append(f"{instance} stream {numbers.setdefault(stream, len(numbers))}")
 
         return launched
 
     monkeypatch.setattr(jobs.kernels, "load", gates)
     bench_copy(MadeHost(1), "host_to_device_bidirectional_memcpy_ce", copies=3, samples=1)
-    assert said == [
+    assert output == [
         *("gate stream 0", "copy stream 0", "done stream 0"),  # loads what is launched below
         *("gate stream 0", *["copy stream 0"] * 4),
         *("gate stream 1", *["copy stream 1"] * 4),

@@ -88,7 +88,7 @@ def test_every_kernel_is_measured_and_right(monkeypatch: pytest.MonkeyPatch) -> 
     assert lesson.tables[0].rows[3][4] == 100
     assert lesson.tables[0].rows[2][4] == pytest.approx(50, rel=0.05)
     assert lesson.tables[0].rows[3][3] == pytest.approx(2 * 33**3 / 5e-4 / 1e12, rel=0.05)
-    assert any("the best kernel here, register, reaches 50 %" in said for said in lesson.explanation)
+    assert any("the best kernel here, register, reaches 50 %" in output for output in lesson.explanation)
     assert "TFLOP/s" in show.text(lesson)
     assert made.used == 0
 
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lesson.tables[0].rows
     lesson = matmul.measure(context(box(monkeypatch, free=10_000), side=36))
     assert lesson.tables[0].rows == ()
-    assert sum("is left out" in said for said in lesson.explanation) == 4
+    assert sum("is left out" in output for output in lesson.explanation) == 4
     assert show.text(lesson)
 
 
@@ -245,7 +245,7 @@ def test_sentences() -> None:
     def timed(precision: str, method: str, seconds: float) -> TimedProduct:
         return TimedProduct(precision, method, (1000, 1000, 1000), seconds, None, 1.0)
 
-    said = " ".join(
+    output = " ".join(
         sentences(
             [
                 timed("float32", "naive", 1e-3),
@@ -255,9 +255,9 @@ def test_sentences() -> None:
             ]
         )
     )
-    assert "float32: the best kernel here, naive, reaches 400 % of cuBLAS' 0.5 TFLOP/s" in said
-    assert "against its own float32: tf32 4.0 times." in said
-    assert "float16" not in said
+    assert "float32: the best kernel here, naive, reaches 400 % of cuBLAS' 0.5 TFLOP/s" in output
+    assert "against its own float32: tf32 4.0 times." in output
+    assert "float16" not in output
     assert sentences([timed("float64", "blocks of 64", 2e-3), timed("float64", "BLAS", 1e-3)]) == [
         "float64: BLAS is 2.00 times as fast as in blocks of 64 x 64."
     ]

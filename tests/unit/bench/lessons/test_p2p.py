@@ -366,8 +366,8 @@ def made(**changes: Any) -> PeerResults:
 
 
 def test_ratios_and_crossings() -> None:
-    said = p2p.present(made()).explanation
-    assert said == (
+    output = p2p.present(made()).explanation
+    assert output == (
         "Fastest: NCCL from 4 KiB on, copy engine from 1 MiB on.",
         "1 MiB from 0 to 1 by copy engine, 400 GB/s: 40 times the bandwidth through the host; 88.9% of its "
         "links' 450 GB/s (18 links).",
@@ -402,9 +402,9 @@ def test_links_that_are_not_known(nominal: Nominal, words: str) -> None:
 
 
 def test_ranks_that_share_a_gpu() -> None:
-    said = " ".join(p2p.present(made(devices=("GPU-a", "GPU-a"))).explanation)
-    assert "share a GPU, so that direct copies stay inside it: 0 to 1." in said
-    assert "450" not in said
+    output = " ".join(p2p.present(made(devices=("GPU-a", "GPU-a"))).explanation)
+    assert "share a GPU, so that direct copies stay inside it: 0 to 1." in output
+    assert "450" not in output
 
 
 def test_nothing_measured_directly() -> None:
@@ -413,9 +413,9 @@ def test_nothing_measured_directly() -> None:
     late = {key: value for key, value in whole.latency.items() if key[0] != "copy engine"}
     reason = {"no peer access": [("copy engine", (0, 1)), ("copy engine", (1, 0))]}
     shown = p2p.present(made(seconds=only, latency=late, missing=reason))
-    said = " ".join(shown.explanation)
-    assert "Fastest: NCCL from 4 KiB on." in said
-    assert "Not measured: copy engine (0 to 1, 1 to 0): no peer access." in said
+    output = " ".join(shown.explanation)
+    assert "Fastest: NCCL from 4 KiB on." in output
+    assert "Not measured: copy engine (0 to 1, 1 to 0): no peer access." in output
     assert shown.tables[0].rows[0][1] is None
 
 
@@ -426,6 +426,6 @@ def test_of_many_pairs_the_extremes_are_named() -> None:
     found = PeerResults(
         ("MPI",), pairs, (1000,), ("", "", ""), "MPI", (), seconds, latency, inside={1000: 1e-6}
     )
-    said = " ".join(p2p.present(found).explanation)
-    assert "by MPI, 0.25 GB/s: 25.0% of the bandwidth of a copy inside rank 0." in said
-    assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in said
+    output = " ".join(p2p.present(found).explanation)
+    assert "by MPI, 0.25 GB/s: 25.0% of the bandwidth of a copy inside rank 0." in output
+    assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in output

@@ -164,10 +164,10 @@ def test_what_fails_is_said_and_the_rest_measured(measured: Callable[..., Lesson
 @pytest.mark.parametrize("kind", ["pinned", "combined", "mapped", "managed"])
 def test_memory_that_there_is_none_of_is_said(measured: Callable[..., Lesson], kind: str) -> None:
     class Without(LessonBox):
-        def allocate(self, asked: Any, nbytes: int, gpu: int) -> Any:
-            if asked == kind:
+        def allocate(self, options: Any, nbytes: int, gpu: int) -> Any:
+            if options == kind:
                 raise UserError(f"there is not enough {kind} memory for GPU 0", got="262,144 bytes")
-            return super().allocate(asked, nbytes, gpu)
+            return super().allocate(options, nbytes, gpu)
 
     lesson = measured(Without({"touch": Kernel(touch, touch_seconds)}))
     lost = [method for method in METHODS if METHODS[method] == kind]
@@ -238,12 +238,12 @@ def test_a_sample_is_long_enough_and_leaves_out_what_makes_ready(monkeypatch: py
 
 
 def test_pageable_memory_is_called_slower_only_where_it_was() -> None:
-    def said(pageable: float) -> list[str]:
+    def output(pageable: float) -> list[str]:
         return slower("to GPU", [1 << 30], "pinned", [0.02], "pageable", [pageable])
 
-    assert said(0.08) == ["1 GiB to GPU: pageable takes 4 times as long as pinned."]
-    assert "no longer than" in said(0.0205)[0]
-    assert "no longer than" in said(0.01)[0]
+    assert output(0.08) == ["1 GiB to GPU: pageable takes 4 times as long as pinned."]
+    assert "no longer than" in output(0.0205)[0]
+    assert "no longer than" in output(0.01)[0]
 
 
 def test_methods_are_compared_at_the_largest_size_that_both_have() -> None:
@@ -265,9 +265,9 @@ def test_methods_are_compared_at_the_largest_size_that_both_have() -> None:
 def test_what_pinned_memory_costs(pinned: float, slow: float, expected: str) -> None:
     seconds = {"to GPU": {"pageable": [slow], "pinned": [0.02]}}
     allocated = {"pinned": (1 << 30, pinned), "pageable": (1 << 30, 0.1)}
-    said = " ".join(break_even([1 << 30], seconds, allocated))
-    assert expected in said
-    assert bool(said) == bool(expected)
+    output = " ".join(break_even([1 << 30], seconds, allocated))
+    assert expected in output
+    assert bool(output) == bool(expected)
 
 
 def on_cpu(**words: Any) -> Lesson:
