@@ -114,7 +114,7 @@ def check(bench: Bench, point: Point, number: int) -> RankMismatch | None:
     if found is None:
         return None
     here, mine = bench.world.here, bench.colors[bench.everyone.rank]
-    members = [rank for rank, color in zip(bench.numbers, bench.colors, strict=True) if color == mine]
+    members = [rank for rank, color in zip(bench.world_ranks, bench.colors, strict=True) if color == mine]
     return RankMismatch(
         rank=here.number,
         host=here.host,

@@ -130,14 +130,14 @@ def _measured(
 
 def efficiency(rungs: Sequence[ScalingPoint], ranks: int, requested: int, row: ResultRow) -> float | None:
     """Return a row's busbw over that of the fewest ranks (2 or more) with its size, type and reduction."""
-    alike = (
+    same_size = (
         rung.row
         for rung in rungs
         if rung.ranks > 1
         and (rung.requested, rung.row.datatype, rung.row.reduction)
         == (requested, row.datatype, row.reduction)
     )
-    base = next(alike, row).out_of_place.busbw
+    base = next(same_size, row).out_of_place.busbw
     return row.out_of_place.busbw / base if ranks > 1 and base else None
 
 

@@ -28,7 +28,7 @@ FLOAT8_LIBRARY = 22400
 NVLS_CAPABILITY = 90  # Hopper
 CONNECTING = 60.0  # seconds beyond -T that connecting may take; many ranks connect slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
-SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
+SHORTEST_MESSAGE = 16  # bytes: pingpong's replies, for all sizes
 
 
 Wire = Callable[[float, float], tuple[float | None, float | None]]
@@ -42,7 +42,7 @@ def no_wire_rate(algbw: float, busbw: float) -> tuple[float | None, float | None
 class Bench:
     """State that all sizes of one run share.
 
-    everyone: the ranks that are averaged over and wait for each other, nccl-tests' MPI_COMM_WORLD. numbers:
+    everyone: the ranks to average over, which wait for each other; nccl-tests' MPI_COMM_WORLD. world_ranks:
     their ranks in the world. colors: their group numbers. group: this rank's collectives, with the buffers
     send and recv. progress: of this rank, for the watchdog. watched: there is a watchdog. detail: take the
     time before each call. offset: seconds that this rank's clock is ahead of rank 0's. wire: from algbw and
@@ -52,7 +52,7 @@ class Bench:
 
     world: World
     everyone: Control
-    numbers: Sequence[int]
+    world_ranks: Sequence[int]
     colors: Sequence[int]
     group: Collectives
     settings: SweepSettings

@@ -140,13 +140,13 @@ def test_types_reductions_and_cycles_are_rows(run: Run) -> None:
     assert {row[n].split()[3] for row in rows for n in (5, 6)} == {"0"}
 
 
-def test_without_checks_nothing_is_said_of_the_data(run: Run) -> None:
+def test_without_checks_no_data_is_reported(run: Run) -> None:
     ended = run("all_reduce", *SMALL, "-c", "0", "-w", "0")
     assert ended.returncode == 0
     assert {row[n].split()[3] for row in rows_of(ended.stdout) for n in (5, 6)} == {"N/A"}
 
 
-def test_more_columns_and_lines_only_when_asked_for(run: Run) -> None:
+def test_more_columns_and_lines_only_with_options(run: Run) -> None:
     plain, wide, named = (run("all_reduce", *SMALL, *more) for more in ([], ["--wide"], ["--names"]))
     assert all(ended.returncode == 0 for ended in (plain, wide, named))
     assert "wire" not in plain.stdout
@@ -185,7 +185,7 @@ def test_a_record_is_never_overwritten(run: Run) -> None:
         assert json.loads(path.read_text())["results"]
 
 
-def test_sizes_beyond_memory_are_reduced_and_that_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_beyond_memory_are_reduced_and_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "free_memory", lambda self: 5 << 20)
     ended = run("all_reduce", "-b", "8", "-e", "102400G", "-f", "1000000000000", "-n", "1", "--device", "cpu")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -206,7 +206,7 @@ def test_too_slow_on_average_is_status_7(run: Run) -> None:
     assert re.search(r"^# Avg bus bandwidth    : \S+ OK$", ended.stdout, re.M)
 
 
-def test_the_split_of_the_environment_is_heard(run: Run) -> None:
+def test_the_split_of_the_environment_applies(run: Run) -> None:
     ended = run("all_reduce", *SMALL, NCCL_TESTS_SPLIT="OR 5")
     assert ended.returncode == 0
     assert re.search(r"^#  Rank  0 Group  5 ", ended.stdout, re.M)
@@ -263,7 +263,7 @@ def test_help_names_the_letters(run: Run, words: list[str]) -> None:
     assert ("--minbytes" in ended.stdout) == (len(words) > 1)
 
 
-def test_it_goes_on_when_nobody_reads_any_more(run: Run) -> None:
+def test_a_closed_output_does_not_end_the_run(run: Run) -> None:
     """`| head -1` is how people look at a header."""
     command = " ".join([*PROGRAM, "bench", "all_reduce", *SMALL])
     ended = subprocess.run(

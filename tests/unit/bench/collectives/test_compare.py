@@ -44,7 +44,7 @@ def test_equal_records_pass() -> None:
     ("time", "ok", "word"),
     [(21.0, True, "ok"), (19.0, True, "ok"), (21.1, False, "slower"), (18.9, False, "faster")],
 )
-def test_the_tolerance_holds_both_ways(time: float, ok: bool, word: str) -> None:
+def test_the_tolerance_holds_in_both_directions(time: float, ok: bool, word: str) -> None:
     found = compare(A, a_record("b", [10.0, time, 400.0]), 0.05)
     assert found.ok is ok
     assert [line.verdict for line in found.rows] == ["ok", "ok", word, word, "ok", "ok"]
@@ -75,7 +75,7 @@ def test_a_placement_that_b_lacks_fails() -> None:
     assert compare(BenchRecord("a", rows), A, 1.0).ok
 
 
-def test_rows_only_in_b_are_told_and_pass() -> None:
+def test_rows_only_in_b_are_listed_and_pass() -> None:
     found = compare(a_record("a", [10.0, 20.0]), A, 0.05)
     assert found.ok
     assert [line.verdict for line in found.rows][4:] == ["only in B"] * 2

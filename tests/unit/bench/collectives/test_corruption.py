@@ -373,7 +373,7 @@ def test_several_ranks_that_are_wrong_are_each_named(bench_on: Any, disturbed: A
     assert measured.wrong == 2
 
 
-def test_a_source_in_a_group_is_told_by_its_rank_in_the_world(bench_on: Any, disturbed: Any) -> None:
+def test_a_source_in_a_group_is_named_by_its_world_rank(bench_on: Any, disturbed: Any) -> None:
     """Five ranks, every other in a group: ranks 0, 2, 4 and 1, 3."""
 
     def body(bench: Bench) -> PlacementResult:

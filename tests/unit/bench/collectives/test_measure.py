@@ -49,7 +49,7 @@ def put_together(bench_on: Any) -> Any:
         (3, 6e-6, 0.16, 0.32 / 3),  # the most
     ],
 )
-def test_the_ranks_times_are_averaged_as_asked(
+def test_the_ranks_times_are_averaged_by_option(
     put_together: Any, average: int, seconds: float, algbw: float, busbw: float
 ) -> None:
     clocks = [CallTimes(2e-6, 5e-7), CallTimes(1e-6, 1e-7), CallTimes(6e-6, 9e-7)]

@@ -161,7 +161,7 @@ summary skips first 3 iterations \n\
         ),
     ],
 )
-def test_blocking_is_told(blocking: int, line: str) -> None:
+def test_blocking_is_in_the_header(blocking: int, line: str) -> None:
     text = header(SweepSettings(blocking=blocking), HEADER)
     assert text.index(line) < text.index("#\n# Using devices")
 

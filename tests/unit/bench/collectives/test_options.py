@@ -151,7 +151,7 @@ def test_pingpong_has_defaults_of_its_own() -> None:
         ("NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", "2", "matrix_scale", 2.0),
     ],
 )
-def test_its_variables_are_heard_and_options_come_first(
+def test_its_variables_apply_and_options_have_priority(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, field: str, found: object
 ) -> None:
     monkeypatch.setenv(variable, value)

@@ -60,7 +60,7 @@ def test_pairs_are_of_two_ranks_or_refused(text: str, ranks: int) -> None:
         assert all(one != other for one, other in pairs)
 
 
-def test_one_rank_has_nobody_to_play_with() -> None:
+def test_one_rank_is_refused() -> None:
     with pytest.raises(UserError, match=r"pingpong needs two ranks: got 1\. Try: meshrun -n 2"):
         parse_pairs("ends", 1)
 

@@ -95,7 +95,7 @@ def parse(tmp_path: Path, text: str) -> BenchRecord:
 
 
 @pytest.mark.parametrize("program", ["pingpong", "scale"])
-def test_a_record_with_other_rows_is_told_for_what_it_is(tmp_path: Path, program: str) -> None:
+def test_a_record_with_other_rows_is_refused_by_name(tmp_path: Path, program: str) -> None:
     with pytest.raises(UserError, match=f"is a record of {program}, which has other rows"):
         parse(tmp_path, json.dumps({"program": program, "results": [{"size": 8}]}))
 
@@ -131,7 +131,7 @@ def test_colours_are_looked_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("settings", [SweepSettings(), SETTINGS, SweepSettings(report_cputime=True)])
-def test_every_form_of_ours_says_the_same(tmp_path: Path, settings: SweepSettings, wide: bool) -> None:
+def test_all_our_formats_agree(tmp_path: Path, settings: SweepSettings, wide: bool) -> None:
     lines = "".join(json_line(settings, HEADER, one) for one in ROWS)
     live = of_rows("live", settings, HEADER, ROWS)
     assert list(live.rows) == [RowKey(8, 8, "int8", "none", 0), RowKey(8, 8, "int8", "none", 1)] + [
@@ -210,6 +210,6 @@ def test_what_cannot_be_made_out_is_refused(tmp_path: Path, text: str, sentence:
         parse(tmp_path, text)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*: got No such file"):
         read(tmp_path / "none")

@@ -169,7 +169,7 @@ def test_a_plot_has_a_point_for_each_number_of_ranks(scaled: Any, monkeypatch: p
     assert title == "all_gather of 1000 B, half: bandwidth by number of ranks"
 
 
-def test_wrong_data_are_told_with_the_number_of_ranks(
+def test_wrong_data_are_reported_with_the_number_of_ranks(
     scaled: Any, disturbed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cyclic placement: the two ranks of host a are ranks 0 and 2 of the world."""

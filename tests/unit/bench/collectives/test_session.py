@@ -97,7 +97,7 @@ def test_memory_of_hosts_is_shared_by_their_ranks(
     assert fitted(ranks, up_to(fits + 1), free=80 * GIB, hosts=hosts) == (fits, fits)
 
 
-def test_where_nothing_fits_the_refusal_says_what_would(on_ranks: Any) -> None:
+def test_if_nothing_fits_the_error_names_the_size_that_would(on_ranks: Any) -> None:
     def body(world: World) -> str:
         world = with_devices(world, [gpu(80 * GIB), gpu(40 * GIB)])
         settings = SweepSettings(minbytes=12 * GIB + 4, maxbytes=12 * GIB + 4)
@@ -178,7 +178,7 @@ def test_all_types_are_those_that_every_gpu_has(types: Any) -> None:
     assert types([90, 90], everything, 22403) == everything
 
 
-def test_a_type_asked_for_by_name_is_refused_where_it_is_not(types: Any) -> None:
+def test_an_unsupported_type_given_by_name_is_refused(types: Any) -> None:
     with pytest.raises(UserError, match=r"capability 8\.9, NCCL 2\.28, expected 9\.0 or later"):
         types([90, 89], ("f8e4m3",))
     with pytest.raises(UserError, match=r"capability 9, NCCL 2\.23, expected .*NCCL 2\.24 or later"):
@@ -228,7 +228,7 @@ def test_the_header_names_every_rank(on_ranks: Any) -> None:
     ]  # fmt: skip
 
 
-def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
+def test_details_are_not_recorded_without_options(on_ranks: Any) -> None:
     """Calls are stamped, and clocks compared, only for what shows it."""
 
     def body(world: World, **options: Any) -> bool:

@@ -205,7 +205,7 @@ def test_all_types_and_reductions_come_in_nccls_order(rows: Any) -> None:
     ]  # fmt: skip
 
 
-def test_operations_without_a_reduction_run_once_whatever_is_asked(rows: Any) -> None:
+def test_operations_without_a_reduction_run_once(rows: Any) -> None:
     two = {"datatypes": ("half", "int64"), "reductions": ("max", "avg")}
     assert kinds(rows(2, "all_gather", **two)) == [("half", "none", -1), ("int64", "none", -1)]
     assert kinds(rows(2, "hypercube", **two)) == [("half", "", -1), ("int64", "", -1)]

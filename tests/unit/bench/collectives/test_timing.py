@@ -203,7 +203,7 @@ def test_beginnings_are_on_rank_0s_clock(timed: Any) -> None:
 
 
 @pytest.mark.parametrize("blocking", [0, 1, 2, 3])
-def test_no_beginnings_unless_asked_for(timed: Any, blocking: int) -> None:
+def test_no_begin_times_without_detail(timed: Any, blocking: int) -> None:
     assert [one.clock.begun for one in timed(2, iters=3, blocking=blocking)] == [(), ()]
 
 

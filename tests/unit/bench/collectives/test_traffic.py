@@ -97,7 +97,7 @@ def test_a_matrix_is_of_alltoallv_alone(matrix: Path) -> None:
     assert traffic_of(wanted, 3, "alltoall", wanted.settings) == Traffic(1.0)
 
 
-@pytest.mark.parametrize(("asked_for", "taken"), [(-1.0, 0.0), (0.25, 0.25), (7.0, 1.0)])
-def test_the_spread_is_between_0_and_1(asked_for: float, taken: float) -> None:
-    wanted = BenchOptions(("alltoallv",), SweepSettings(), spread=asked_for)
+@pytest.mark.parametrize(("given", "taken"), [(-1.0, 0.0), (0.25, 0.25), (7.0, 1.0)])
+def test_the_spread_is_between_0_and_1(given: float, taken: float) -> None:
+    wanted = BenchOptions(("alltoallv",), SweepSettings(), spread=given)
     assert traffic_of(wanted, 3, "alltoallv", wanted.settings) == Traffic(taken)

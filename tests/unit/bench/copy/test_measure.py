@@ -207,7 +207,7 @@ def test_a_copy_by_the_small_kernel(bench_copy: Any) -> None:
     assert ended.rows("device_to_device_memcpy_read_sm") == [["N/A", "110.00"], ["101.00", "N/A"]]
 
 
-def test_a_chain_that_leads_astray_is_wrong(bench_copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_that_ends_elsewhere_is_wrong(bench_copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = MadeBox.copy
 
     def spoiled(self: MadeBox, target: Any, source: Any, nbytes: int, stream: Any) -> None:

@@ -74,7 +74,7 @@ def test_json_and_plot_hold_what_was_shown(run: Run, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("out.json*"))) == 2
 
 
-def test_a_lesson_about_gpus_says_so_on_a_cpu(run: Run, tmp_path: Path) -> None:
+def test_a_lesson_that_needs_gpus_fails_on_a_cpu(run: Run, tmp_path: Path) -> None:
     ended = run("streams", "--device", "cpu", "-J", "out.json")
     assert (ended.returncode, ended.stdout) == (3, "")
     assert ended.stderr.count("\n") == 1

@@ -241,7 +241,7 @@ def test_direct_transfers_are_queued_before_their_time_begins(measured: Any) -> 
     assert len(direct) == 3 * 2 * 2 * (1 + 4 * 16)
 
 
-def test_what_is_not_measured_is_said(measured: Any) -> None:
+def test_methods_not_measured_are_reported(measured: Any) -> None:
     machine = Machine(3, visible={1: [1]}, apart={(2, 0)}, unexported=set(), unattached=set())
     found = measured(3, machine)[0]
     missing = found.facts["not_measured"]

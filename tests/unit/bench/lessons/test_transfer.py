@@ -142,7 +142,7 @@ def test_a_prefetch_that_was_not_made_is_found(
     assert "not moved" in show.text(lesson)
 
 
-def test_what_fails_is_said_and_the_rest_measured(measured: Callable[..., Lesson]) -> None:
+def test_failures_are_reported_and_the_rest_is_measured(measured: Callable[..., Lesson]) -> None:
     box = Forgetful({"touch": Kernel(touch, touch_seconds)})
     box.lost, box.fails = "host", True
     lesson = measured(box)
@@ -162,7 +162,7 @@ def test_what_fails_is_said_and_the_rest_measured(measured: Callable[..., Lesson
 
 
 @pytest.mark.parametrize("kind", ["pinned", "combined", "mapped", "managed"])
-def test_memory_that_there_is_none_of_is_said(measured: Callable[..., Lesson], kind: str) -> None:
+def test_a_failed_allocation_is_reported(measured: Callable[..., Lesson], kind: str) -> None:
     class Without(LessonBox):
         def allocate(self, options: Any, nbytes: int, gpu: int) -> Any:
             if options == kind:
@@ -180,7 +180,7 @@ def test_memory_that_there_is_none_of_is_said(measured: Callable[..., Lesson], k
     assert show.text(lesson)
 
 
-def test_other_errors_are_nobodys_to_hide(measured: Callable[..., Lesson]) -> None:
+def test_other_errors_are_not_hidden(measured: Callable[..., Lesson]) -> None:
     class Broken(LessonBox):
         def prefetch(self, memory: Any, stream: Any, *, host: bool = False) -> None:
             raise RuntimeError("an illegal address")
@@ -321,7 +321,7 @@ def test_more_than_there_is_is_refused() -> None:
         ([1.0, 4.0, 16.0], 4.0, ["Fresh pages cost nothing"]),
     ],
 )
-def test_what_is_said_of_host_copies(copy: list[float], first: float, expected: list[str]) -> None:
+def test_sentences_about_host_copies(copy: list[float], first: float, expected: list[str]) -> None:
     seconds = {"copy": copy, "first touch": [1, 1, first], "second touch": [1, 1, 4.0]}
     text = " ".join(cpu.explanation([1 << 10, 1 << 12, 1 << 14], seconds))
     assert all(part in text for part in expected), text

@@ -168,7 +168,7 @@ def test_a_shifted_matrix_is_found(itemsize: int, shift: int) -> None:
     assert count > 0.99 * source.size
 
 
-def test_rows_of_65536_two_byte_elements_are_told_apart() -> None:
+def test_rows_of_65536_two_byte_elements_differ() -> None:
     source = np.empty(8 * 65536, np.uint16)
     pseudorandom.fill(np, source)
     rows = source.reshape(8, 65536)
