@@ -1,8 +1,8 @@
 """Random numbers whose reduction is exact, whatever the order of its steps.
 
 An element has a window of contributors: `window` neighbouring ranks, the first chosen by the element's hash;
-every other rank contributes the identity. A result thus costs at most MOST draws, however many ranks there
-are. Contributions by kind of reduction:
+every other rank contributes the identity. A result thus costs at most MAX_CONTRIBUTORS draws, however many
+ranks there are. Contributions by kind of reduction:
 
     integers          random bits, wrapping; odd ones to a product; to an average so few bits that the
                       sum stays in the signed range.
@@ -32,7 +32,7 @@ import numpy as np
 
 from runner.comm.collectives.api import Datatype, premultiplier
 
-MOST = 64  # contributors to an element
+MAX_CONTRIBUTORS = 64  # contributors to an element
 
 
 class RecipeKind(IntEnum):
@@ -99,21 +99,21 @@ def recipe(datatype: Datatype, reduction: str, ranks: int) -> Recipe:
 
 
 def _integers(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
-    width, window = 8 * datatype.itemsize, min(ranks, MOST)
+    width, window = 8 * datatype.itemsize, min(ranks, MAX_CONTRIBUTORS)
     if reduction == "prod":
         return Recipe(RecipeKind.PRODUCT, width, ranks, window, identity=1)
     if reduction != "avg":
         odd = premultiplier(1) if reduction == "mulsum" else 1
         return Recipe(RecipeKind.SUM, width, ranks, window, bits=width, odd=odd)
     # Two large numbers rather than many small ones where a sum may have only 7 bits.
-    window = min(window, MOST if width > 8 else 2)
+    window = min(window, MAX_CONTRIBUTORS if width > 8 else 2)
     return Recipe(RecipeKind.SUM, width, ranks, window, bits=width - 1 - _log2(window), divisor=ranks)
 
 
 def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     mantissa, precision = datatype.mantissa, datatype.mantissa + 1
     top = largest(datatype) >> mantissa
-    window, total = min(ranks, 1 << mantissa, MOST), precision
+    window, total = min(ranks, 1 << mantissa, MAX_CONTRIBUTORS), precision
     odd = premultiplier(1) if reduction == "mulsum" else 1
     bits = total - _log2(window) - _log2(odd)
     shift = extra = 0
@@ -146,7 +146,7 @@ def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
 
 def _product(datatype: Datatype, ranks: int) -> Recipe:
     one = bias(datatype) << datatype.mantissa
-    window = min(ranks, MOST)
+    window = min(ranks, MAX_CONTRIBUTORS)
     powers = min(window, bias(datatype) - 3)  # all up or all down stays normal, with room for the mantissa
     return Recipe(
         RecipeKind.FLOAT_PRODUCT,
@@ -168,7 +168,7 @@ def _extreme(datatype: Datatype, ranks: int, minimum: bool) -> Recipe:
         RecipeKind.EXTREME,
         width,
         ranks,
-        min(ranks, MOST),
+        min(ranks, MAX_CONTRIBUTORS),
         identity=highest if minimum else (1 << width) - 1 - highest,
         mantissa=datatype.mantissa,
         choices=(1 << datatype.exponent) - 2,

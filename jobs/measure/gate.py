@@ -18,7 +18,7 @@ from runner.errors import RunError
 
 # Most operations to queue behind a closed gate. A stream takes about a thousand, including events; then the
 # host blocks, and would wait for the gate.
-MOST = 200
+MAX_QUEUED = 200
 TIMEOUT = 20_000_000_000  # clock cycles until a gate opens by itself, about ten seconds
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.measure.gate import MOST, Gate
+from jobs.measure.gate import MAX_QUEUED, Gate
 from meshrun import World
 from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import Box
@@ -106,7 +106,8 @@ def gated_event_seconds(
         work(0)
         box.synchronize(stream)
         once = sample(1)
-        calls = min(max(FEWEST_CALLS, math.ceil(SHORTEST_SAMPLE / once)), MOST) if once > 0 else MOST
+        wanted = max(FEWEST_CALLS, math.ceil(SHORTEST_SAMPLE / once)) if once > 0 else MAX_QUEUED
+        calls = min(wanted, MAX_QUEUED)
         return median(lambda: sample(calls))
     finally:
         box.synchronize(stream)

@@ -11,7 +11,7 @@ from jobs.bench.collectives.results import Footer, Header, ResultRow
 from jobs.measure.status_line import CLEAR, StatusLine
 from runner.errors import tell
 
-MOST_NAMED = 8  # ranks with wrong data that are named on standard error, for each row
+MAX_NAMED = 8  # ranks with wrong data that are named on standard error, for each row
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Screen:
         shown = nccl_tests_text.colour(text, row) if self.colour else text
         self._status.clear()
         self.line(shown + (names.names(row, header) if self.options.names else ""))
-        for sentence in names.mismatches(row)[:MOST_NAMED]:
+        for sentence in names.mismatches(row)[:MAX_NAMED]:
             tell(sentence)
 
     def footer(self, settings: SweepSettings, footer: Footer, program: str) -> None:

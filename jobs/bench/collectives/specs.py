@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jobs.bench.collectives.traffic import Traffic
+from jobs.bench.collectives.traffic import ALIGNMENT, Traffic
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
 from runner.comm.collectives.api import Datatype
 
-ALIGNMENT = 16  # bytes
 SEEDS_PER_CHECK = 1 << 20  # more than ranks, so that no rank's data recurs in a later check
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.errors import UserError
 
-ALIGNMENT = 16
+ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jobs.bench.command_base import LAST, PLOT, NcclTestsSize, OwnCommand, run_o
 from jobs.bench.copy.cases import UnknownCase, chosen, listing
 
 UNIT = 16  # bytes
-MOST = 200  # operations that can be queued behind a closed gate (jobs.measure.gate)
+MAX_COPIES = 200  # operations that can be queued behind a closed gate (jobs.measure.gate)
 
 
 @click.command(cls=OwnCommand, short_help="Copies inside a host: nvbandwidth's test cases.")
@@ -23,7 +23,7 @@ MOST = 200  # operations that can be queued behind a closed gate (jobs.measure.g
         click.option("--list", "lists", is_flag=True, help="List the cases."),
         click.option("-s", "--buffer-size", "size", type=NcclTestsSize(), default="512M", show_default=True,
                      metavar="BYTES", help="Size of a buffer."),
-        click.option("--copies", type=click.IntRange(1, MOST), default=16, show_default=True,
+        click.option("--copies", type=click.IntRange(1, MAX_COPIES), default=16, show_default=True,
                      help="Copies in a sample."),
         click.option("-n", "--samples", type=click.IntRange(min=1), default=3, show_default=True,
                      help="Samples of each cell; the median is reported."),

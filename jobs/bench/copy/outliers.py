@@ -11,7 +11,7 @@ from jobs.measure.outliers import deviating
 from runner.device.raw.memory import Gpu
 from runner.system.links import Reading, gpu_links
 
-MOST_DESCRIBED = 6  # outliers that are described one by one
+MAX_DESCRIBED = 6  # outliers that are described one by one
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ def messages(result: CaseResult, number: int) -> list[str]:
     lines = [
         f"{cell_name(one.cell, result, number)}: {one.value:.2f} {unit}, {abs(one.factor - 1):.0%} "
         f"{'above' if unit == 'ns' else 'below'} the median of {len(cells)}, {median:.2f}"
-        for one in found[:MOST_DESCRIBED]
+        for one in found[:MAX_DESCRIBED]
     ]
-    if len(found) > MOST_DESCRIBED:
-        lines.append(f"and {len(found) - MOST_DESCRIBED} more of {len(cells)}")
+    if len(found) > MAX_DESCRIBED:
+        lines.append(f"and {len(found) - MAX_DESCRIBED} more of {len(cells)}")
     common = set.intersection(*({one.cell.row, one.cell.column} for one in found))
     if result.case.rows == "gpus" and len(found) > 1 and result.gpus > 2 and common:
         lines.append(f"all {len(found)} of these involve GPU {min(common)}")

@@ -34,7 +34,7 @@ from runner.system.host_memory import free_host_memory
 from runner.system.launcher import environment
 from runner.world.failure import FailureHandler
 
-MOST_NAMED = 4  # mismatches in the final error; all of them are in the text above it
+MAX_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def _raise_if_wrong(hosts: Sequence[HostResults]) -> None:
     results = [result for one in hosts for result in one.results]
     wrong = [sentence for result in results for sentence in result.wrong]
     if wrong:
-        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        raise WrongResults("wrong data: " + "; ".join(wrong[:MOST_NAMED]) + more, everywhere=True)
+        more = f"; and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        raise WrongResults("wrong data: " + "; ".join(wrong[:MAX_NAMED]) + more, everywhere=True)
     if all(result.waived for result in results):
         first = results[0]
         raise NeedsGpu(f"nothing could be measured: {first.case.name}: {first.waived}", everywhere=True)

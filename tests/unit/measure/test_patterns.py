@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jobs.measure import patterns
-from jobs.measure.exact_reductions import MOST, bias, largest, recipe, tolerance
+from jobs.measure.exact_reductions import MAX_CONTRIBUTORS, bias, largest, recipe, tolerance
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype, premultiplier
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes, the arithmetic of bfloat16 and fp8")
@@ -239,7 +239,7 @@ def combiner_without_checks(reduction: str) -> Combine:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_result_takes_a_bounded_number_of_draws(datatype: Datatype, reduction: str) -> None:
     for ranks in (1, 63, 64, 65, 10_000):
-        assert recipe(datatype, reduction, ranks).window <= min(ranks, MOST)
+        assert recipe(datatype, reduction, ranks).window <= min(ranks, MAX_CONTRIBUTORS)
 
 
 @pytest.mark.parametrize("datatype", FLOATING)
