@@ -1,4 +1,4 @@
-"""`meshrun bench` as a user types it: one rank, no MPI; what it prints, writes and returns."""
+"""`meshrun bench` as a user types it: one rank, no MPI; output, files and exit status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`meshrun bench` on words, in an empty folder, its output piped."""
+    """Run `meshrun bench` in an empty folder, its output piped."""
     for name in (*LAUNCHERS, *(name for name in os.environ if name.startswith("NCCL_"))):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -195,7 +195,7 @@ def test_sizes_beyond_memory_are_reduced_and_reported(run: Run, monkeypatch: pyt
 
 
 def test_too_slow_on_average_is_status_7(run: Run) -> None:
-    """At one rank busbw of all_reduce is 0: below 0.9 of whatever is asked."""
+    """On one rank the busbw of all_reduce is 0, below any --min-busbw."""
     ended = run("all_reduce", *SMALL, NCCL_TESTS_MIN_BW="1e6")
     assert ended.returncode == 7
     assert re.search(r"^# Avg bus bandwidth    : 0 FAILED$", ended.stdout, re.M)
@@ -264,7 +264,7 @@ def test_help_names_the_letters(run: Run, words: list[str]) -> None:
 
 
 def test_a_closed_output_does_not_end_the_run(run: Run) -> None:
-    """`| head -1` is how people look at a header."""
+    """As with `| head -1`."""
     command = " ".join([*PROGRAM, "bench", "all_reduce", *SMALL])
     ended = subprocess.run(
         ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"],
@@ -281,7 +281,7 @@ def test_a_closed_output_does_not_end_the_run(run: Run) -> None:
 
 
 def on_terminal(*words: str, columns: int = COLUMNS, stdout: Path | None = None) -> tuple[int, str]:
-    """The exit status and all that a terminal got; with stdout, standard output goes there instead."""
+    """Return the exit status and the output to a terminal; stdout: redirect standard output there."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with stdout.open("wb") if stdout else os.fdopen(os.dup(follower), "wb", 0) as target:
@@ -304,13 +304,13 @@ def read(leader: int) -> bytes:
 
 
 def seen(output: str) -> list[str]:
-    """The lines that stay on the screen: without colour, and without what is drawn over."""
+    """Return the lines that stay on the screen, without colour and overwritten text."""
     lines = [re.sub(r".*\r\x1b\[K", "", line) for line in output.replace("\r\n", "\n").split("\n")]
     return [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
 
 
 def lengths(lines: list[str]) -> list[int]:
-    """Of all lines but the average, which is as long as it happens to be."""
+    """Return the lengths of all lines but the average, whose length varies."""
     return [len(line) for line in lines if "bandwidth" not in line]
 
 

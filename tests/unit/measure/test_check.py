@@ -1,4 +1,4 @@
-"""What goes wrong with data in a collective, and whether the check sees it."""
+"""Faults of data in a collective, and their detection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data promise: with the type's own arithmetic, in any order, contributions combine to `reduced`."""
+"""Contributions combine to `reduced` with the type's own arithmetic, in any order."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_sums_do_cancel(datatype: Datatype) -> None:
 @pytest.mark.parametrize("datatype", ALL)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_every_contribution_counts(datatype: Datatype, reduction: str) -> None:
-    """Without one rank's contribution, whichever, some elements differ."""
+    """Without the contribution of any one rank, some elements differ."""
     # Seven bits of sum, averaged over many ranks, are next to nothing.
     few = reduction == "avg" and not datatype.floating and datatype.itemsize == 1
     ranks = 8 if few else 70
@@ -306,7 +306,7 @@ def test_untouched_memory_is_poison() -> None:
 
 
 def test_the_bits_are_the_same_on_every_machine() -> None:
-    """Worked out apart from the code under test, with Python's integers."""
+    """Computed with Python's integers, independently of the code under test."""
     mask = 2**64 - 1
 
     def mix(x: int) -> int:

@@ -1,4 +1,4 @@
-"""Two records compared: nothing missing, wrong or slow passes."""
+"""Compare two records: missing, wrong or slow rows fail."""
 
 from __future__ import annotations
 

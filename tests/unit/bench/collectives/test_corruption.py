@@ -1,7 +1,7 @@
-"""Data planted wrong is found and named: on which rank, where, what, and whose it should have been.
+"""Planted wrong data is found and named: rank, offset, values, and the rank whose data was expected.
 
-Every operation, datatype, reduction, placement and number of ranks, on ranks as threads; the damage is
-done by a wrapper round one rank's collectives, after or before each call.
+Every operation, datatype, reduction, placement and number of ranks, on ranks as threads; a wrapper of one
+rank's collectives does the damage, before or after each call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNTS = [
 
 @dataclass(frozen=True)
 class Bit:
-    """What was flipped: an element of a rank's result, its bits before and after."""
+    """A flipped bit: the element of a rank's result, its bits before and after."""
 
     element: int
     right: int
@@ -49,7 +49,7 @@ class Bit:
 
 
 class Flip:
-    """Flips one bit of what a rank has just received, in the element a fraction of the way into it."""
+    """Flip one bit of the data that a rank has just received, in the element at this fraction of it."""
 
     def __init__(self, fraction: float = 0.0, bit: int = 0) -> None:
         self.fraction, self.bit = fraction, bit
@@ -65,7 +65,7 @@ class Flip:
 
 
 def points(bench: Bench, datatypes: Sequence[str], reductions: Sequence[str] = REDUCTIONS) -> Iterator[Point]:
-    """Everything that is checked of one size; the root changes from each to the next."""
+    """Yield every check of one size; the root changes from one to the next."""
     operation, ranks = bench.operation, bench.group.size
     roots = itertools.cycle(range(ranks))
     for name in datatypes:
@@ -78,7 +78,7 @@ def points(bench: Bench, datatypes: Sequence[str], reductions: Sequence[str] = R
 
 
 def owner(point: Point, operation: str, ranks: int, rank: int, element: int) -> int | None:
-    """Whose data belongs at an element of a rank's result; None for all ranks' or nobody's."""
+    """Return the rank whose data belongs at an element of a rank's result; None for reductions and poison."""
     count = point.counts.count
     if operation == "gather" and rank != point.root:
         return rank if point.in_place and element // count == rank else None
@@ -98,7 +98,7 @@ def owner(point: Point, operation: str, ranks: int, rank: int, element: int) -> 
 def misnamed(
     measured: PlacementResult, flipped: Bit | None, point: Point, operation: str, ranks: int, rank: int
 ) -> list[str]:
-    """In what the findings are not exactly the one bit that was flipped on `rank`."""
+    """List the differences of the findings from the one bit that was flipped on `rank`."""
     if flipped is None or len(measured.findings) != 1 or measured.wrong != 1:
         return [f"{operation} on {ranks}, {point}, rank {rank}: {flipped}, found {measured.findings}"]
     [found] = measured.findings
@@ -201,7 +201,7 @@ def harmed(
     operation: str, hooks: Callable[[Bench, Point], dict[str, Callable[[Call], None]]], bench_on: Any,
     disturbed: Any, at_root: bool = False,
 ) -> list[tuple[Point, PlacementResult]]:  # fmt: skip
-    """Every checked point with its result, when rank 2's calls are disturbed; at_root: where it is root."""
+    """Return every checked point and its result if rank 2's calls are disturbed; at_root: if it is root."""
 
     def body(bench: Bench) -> list[tuple[Point, PlacementResult]]:
         undisturbed, results = bench.group, []
@@ -223,7 +223,7 @@ def harmed(
 
 
 def receivers(operation: str, root: int) -> set[int]:
-    """Who gets something of rank 2's."""
+    """Return the ranks that receive data of rank 2."""
     if operation in ("broadcast", "scatter"):
         return {0, 1, 2, 3} if root == HURT else set()
     if operation in ("reduce", "gather"):
@@ -264,7 +264,7 @@ def test_a_lost_contribution_is_found_by_all_who_needed_it(
 
 @pytest.mark.parametrize("operation", NAMES)
 def test_swapped_chunks_are_found(operation: str, bench_on: Any, disturbed: Any) -> None:
-    """A rank's result has all it should, two chunks in each other's places."""
+    """A rank's result is complete, but two chunks are exchanged."""
 
     def hooks(bench: Bench, point: Point) -> dict[str, Callable[[Call], None]]:
         width, elements = point.datatype.itemsize, point.counts.recv
@@ -308,7 +308,7 @@ def test_an_unwritten_tail_is_found(operation: str, missing: int, bench_on: Any,
 
 @pytest.mark.parametrize("operation", NAMES)
 def test_the_result_of_an_earlier_size_is_found(operation: str, bench_on: Any, disturbed: Any) -> None:
-    """A rank is left with what it received in the measurement before, of half the size."""
+    """A rank keeps what it received in the previous measurement, of half the size."""
 
     def body(bench: Bench) -> list[tuple[Point, PlacementResult]]:
         datatype = DATATYPES["double"]

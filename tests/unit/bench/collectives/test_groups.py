@@ -1,4 +1,4 @@
-"""Ranks in groups: whose is whose, and that a group's figures are its own."""
+"""Ranks in groups: the group of each rank, and figures per group."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def point_of(bench: Bench, size: int) -> Point:
 
 
 def test_groups_are_averaged_inside_and_the_row_over_the_world(bench_on: Any) -> None:
-    """Ranks 0, 2 and 4 gather 960 bytes, ranks 1 and 3 gather 992 of 1000. Worked out by hand."""
+    """Ranks 0, 2 and 4 gather 960 bytes, ranks 1 and 3 gather 992 of 1000. Computed by hand."""
     seconds = (1e-6, 10e-6, 2e-6, 30e-6, 3e-6)
 
     def body(bench: Bench) -> Any:
@@ -158,7 +158,7 @@ def test_a_slow_group_is_named(slow_group: ResultRow) -> None:
 
 
 def test_every_group_has_its_own_results(bench_on: Any, disturbed: Any) -> None:
-    """RankMismatch data are counted in their group, and in all for the row."""
+    """Wrong data is counted in its group, and in total for the row."""
 
     def body(bench: Bench) -> Any:
         if bench.world.rank == 5:

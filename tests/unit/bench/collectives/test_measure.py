@@ -1,4 +1,4 @@
-"""One measurement put together from all ranks: averages, checks, and who came late."""
+"""Combine one measurement from all ranks: averages, checks, and late ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def point_of(bench: Bench, size: int = 1000, in_place: bool = False) -> Point:
 
 @pytest.fixture
 def put_together(bench_on: Any) -> Any:
-    """What becomes of these clocks of all_gather's ranks."""
+    """Return the result of all_gather for these clocks of its ranks."""
 
     def run(clocks: list[CallTimes], **settings: Any) -> list[PlacementResult]:
         def body(bench: Bench) -> PlacementResult:
@@ -90,7 +90,7 @@ def test_lateness_is_after_the_median_rank_in_the_median_iteration() -> None:
 
 
 class Dawdler:
-    """A control from whose barriers one rank comes out late, as a busy host would make it."""
+    """A control whose barriers one rank leaves late, as on a busy host."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -104,7 +104,7 @@ class Dawdler:
 
 
 def text(measured: PlacementResult) -> str:
-    """What --names says."""
+    """Return the lines of --names."""
     ranks = tuple(RankDevice(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
     row = ResultRow(0, 0, "float", "sum", -1, measured, measured)
     return names.names(row, Header("all_reduce_perf", 0, "", ranks))
@@ -132,7 +132,7 @@ def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any
 
 @pytest.mark.timed
 def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, disturbed: Any) -> None:
-    """Only the calls are between the clock's two readings: all ranks take as long, one holds them up."""
+    """Only the calls are between the clock's two readings: all ranks take equally long if one is slow."""
 
     def body(bench: Bench) -> tuple[PlacementResult, float]:
         bench.detail, inside = True, []
@@ -158,7 +158,7 @@ def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, d
 
 @pytest.fixture
 def checked(bench_on: Any, disturbed: Any) -> Any:
-    """How often a rank's calls were made, and what was found, when rank 1's results are all wrong."""
+    """Return the number of a rank's calls and its findings if all results of rank 1 are wrong."""
 
     def run(operation: str, in_place: bool, **settings: Any) -> tuple[int, PlacementResult, int]:
         def body(bench: Bench) -> tuple[int, PlacementResult, int]:

@@ -1,4 +1,4 @@
-"""The text of nccl-tests: expected lines as its own printf calls give them."""
+"""The text of nccl-tests: expected lines as printed by its own printf calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option of nccl-tests 2.19.6 under each of its spellings: defaults, meanings, and what is refused."""
+"""Every option of nccl-tests 2.19.6 in each of its spellings: defaults, effects and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.errors import UserError
 
 
 def parsed(*words: str, command: str = "all_reduce") -> BenchOptions:
-    """What the words ask for."""
+    """Parse a command line."""
     found = bench.commands[command]
     parameters: dict[str, Any] = found.make_context(command, list(words)).params
     return bench_options((command,), parameters)

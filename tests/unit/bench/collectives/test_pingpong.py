@@ -1,4 +1,4 @@
-"""Two ranks at a time: which, with how many messages, and whether wrong data are found."""
+"""Pairs of ranks: their order, numbers of messages, and the detection of wrong data."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_one_rank_is_refused() -> None:
 
 @pytest.fixture
 def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """What is recorded of a game; `wrap` round every rank's collectives."""
+    """Return the record of a run; `wrap` wraps every rank's collectives."""
 
     def run(ranks: int, pairs: str = "ends", wrap: Any = None, **settings: Any) -> list[dict[str, Any]]:
         file = tmp_path / "pingpong.json"
@@ -110,7 +110,7 @@ def test_every_pair_plays_every_type_and_size(played: Any, capsys: pytest.Captur
 
 
 class Counted:
-    """Counts one rank's messages: (to, from, bytes)."""
+    """Count one rank's messages: (to, from, bytes)."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.made = inner, Counter[tuple[int | None, int | None, int]]()
@@ -130,7 +130,7 @@ class Counted:
 
 
 def test_messages_are_as_many_as_the_iterations(played: Any) -> None:
-    """Each of three games is played three times, each time after one exchange that brings both in step."""
+    """Each of three patterns is measured three times, each time after one exchange that synchronises both."""
     groups: dict[int, Counted] = {}
 
     def wrap(group: Any) -> Any:
@@ -176,7 +176,7 @@ def test_an_answer_fits_whatever_the_size(played: Any, datatype: str) -> None:
 
 @pytest.mark.timed
 def test_what_the_figures_mean(played: Any, disturbed: Any) -> None:
-    """When each message that is sent takes a nap: half a round trip, bytes one way, bytes both ways."""
+    """Every message sent sleeps: check half a round trip, one-way and two-way bandwidth."""
 
     def wrap(group: Any) -> Any:
         return Napping(group)
@@ -201,7 +201,7 @@ def test_what_the_figures_mean(played: Any, disturbed: Any) -> None:
 def test_a_flipped_bit_is_found(
     played: Any, disturbed: Any, capsys: pytest.CaptureFixture[str], datatype: str, victim: int
 ) -> None:
-    """On either end of the pair, with the element where it was flipped and what should be there."""
+    """On either end of the pair, with the flipped element and its expected value."""
     width, seen = DATATYPES[datatype].itemsize, []
 
     def flip(call: Call) -> None:
@@ -230,7 +230,7 @@ def test_a_flipped_bit_is_found(
 
 
 def test_a_message_that_does_not_arrive_is_found(played: Any, disturbed: Any) -> None:
-    """Only the last one, which is checked: those before it have brought the same data."""
+    """Only the last message, which is checked: earlier ones carry the same data."""
     made, memory = [], bytearray(64)
 
     def before(call: Call) -> None:
@@ -250,7 +250,7 @@ def test_a_message_that_does_not_arrive_is_found(played: Any, disturbed: Any) ->
 
 
 def test_a_message_of_ones_own_is_found(played: Any, disturbed: Any) -> None:
-    """A rank that finds what it sent, not what was sent to it."""
+    """A rank finds the data that it sent instead of the data sent to it."""
 
     def echo(call: Call) -> None:
         call.recv.bytes(64)[...] = call.send.bytes(64)

@@ -1,4 +1,4 @@
-"""Plots: what is drawn, that pages stand alone, and that the same values give the same bytes."""
+"""Plots: their contents, self-contained pages, and the same bytes for the same values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIMITS = [BandwidthLimit("NVLink", 450.0)]
 
 
 class Page(HTMLParser):
-    """The tags, what they refer to, and the text of a page."""
+    """Collect the tags, references and text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Records read back, from text with and without a launcher's noise, and from JSON."""
+"""Read records from text, with and without a launcher's output, and from JSON."""
 
 from __future__ import annotations
 

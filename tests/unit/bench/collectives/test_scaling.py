@@ -60,7 +60,7 @@ def test_hosts_are_filled_one_after_another(on_ranks: Any, hosts: list[str], ord
 
 @pytest.fixture
 def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Any]:
-    """The lines printed and the rungs recorded by scaling an operation; `plot`, a file's name."""
+    """Return the lines printed and the rungs recorded by scaling an operation. plot: a file's name."""
 
     def run(
         ranks: int, operation: str, *, hosts: Sequence[str] | None = None, wrap: Any = None,
@@ -90,7 +90,7 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 
 
 def test_every_number_of_ranks_is_measured_near_first(scaled: Any) -> None:
-    """Two hosts, ranks dealt out in turn: the first two ranks are of one host."""
+    """Two hosts, ranks placed cyclically: the first two ranks measured are of one host."""
     lines, rungs = scaled(4, "all_reduce", hosts=["a", "b", "a", "b"], maxbytes=2048)
     assert [(line[0], line[1], line[2]) for line in lines] == [
         ("1", "1", "1024"), ("1", "1", "2048"),
@@ -123,7 +123,7 @@ def row(busbw: float, size: int = 1024, datatype: str = "float", reduction: str 
 
 
 def test_sizes_that_ranks_round_differently_are_compared_all_the_same() -> None:
-    """1 MiB in three parts is 16 bytes less, and still has to be held against 1 MiB in two."""
+    """1 MiB in three parts is 16 bytes less, and is still compared with 1 MiB in two."""
     rungs = [ScalingPoint(1, 1, 1 << 20, row(0.0), None), ScalingPoint(2, 1, 1 << 20, row(8.0, 1 << 20), 1.0)]
     assert efficiency(rungs, 3, 1 << 20, row(6.0, (1 << 20) - 16)) == 0.75
 
@@ -155,7 +155,7 @@ def test_one_rank_can_be_drawn_too(scaled: Any, tmp_path: Path, ranks: int, draw
 
 
 def test_a_plot_has_a_point_for_each_number_of_ranks(scaled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the largest size and the first type, however the ranks' parts round it."""
+    """The largest size and the first type, whatever the rounding by ranks."""
     kept: list[Any] = []
     monkeypatch.setattr(plots, "plot_scaling", lambda points, target, title: kept.append((points, title)))
     settings = {"minbytes": 500, "maxbytes": 1000, "datatypes": ("half", "double")}
@@ -199,7 +199,7 @@ def test_wrong_data_are_reported_with_the_number_of_ranks(
 def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
     on_ranks: Any, ranks: int, operation: str, settings: dict[str, Any], text: str
 ) -> None:
-    """Those, too, that would not have been measured yet."""
+    """Also numbers of ranks that would be measured later."""
     options = BenchOptions((operation,), SweepSettings(**({"minbytes": 8, "maxbytes": 8} | settings)))
 
     def body(world: World) -> str:
@@ -219,7 +219,7 @@ def test_what_one_cpu_does_alone(on_ranks: Any) -> None:
 
 
 def test_what_one_gpu_does_alone(on_ranks: Any) -> None:
-    """Copies in its memory, from the host and to it, of the largest size that is measured."""
+    """Copies in its memory, from the host and to it, of the largest size measured."""
 
     class Backend:
         asynchronous = True

@@ -1,4 +1,4 @@
-"""What a session makes of the machine that it finds: memory, types, ranks; and what its header says."""
+"""How a session adapts to the machine: memory, types, ranks; and its header."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gpu(memory: int = 80 * GIB, compute_capability: int = 90) -> Device:
 
 
 def with_devices(world: World, devices: Sequence[Device]) -> World:
-    """The world with these devices, by rank; the last one for all others."""
+    """Return the world with these devices, by rank; the last one for all other ranks."""
     given = [devices[min(rank.number, len(devices) - 1)] for rank in world.ranks]
     return replace(
         world, ranks=tuple(replace(rank, device=one) for rank, one in zip(world.ranks, given, strict=True))
@@ -34,7 +34,7 @@ def with_devices(world: World, devices: Sequence[Device]) -> World:
 
 @pytest.fixture
 def fitted(on_ranks: Any) -> Any:
-    """What `within_memory` makes of settings on ranks with these devices, or with so much free memory."""
+    """Apply `within_memory` on ranks with these devices, or with this much free memory."""
 
     def run(
         ranks: int, settings: SweepSettings, devices: Sequence[Device] = (), free: int = 0, hosts: Any = None
@@ -113,7 +113,7 @@ def test_if_nothing_fits_the_error_names_the_size_that_would(on_ranks: Any) -> N
 
 
 def test_memory_on_which_nothing_fits_at_all(on_ranks: Any) -> None:
-    """Less than stays free by the rule: no negative sizes in the sentence."""
+    """Less memory than the rule keeps free: no negative sizes in the message."""
 
     def body(world: World) -> str:
         with pytest.raises(UserError) as refused:
@@ -155,7 +155,7 @@ FLOAT8 = ("f8e4m3", "f8e5m2")
 
 @pytest.fixture
 def types(on_ranks: Any) -> Any:
-    """Which of some types are measured on GPUs of these compute capabilities, with this version of NCCL."""
+    """Return the types measured on GPUs of these compute capabilities, with this version of NCCL."""
 
     def run(capabilities: Sequence[int], datatypes: tuple[str, ...], library: int = 22809) -> tuple[str, ...]:
         def body(world: World) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ def test_the_header_names_every_rank(on_ranks: Any) -> None:
 
 
 def test_details_are_not_recorded_without_options(on_ranks: Any) -> None:
-    """Calls are stamped, and clocks compared, only for what shows it."""
+    """Calls are stamped and clocks compared only if an output needs it."""
 
     def body(world: World, **options: Any) -> bool:
         wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **options)

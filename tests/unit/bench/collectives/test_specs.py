@@ -1,4 +1,4 @@
-"""Counts, rounding, places and bandwidths against tables worked out by hand from nccl-tests 2.19.6.
+"""Counts, rounding, offsets and bandwidths against tables computed by hand from nccl-tests 2.19.6.
 
 The tables come from reading getCollByteCount and getBw in its src/<op>.cu, for 1 to 9 ranks.
 """

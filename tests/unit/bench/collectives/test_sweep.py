@@ -1,6 +1,6 @@
-"""The order of everything a run does, against nccl-tests' written out by hand (its TimeTest and BenchTime).
+"""The order of all calls of a run, against that of nccl-tests (TimeTest and BenchTime), written out by hand.
 
-What is compared is rank 1 of 2 gathering floats: of 64 bytes, 32 are its own.
+The calls are those of rank 1 of 2 gathering floats: of 64 bytes, 32 are its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 
 @pytest.fixture
 def journal(bench_on: Any, recorded: Any) -> Any:
-    """What rank 1 of 2 does in a sweep of all_gather; `queues` as of `recorded`."""
+    """Record the calls of rank 1 of 2 in a sweep of all_gather; `queues` as for `recorded`."""
 
     def run(queues: bool = False, **settings: Any) -> list[str]:
         def body(bench: Bench) -> list[str]:
@@ -100,7 +100,7 @@ def test_two_cycles_warm_up_once(journal: Any) -> None:
 
 
 def test_aggregated_operations_are_one_group(journal: Any) -> None:
-    """-m 4 -n 2: the rotation goes on through the groups; neither the untimed nor the checked call is one."""
+    """-m 4 -n 2: buffers rotate through the groups; neither the untimed nor the checked call is grouped."""
     assert journal(maxbytes=384, stepfactor=64, iters=2, agg_iters=4)[4:] == steps(
         """
         fresh send+0 > recv+0, wait, barrier
@@ -133,7 +133,7 @@ def test_a_graph_is_launched_so_often_and_checked_by_one_more(journal: Any) -> N
 
 
 def test_queued_calls_are_waited_for_before_the_check(bench_on: Any, recorded: Any) -> None:
-    """On a device that does nothing before it is waited for, results are right all the same."""
+    """On a device that does nothing before it is waited for, results are still right."""
 
     def body(bench: Bench) -> list[ResultRow]:
         return list(sweep(recorded(bench, queues=True).bench))

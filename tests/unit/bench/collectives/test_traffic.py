@@ -1,4 +1,4 @@
-"""Matrices of traffic: as nccl-tests reads them (src/alltoallv.cu), with what is wrong said in words."""
+"""Traffic matrices, read as nccl-tests does (src/alltoallv.cu), with error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.errors import UserError
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> Path:
-    """The example of nccl-tests' own comment."""
+    """The example in nccl-tests' comment."""
     path = tmp_path / "matrix.txt"
     path.write_text("100  200  150\n50   100  75\n\n300  150  200\n")
     return path

@@ -1,4 +1,4 @@
-"""`meshrun bench copy` on a made host, with one process for all GPUs or one for each, as threads."""
+"""`meshrun bench copy` on a simulated host, with one process for all GPUs or one for each, as threads."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SIZE = 1 << 16
 
 @dataclass
 class Ended:
-    """What rank 0 printed, what was recorded, and how it ended. boxes: of every rank."""
+    """Output of rank 0, record and failure. boxes: of every rank."""
 
     text: str = ""
     failure: BaseException | None = None
     boxes: list[MadeBox] = field(default_factory=list)
 
     def rows(self, key: str) -> list[list[str]]:
-        """The words of the rows of the matrix whose sum is called `key`, without the row's number."""
+        """Return the cells of the matrix whose sum is called `key`, without row numbers."""
         lines = self.text.splitlines()
         end = next(number for number, line in enumerate(lines) if line.startswith(f"SUM {key} ")) - 1
         begin = max(

@@ -1,4 +1,4 @@
-"""benchmarks/nvbandwidth.py with stand-ins for both programs: what it reads, makes of it, and refuses."""
+"""benchmarks/nvbandwidth.py with stand-ins for both programs: its inputs, results and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Titles, and how cases are asked for."""
+"""Titles, and the selection of cases."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whole runs on a made host: the rates of its links, what is slow, wrong or out of reach, who moves it.
+"""Whole runs on a simulated host: link rates, slow, wrong and unreachable transfers, and the moving GPU.
 
-On the made host every flow has its rate whatever else goes on, and moves what the kernels and copy engines
-would; addresses of one process mean nothing in another.
+On the simulated host every transfer has a fixed rate, and moves the bytes that kernels and copy engines
+would; addresses of one process are invalid in another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrices as text, to the character; what is odd in them; how near they come to the hardware's rate."""
+"""Matrices as text, to the character; outliers; shares of the hardware's rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bytes go where, by whom, in every cell of every case: read out of nvbandwidth's source by hand.
+"""The transfers of every cell of every case, and the moving GPU; read from nvbandwidth's source by hand.
 
 Notation: h0>1@1 is host memory near GPU 0 to GPU 1, moved by GPU 1; *2 is twice the buffer's size.
 """

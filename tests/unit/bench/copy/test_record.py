@@ -1,4 +1,4 @@
-"""What is left behind: JSON, drawings."""
+"""The outputs: JSON and plots."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`meshrun bench memory` on words and a CPU, in an empty folder, its output piped."""
+    """Run `meshrun bench memory` on a CPU, in an empty folder, its output piped."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:

@@ -36,7 +36,7 @@ def context(box: LessonBox | None = None, **options: Any) -> Context:
 
 
 def product(a: Any, b: Any, c: Any, m: Any, n: Any, k: Any, dtype: Any) -> None:
-    """By float32, rounded once, as all kernels do."""
+    """Multiply in float32 and round once, as all kernels do."""
     left, right = a.view(dtype).reshape(m, k), b.view(dtype).reshape(k, n)
     c.view(dtype).reshape(m, n)[...] = (left.astype(np.float32) @ right.astype(np.float32)).astype(dtype)
 

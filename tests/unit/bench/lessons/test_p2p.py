@@ -29,9 +29,9 @@ Damage = Callable[[int, int, int], None]  # of (target, source, nbytes)
 
 @dataclass
 class Machine:
-    """What the ranks' processes have in common: GPUs, and the memory that is exported.
+    """State that the ranks' processes share: GPUs and exported memory.
 
-    visible: which GPUs a rank's process sees, all where it is not said. apart: pairs without peer access.
+    visible: the GPUs that a rank's process sees, all by default. apart: pairs without peer access.
     unexported, unattached: ranks whose calls fail. damage: of a method's transfers, after they are done.
     """
 
@@ -49,7 +49,7 @@ class Machine:
 
 
 class FakeBox:
-    """One rank's: what is queued is done when it is waited for."""
+    """One rank's box: queued work is done when it is waited for."""
 
     def __init__(self, machine: Machine, rank: int) -> None:
         self.machine, self.rank = machine, rank
@@ -164,7 +164,7 @@ def uuid(number: int) -> str:
 
 @pytest.fixture
 def measured(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Lesson]]:
-    """The lesson of every rank; on GPUs where `machine` is given."""
+    """Return the lesson of every rank; on GPUs if `machine` is given."""
     mine = threading.local()
 
     def load(file: str, instance: str) -> Callable[..., None]:

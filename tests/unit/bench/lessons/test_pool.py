@@ -25,7 +25,7 @@ from runner.world.world import lone_world
 
 
 class Arena:
-    """First fit into what it has, and more of it where nothing fits."""
+    """Allocate first fit, and grow if nothing fits."""
 
     label = "arena"
 
@@ -96,7 +96,7 @@ def test_sizes_are_log_uniform() -> None:
 
 
 def test_the_account_of_a_pool_with_a_hole() -> None:
-    """10, 30 and 10 live; the 30 go; 40 fit nowhere: 90 held for 60 in use."""
+    """10, 30 and 10 are allocated; the 30 are released; 40 do not fit: 90 held for 60 in use."""
     steps = [
         AllocationStep(0, 10), AllocationStep(1, 30), AllocationStep(2, 10), AllocationStep(1, 30, True),
         AllocationStep(3, 40), AllocationStep(4, 30), AllocationStep(0, 10, True),
@@ -120,7 +120,7 @@ def test_a_pool_that_holds_nothing_is_not_fragmented() -> None:
 
 
 class Twice(Arena):
-    """Gives the second allocation memory that the first one has."""
+    """Return the memory of the first allocation for the second one."""
 
     def allocate(self, nbytes: int) -> int:
         at = super().allocate(nbytes)
@@ -299,7 +299,7 @@ def test_a_drawing_of_digits() -> None:
 
 
 class FakeBox:
-    """As much of a box as the lesson asks of one."""
+    """The part of a box that the lesson uses."""
 
     def __init__(self) -> None:
         self.gpus = [Gpu(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None, 90)]
@@ -318,7 +318,7 @@ class FakeBox:
 
 @pytest.fixture
 def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Arena]:
-    """In place of the GPU's pools."""
+    """Replace the GPU's pools."""
     made: list[Arena] = [Arena(), Arena()]
     made[1].label = "another"
 

@@ -1,4 +1,4 @@
-"""A lesson as text, JSON and a drawing; which line is the highest from where on."""
+"""A lesson as text, JSON and plot; crossings of lines."""
 
 from __future__ import annotations
 

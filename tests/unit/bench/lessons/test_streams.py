@@ -207,7 +207,7 @@ def test_a_slot_that_is_used_again_too_early_is_found(
 
 
 class Forgetful(LessonBox):
-    """Results of the fourth chunk stay where they are."""
+    """Results of the fourth chunk are not copied."""
 
     def copy(self, target: Any, source: Any, nbytes: int, stream: Any) -> None:
         last = source.kind == "device" and any(

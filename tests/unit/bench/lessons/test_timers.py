@@ -1,4 +1,4 @@
-"""The gate that work is queued behind: what is timed, what may not happen behind it, when it gives way."""
+"""The gate: what is timed, what may not happen behind it, when it opens by itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL = 10 * TICK  # seconds that the host takes for a call of the kernel below
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LessonBox, Any, Callable[[int], None]]]:
-    """A box, a stream of it, and what queues a kernel of so many seconds by a call of CALL."""
+    """Make a box, a stream, and a function that queues a kernel of this duration; its call takes CALL."""
 
     def make(seconds: float, box: type[LessonBox] = LessonBox) -> Any:
         opened = box({"short": Kernel(lambda: None, lambda: seconds)})
@@ -79,7 +79,7 @@ def test_the_gate_is_opened_and_given_back_where_queueing_fails(made: Any) -> No
 
 
 class Impatient(LessonBox):
-    """Its gates give way as soon as two operations wait behind them."""
+    """A box whose gates open by themselves as soon as two operations wait behind them."""
 
     def mark(self, stream: Any) -> Any:
         for work in stream.queue:

@@ -112,7 +112,7 @@ def test_a_copy_that_was_not_made_is_found(measured: Callable[..., Lesson], kind
 
 
 class Forgetful(LessonBox):
-    """Prefetches of one direction are not made, and the driver knows of none; or fail. From so many bytes."""
+    """Prefetches in one direction are not made, or fail, from a number of bytes on."""
 
     lost, least, fails = "device", 0, False
 

@@ -57,7 +57,7 @@ def box(monkeypatch: pytest.MonkeyPatch, tiled: Any = transposed, **others: Any)
         arrays = [made.kept[address] for address in (source, target)]
 
         def act() -> None:
-            """By arithmetic, as cuBLAS: of a NaN it makes another, of a subnormal number zero may come."""
+            """By arithmetic, as cuBLAS: a NaN may change its bits, a subnormal number become zero."""
             matrix, out = arrays[0].view(dtype).reshape(rows, columns), arrays[1].view(dtype)
             normal = np.isfinite(matrix) & (abs(matrix) >= np.finfo(dtype).tiny)
             out.reshape(columns, rows)[...] = np.where(
@@ -147,7 +147,7 @@ def test_elements_of_different_places_are_different(itemsize: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_elements_are_normal_numbers(dtype: str) -> None:
-    """Arithmetic may give a NaN other bits, and flush subnormal numbers to zero."""
+    """Arithmetic may change the bits of a NaN, and flush subnormal numbers to zero."""
     bits = np.empty(1 << 20, f"u{np.dtype(dtype).itemsize}")
     pseudorandom.fill(np, bits)
     numbers = bits.view(dtype)
