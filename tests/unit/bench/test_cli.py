@@ -299,7 +299,7 @@ def on_terminal(*words: str, columns: int = COLUMNS, stdout: Path | None = None)
 def read(leader: int) -> bytes:
     try:
         return os.read(leader, 1 << 16)
-    except OSError:  # Linux's way to say that nobody writes any more
+    except OSError:  # Linux's error for a terminal without a writer
         return b""
 
 

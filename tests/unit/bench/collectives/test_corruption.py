@@ -254,7 +254,7 @@ def test_a_lost_contribution_is_found_by_all_who_needed_it(
             finders = finders | {HURT}  # its own input, which lies where its result would be
         assert {wrong.rank for wrong in measured.findings} == finders
         for wrong in measured.findings:
-            if operation not in REDUCING:  # nobody else's data are blamed, and none of these are right
+            if operation not in REDUCING:  # no other rank's data is blamed, and all of these are wrong
                 assert wrong.source == HURT
                 assert wrong.got.endswith("(0xa5a5a5a5a5a5a5a5)")
                 assert wrong.count == {

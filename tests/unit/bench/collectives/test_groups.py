@@ -147,7 +147,7 @@ def test_a_slow_group_is_named(slow_group: ResultRow) -> None:
         assert [group.ranks for group in measured.groups] == [(0, 1), (2, 3), (4, 5), (6, 7)]
         ordered = sorted(measured.groups, key=lambda group: group.seconds)
         assert ordered[-1].color == 2
-        # The world's average tells of neither.
+        # The world's average shows neither.
         assert measured.seconds == pytest.approx(fmean(measured.by_rank))
         assert ordered[-2].seconds < measured.seconds < ordered[-1].seconds
     ranks = tuple(RankDevice(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))

@@ -191,7 +191,7 @@ def test_checks_end_with_the_first_that_fails(checked: Any) -> None:
     ("operation", "in_place", "check"),
     [
         ("all_reduce", False, 0),
-        ("alltoall", True, 2),  # nccl-tests makes the calls, and does not look
+        ("alltoall", True, 2),  # nccl-tests makes the calls, but does not check
         ("alltoallv", True, 2),
         ("sendrecv", True, 2),
     ],

@@ -79,7 +79,7 @@ def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]
             try:
                 return pingpong.run(world, FailureHandler(), options, DOOR)
             except pingpong.WrongResults as wrong:
-                return wrong  # every rank ends in order, and rank 0 has said all it has to say
+                return wrong  # every rank ends in order, and rank 0 has printed everything
 
         done = on_ranks(ranks, body, wrap=wrap, patience=20)
         if isinstance(done[0], pingpong.WrongResults):
@@ -188,12 +188,12 @@ def test_what_the_figures_mean(played: Any, disturbed: Any) -> None:
 
     [result] = played(2, wrap=wrap, minbytes=1 << 20, maxbytes=1 << 20, iters=6)
     sent = (1 << 20) / 1e9  # GB
-    assert result["latency"] > NAP  # two naps there and back, half of which count
+    assert result["latency"] > NAP  # two sleeps there and back, half of which count
     assert result["one_way"] < sent / NAP
     assert result["two_way"] < 2 * sent / NAP
     # A message takes as long either way; one way has an answer to each six.
     assert 0.5 < result["one_way"] * result["latency"] / sent < 1.3
-    assert result["two_way"] > 1.2 * result["one_way"]  # both directions in one nap
+    assert result["two_way"] > 1.2 * result["one_way"]  # both directions in one sleep
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -76,7 +76,7 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
             try:
                 return scaling.run(world, FailureHandler(), options, DOOR)
             except scaling.WrongResults as wrong:
-                return wrong  # every rank ends in order, and rank 0 has said all it has to say
+                return wrong  # every rank ends in order, and rank 0 has printed everything
 
         done = on_ranks(ranks, body, hosts=hosts, wrap=wrap)
         if isinstance(done[0], scaling.WrongResults):

@@ -42,7 +42,7 @@ def test_two_sizes(journal: Any) -> None:
     assert journal(minbytes=64, maxbytes=256, stepfactor=4, iters=3, warmup_iters=2) == steps(
         """
         barrier
-        # The warm-up doubles sizes, whatever -f says, and rotates through the 256 bytes.
+        # The warm-up doubles sizes, whatever -f is, and rotates through the 256 bytes.
         send+0 > recv+0, send+64 > recv+64, wait
         send+0 > recv+0, send+128 > recv+128, wait
         send+0 > recv+0, send+0 > recv+0, wait

@@ -247,7 +247,7 @@ def test_where_a_device_is_that_works_off_a_queue(bench_on: Any, recorded: Any) 
         seen: set[int] = set()
 
         def passed(mark: Any) -> bool:
-            # One mark more at every look: the device has got one iteration further.
+            # One mark more at every query: the device has advanced by one iteration.
             known = id(mark) in seen
             seen.add(id(mark))
             return known

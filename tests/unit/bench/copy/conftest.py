@@ -45,7 +45,7 @@ Run = Callable[..., Ended]
 @pytest.fixture
 def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.setattr(jobs.kernels, "load", load)
-    monkeypatch.setattr(engines, "SMALL", SIZE)  # or the streaming kernel would ask for 64 MiB
+    monkeypatch.setattr(engines, "SMALL", SIZE)  # otherwise the streaming kernel would need 64 MiB
     mine = threading.local()
     monkeypatch.setattr("jobs.bench.copy.run.open_box", lambda: mine.box)
     monkeypatch.setattr("jobs.bench.copy.outliers.gpu_links", links)

@@ -81,7 +81,7 @@ def test_what_cases_need() -> None:
         MemoryPlace(kind, gpu): 1 for kind in ("host", "gpu") for gpu in range(2)
     }
     assert buffers_needed([peer], 2) == {MemoryPlace("gpu", 0): 2, MemoryPlace("gpu", 1): 2}
-    # The one that hears from all others holds a buffer for each.
+    # The GPU that receives from all others holds a buffer for each.
     assert buffers_needed([BY_NAME["all_to_one_write_ce"]], 4)[MemoryPlace("gpu", 3)] == 3
     # A measured buffer and two of the double size that interfere.
     assert (

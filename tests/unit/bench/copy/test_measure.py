@@ -20,7 +20,7 @@ from jobs.bench.copy.cases import CASES
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from runner.errors import RunError
 
-ROUND = 4 * 512 * 16  # bytes of a made GPU's whole grid
+ROUND = 4 * 512 * 16  # bytes of a simulated GPU's whole grid
 SIZE = 1 << 16
 EVERY = [case.name for case in CASES if case.engine != "chase"]
 MODES = [pytest.param({}, id="one process"), pytest.param({"ranks": 3}, id="a process a GPU")]
@@ -72,11 +72,11 @@ def test_every_case_reports_its_flow(bench_copy: Any, mode: dict[str, Any]) -> N
     assert ended.rows("host_to_device_bidirectional_memcpy_ce") == [up]
     assert ended.rows("device_to_host_bidirectional_memcpy_ce") == [down]
     assert ended.rows("device_local_copy") == [["1000.00"] * 3]
-    # Half of the bytes each way, one way after the other on the made GPU.
+    # Half of the bytes in each direction, one direction after the other on the simulated GPU.
     split = [f"{1 / (1 / (20 + n) + 1 / (40 + n)):.2f}" for n in range(3)]
     for case in ("host_to_device", "device_to_host", "all_to_host", "host_to_all"):
         assert ended.rows(f"{case}_bidirectional_memcpy_sm") == [split]
-    # The slowest of the flows ends last: as many times its rate as there are flows.
+    # The slowest transfer ends last: its rate times the number of transfers.
     slowest = {"all_to_one": (110, 101, 102), "one_to_all": (101, 110, 120)}
     for case, read, write in (
         ("all_to_one", "one_to_all", "all_to_one"),
@@ -238,7 +238,7 @@ def test_pairs_without_peer_access_are_left_out(bench_copy: Any, mode: dict[str,
         ["50.00", "N/A", "50.00"],
         ["N/A", "50.00", "N/A"],
     ]
-    # GPU 1 hears from two, the others from one.
+    # GPU 1 receives from two, the others from one.
     assert ended.rows(names[1]) == [["50.00", "100.00", "50.00"]]
     assert ended.rows(names[2])[0][2] == "N/A"
     hidden = "visible" in mode
@@ -324,7 +324,8 @@ def test_nothing_stays_allocated_or_attached(bench_copy: Any, mode: dict[str, An
     assert [(box.blocks, box.pulled_away) for box in ended.boxes] == [({}, 0)] * len(ended.boxes)
 
 
-# In one process the clock starts, as nvbandwidth's, when the first flow has warmed up; a slower one has not.
+# In one process the clock starts, as nvbandwidth's, when the first transfer has warmed up; a slower one has
+# not.
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [({}, ["18.18", "15.38", "50.00"]), ({"ranks": 3}, ["40.00", "40.00", "100.00"])],

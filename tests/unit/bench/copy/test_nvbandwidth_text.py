@@ -20,10 +20,12 @@ def result(name: str, values: list[list[Any]], gpus: int, **more: Any) -> CaseRe
     """values: of each row, None where nothing was measured, or a tuple of each matrix's value."""
     case = BY_NAME[name]
     cells = []
-    for row, column, flows in case.cells(gpus):
+    for row, column, transfers in case.cells(gpus):
         value = values[row][column]
         tupled = value if isinstance(value, tuple) or value is None else (value,)
-        cells.append(MatrixCell(row, column, flows, tupled, why=more.get("why", "") if value is None else ""))
+        cells.append(
+            MatrixCell(row, column, transfers, tupled, why=more.get("why", "") if value is None else "")
+        )
     return CaseResult(case, gpus, tuple(cells), more.get("wrong", ()), more.get("waived", ""))
 
 

@@ -48,7 +48,7 @@ NAMES = [
     "device_local_copy",
 ]
 
-# Case -> (row, column) -> flows, for two GPUs.
+# Case -> (row, column) -> transfers, for two GPUs.
 TWO = {
     "host_to_device_memcpy_ce": {(0, 0): "h0>0@0", (0, 1): "h1>1@1"},
     "device_to_host_memcpy_ce": {(0, 0): "0>h0@0", (0, 1): "1>h1@1"},
@@ -144,13 +144,13 @@ def place(place: MemoryPlace) -> str:
     return f"{'h' if place.kind == 'host' else ''}{place.gpu}"
 
 
-def flow(flow: CopyTransfer) -> str:
-    times = f"*{flow.factor}" if flow.factor != 1 else ""
-    return f"{place(flow.source)}>{place(flow.target)}@{flow.gpu}{times}"
+def transfer(transfer: CopyTransfer) -> str:
+    times = f"*{transfer.factor}" if transfer.factor != 1 else ""
+    return f"{place(transfer.source)}>{place(transfer.target)}@{transfer.gpu}{times}"
 
 
 def cells(case: Case, gpus: int) -> dict[tuple[int, int], str]:
-    return {(row, column): " ".join(map(flow, flows)) for row, column, flows in case.cells(gpus)}
+    return {(row, column): " ".join(map(transfer, transfers)) for row, column, transfers in case.cells(gpus)}
 
 
 def test_names_and_indices_are_nvbandwidths() -> None:

@@ -59,7 +59,7 @@ def test_calls_are_in_no_time(made: Any, seconds: float) -> None:
 def test_as_much_is_queued_as_is_enough_and_fits(made: Any, seconds: float, turns: int) -> None:
     box, stream, issue = made(seconds)
     timed(box, stream, issue, samples=1)
-    # One that loads, one that says how long it takes; the median's first, and the one that counts.
+    # One to load, one to measure the duration; the first one of the median, and the one that counts.
     assert box.issued == [0, 0, *range(turns), *range(turns)]
     assert turns * seconds >= SHORTEST_SAMPLE or turns == MAX_QUEUED
 
