@@ -69,7 +69,7 @@ class PlacementResult:
     (1e9 bytes). wrong: elements, over all ranks; None if the result was not checked. by_rank: each rank's
     seconds. arrival_skew: of each rank, seconds by which it began its iterations after the median rank, on a
     common clock, median over iterations; empty if not measured. groups: empty if the ranks were not split.
-    wire, wire_percent: GB/s on the tightest link and its share of the nominal rate; None if unknown.
+    wire, wire_percent: GB/s on the limiting link and its share of the nominal rate; None if unknown.
     """
 
     seconds: float
