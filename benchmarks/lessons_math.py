@@ -20,11 +20,10 @@ import numpy as np
 
 from jobs.bench.lessons import pseudorandom
 from jobs.bench.lessons.matmul import freivalds
-from jobs.bench.lessons.matmul.methods import PRECISIONS
-from jobs.bench.lessons.matmul.methods import OnGpu as Products
+from jobs.bench.lessons.matmul.methods import PRECISIONS, GpuProducts
 from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
-from jobs.bench.lessons.transpose.methods import OnGpu, launch, variants
+from jobs.bench.lessons.transpose.methods import GpuTransposes, launch, variants
 from runner.device.cuda import CudaBackend
 from runner.device.raw import blas
 from runner.device.raw.memory import open_box
@@ -60,7 +59,7 @@ def main() -> None:
 
 
 def transposes(context: Context, dtype: np.dtype[Any], shape: tuple[int, int]) -> list[dict[str, Any]]:
-    place, box = OnGpu(context), context.required_box
+    place, box = GpuTransposes(context), context.required_box
     nbytes = shape[0] * shape[1] * dtype.itemsize
     source, target = (box.allocate("device", nbytes, context.gpu) for _ in range(2))
     words = [box.array(memory).view(f"u{dtype.itemsize}") for memory in (source, target)]
@@ -113,7 +112,7 @@ def transposes(context: Context, dtype: np.dtype[Any], shape: tuple[int, int]) -
 
 
 def all_products(context: Context, side: int) -> list[dict[str, Any]]:
-    place, shape = Products(context), (side, side, side)
+    place, shape = GpuProducts(context), (side, side, side)
     rows = []
     for precision in (PRECISIONS[known] for known in place.PRECISIONS):
         with place.matrices(shape, precision) as matrices:

@@ -123,8 +123,8 @@ def compare(
         bench = session.bench
         functions = (Address * (len(NCCL) + len(CUDA) + 1))(*map(address, loaded()))
         for size in bench.settings.sizes():
-            shape = bench.shape(0, DATATYPES["float"])
-            point = at_size(bench, Point(shape, DATATYPES["float"], "sum", 0, False, 0), size, False)
+            counts = bench.counts(0, DATATYPES["float"])
+            point = at_size(bench, Point(counts, DATATYPES["float"], "sum", 0, False, 0), size, False)
             if not point.bytes:
                 continue
             measurement = as_in_c(bench, point, world, options)

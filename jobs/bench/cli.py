@@ -18,7 +18,7 @@ from jobs.bench.collectives.options import (
     bench_options,
     option,
 )
-from jobs.bench.command_base import LAST, PLOT, Size, run_on_ranks, with_options
+from jobs.bench.command_base import LAST, PLOT, NcclTestsSize, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
 from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
@@ -27,7 +27,7 @@ from runner.comm.collectives.api import OPERATIONS
 
 @click.group(cls=BenchGroup, no_args_is_help=False)
 def bench() -> None:
-    """Measure collectives: the NCCL tests, on these ranks.
+    """Measure collectives on these ranks: the NCCL tests.
 
     \b
     meshrun -n 8 bench all_reduce -b 8 -e 8G -f 2     the GPUs of this machine
@@ -61,7 +61,7 @@ _add("all", OPERATIONS, "Measure every operation, one after another.")
 @bench.command(cls=BenchCommand)
 @with_options(
     [
-        option("-b", "minbytes", "First size.", type=Size(), default=8),
+        option("-b", "minbytes", "First size.", type=NcclTestsSize(), default=8),
         option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1), default=2),
         option("-n", "iters", "Timed messages.", type=click.IntRange(min=1), default=100),
         *(LETTERS[letter] for letter in ("-e", "-i", "-w", "-c", "-d", "-T", "-J")),
@@ -75,7 +75,7 @@ _add("all", OPERATIONS, "Measure every operation, one after another.")
     ]
 )
 def pingpong(device: str, debug: bool, **words: Any) -> int:
-    """Latency, one-way and two-way bandwidth between two ranks."""
+    """Measure latency, one-way and two-way bandwidth between two ranks."""
     from jobs.bench.collectives.pingpong import run
 
     return run_on_ranks(run, bench_options(("pingpong",), words), device, debug)

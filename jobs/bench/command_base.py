@@ -1,4 +1,4 @@
-"""What all bench commands share: their class, exit status and common options, and the start of the ranks."""
+"""What all bench commands share: classes, exit status, common options, and starting on the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from jobs.measure.exit_codes import StrictCommand
-from jobs.measure.sizes import parse_size
+from jobs.measure.sizes import parse_nccl_tests_size
 from runner.errors import UserError
 from runner.world.rank_process import run_as_rank
 
@@ -22,7 +22,7 @@ class BadUsage(click.UsageError):
 
 
 class OwnCommand(StrictCommand):
-    """A command that nccl-tests has no equivalent of: one list of options."""
+    """A command without an equivalent in nccl-tests: one list of options."""
 
     bad_usage = BadUsage
 
@@ -31,8 +31,8 @@ class OwnGroup(OwnCommand, click.Group):
     """A group of such commands."""
 
 
-class Size(click.ParamType[int]):
-    """A size in bytes, such as 32M."""
+class NcclTestsSize(click.ParamType[int]):
+    """A size in bytes, such as 32M, with the grammar of nccl-tests."""
 
     name = "bytes"
 
@@ -40,7 +40,7 @@ class Size(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return parse_size(value)
+            return parse_nccl_tests_size(value)
         except UserError as reason:
             self.fail(str(reason), param, ctx)
 

@@ -1,7 +1,7 @@
-"""Fill memory with test data, and find what is wrong in a result.
+"""Fill memory with test data and verify results.
 
-On a GPU both are kernels on the current stream that compute the expected data instead of reading it, so that
-they need only a few words of memory.
+On a GPU both are kernels on the current stream. They compute the expected data instead of reading it, so they
+need only a few words of memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ THREADS, BLOCKS = 256, 1 << 14
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class DataMismatch:
     """Wrong data in a result.
 
-    count: wrong elements. offset: of the first in the order of the segments, in elements from the beginning
-    of the memory. got_bits, expected_bits: that element. source: of its segment. flipped_bits: number of bits
-    that differ.
+    count: number of wrong elements. offset: of the first one in segment order, in elements from the start of
+    the memory. got_bits, expected_bits: bits of that element. source: of its segment. flipped_bits: number of
+    bits that differ.
     """
 
     count: int
@@ -40,7 +40,7 @@ class Mismatch:
 
 
 def poison(memory: Any) -> None:
-    """Fill with a byte that shows where nothing was written. memory: as for `fill`."""
+    """Fill memory with POISON, so that unwritten bytes show. memory: as for `fill`."""
     memory[...] = patterns.POISON
 
 
@@ -60,21 +60,21 @@ def fill(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> None:
             _launch("fill", memory, datatype, segment)
 
 
-def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> Mismatch | None:
-    """What differs from the segments' elements; None if nothing does. Arguments as for `fill`.
+def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> DataMismatch | None:
+    """Compare memory with the segments; returns None if they agree. Arguments as for `fill`.
 
     Bits are compared: -0 for +0 is wrong, and NaN is right only where it was sent. Averages of a type in
     which 1 / ranks is inexact may differ by `tolerance`, but must be finite.
     """
-    survey = _survey_host if _on_host(memory) else _survey_device
-    surveyed = survey(memory, datatype, segments)
-    for segment, (wrong, first) in zip(segments, surveyed, strict=True):
+    compare = _compare_on_host if _on_host(memory) else _compare_on_device
+    compared = compare(memory, datatype, segments)
+    for segment, (wrong, first) in zip(segments, compared, strict=True):
         if wrong:
             here = (segment.start + first) * datatype.itemsize
             got = int.from_bytes(bytes(memory[here : here + datatype.itemsize].tolist()), "little")
             expected = int(patterns.values(datatype, segment.data, first, 1)[0])
-            return Mismatch(
-                count=sum(count for count, _ in surveyed),
+            return DataMismatch(
+                count=sum(count for count, _ in compared),
                 offset=segment.start + first,
                 got_bits=got,
                 expected_bits=expected,
@@ -85,7 +85,7 @@ def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> Mism
 
 
 def text(bits: int, datatype: Datatype) -> str:
-    """The text of an element, such as "1.5 (0x3fc00000)"."""
+    """Format an element, such as "1.5 (0x3fc00000)"."""
     value = np.array([bits], f"u{datatype.itemsize}").view(datatype.dtype)[0]
     return f"{value!s} (0x{bits:0{2 * datatype.itemsize}x})"
 
@@ -110,9 +110,9 @@ def _tolerance(datatype: Datatype, segment: Segment) -> int:
     return tolerance(datatype, segment.data.reduction, segment.data.ranks)
 
 
-def _survey_host(memory: Words, datatype: Datatype, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """Of each segment the number of wrong elements, and the first one, in elements from its start."""
-    surveyed = []
+def _compare_on_host(memory: Words, datatype: Datatype, segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    """Count each segment's wrong elements; returns (count, offset of the first in the segment) of each."""
+    compared = []
     for segment in segments:
         words, allowed = _words(memory, datatype, segment), _tolerance(datatype, segment)
         expected = patterns.values(datatype, segment.data, 0, min(segment.count, patterns.PERIOD))
@@ -125,12 +125,12 @@ def _survey_host(memory: Words, datatype: Datatype, segments: Sequence[Segment])
             if wrong.any():
                 first = first if count else begin + int(wrong.argmax())
                 count += int(np.count_nonzero(wrong))
-        surveyed.append((count, first))
-    return surveyed
+        compared.append((count, first))
+    return compared
 
 
 def _close(got: Words, expected: Words, datatype: Datatype, allowed: int) -> Words:
-    """Mask of elements where `got` is finite and at most `allowed` representable numbers away."""
+    """Return a mask of elements where `got` is finite and at most `allowed` representable numbers away."""
     width = 8 * datatype.itemsize
     a, b = (patterns.ordered(bits.astype(np.uint64), width) for bits in (got, expected))
     apart = np.maximum(a, b) - np.minimum(a, b)
@@ -139,8 +139,8 @@ def _close(got: Words, expected: Words, datatype: Datatype, allowed: int) -> Wor
     return near
 
 
-def _survey_device(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    # NumPy hands this to the array's own library, CuPy.
+def _compare_on_device(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    # NumPy dispatches this to the array's own library, CuPy.
     found = np.zeros_like(memory, np.uint64, shape=(len(segments), 2))
     for row, segment in zip(found, segments, strict=True):
         allowed = _tolerance(datatype, segment)
@@ -154,7 +154,7 @@ def _survey_device(memory: Any, datatype: Datatype, segments: Sequence[Segment])
 def _launch(kernel: str, memory: Any, datatype: Datatype, segment: Segment, /, *arguments: Any) -> None:
     if not segment.count:
         return
-    how, only = patterns.plan(datatype, segment.data)
+    how, only = patterns.recipe_of(datatype, segment.data)
     seed, index = getattr(segment.data, "seed", 0), getattr(segment.data, "index", 0)
     place = (
         segment.count,

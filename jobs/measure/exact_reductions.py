@@ -1,8 +1,8 @@
 """Random numbers whose reduction is exact, whatever the order of its steps.
 
 An element has a window of contributors: `window` neighbouring ranks, the first chosen by the element's hash;
-every other rank contributes the identity. A result thus costs at most MOST draws, however many ranks there
-are. What a contributor adds:
+every other rank contributes the identity. A result thus costs at most MAX_CONTRIBUTORS draws, however many
+ranks there are. Contributions by kind of reduction:
 
     integers          random bits, wrapping; odd ones to a product; to an average so few bits that the
                       sum stays in the signed range.
@@ -12,13 +12,13 @@ are. What a contributor adds:
                       or normal, and x + -x is +0: no sum is -0 or subnormal.
     floats, product   a random sign and power of two, and one contributor of the element a random mantissa.
     min, max          any integer; any normal number.
-    floats, average   NCCL multiplies by the type's nearest 1 / ranks and then sums. A power of two as the
-                      number of ranks leaves sums as they are, but for their exponents. Otherwise two
-                      ranks contribute the same power of two: both products and their sum are exact
-                      multiples of the reciprocal by powers of two, and so is the quotient where a
-                      library sums first. Only where the reciprocal is subnormal do the two ways part
-                      (f8e4m3 on more than 64 ranks): NCCL's is expected, and `tolerance` allows
-                      the other. Where it is 0 (from 1024 ranks on), all data are 0.
+    floats, average   NCCL multiplies by the type's nearest 1 / ranks and then sums. If the number of ranks is
+                      a power of two, this changes only exponents. Otherwise two ranks contribute the
+                      same power of two: both products and their sum are exact multiples of the
+                      reciprocal by powers of two, and so is the quotient if a library sums first. The
+                      two methods differ only where the reciprocal is subnormal (f8e4m3 on more than
+                      64 ranks): NCCL's result is expected, and `tolerance` allows the other. Where
+                      the reciprocal is 0 (from 1024 ranks on), all data are 0.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ import numpy as np
 
 from runner.comm.collectives.api import Datatype, premultiplier
 
-MOST = 64  # contributors to an element
+MAX_CONTRIBUTORS = 64  # contributors to an element
 
 
-class Kind(IntEnum):
-    """What is done with random bits; the same numbers in kernels/bench_data.cu."""
+class RecipeKind(IntEnum):
+    """How random bits become an element; the same numbers as in kernels/bench_data.cu."""
 
     UNTOUCHED = 0
     COPIED = 1
@@ -49,18 +49,17 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The integers that NumPy and the kernels need.
+    """Parameters of an element's computation, the same for NumPy and the kernels.
 
-    width: bits of an element. window: contributors. bits: random bits that one contributes. odd: what
-    odd ranks' contributions are multiplied by. divisor: of the sum. alike: 1 where contributors share
-    a sign. identity: what a combination begins with; of EXTREME, as a key that orders like the values.
-    mantissa: bits of it. low, choices: the first exponent field of the integer 1, and how many are drawn
-    from; of EXTREME, fields are 1 to choices. shift, extra: what averaging adds to the exponent field
-    and to the mantissa. powers: how many contributors of a product bring a power of two. minimum, signed:
-    1 or 0.
+    width: bits of an element. window: number of contributors. bits: random bits of a contribution. odd:
+    factor of odd ranks' contributions. divisor: of the sum. alike: 1 if contributors share a sign. identity:
+    initial value of a combination; for EXTREME, as a key that orders like the values. mantissa: mantissa
+    bits. low, choices: lowest exponent field of the integer 1, and number of fields to draw from; for
+    EXTREME, fields are 1 to choices. shift, extra: added by averaging to the exponent field and to the
+    mantissa. powers: contributors of a product that contribute a power of two. minimum, signed: 1 or 0.
     """
 
-    kind: Kind
+    kind: RecipeKind
     width: int
     ranks: int = 1
     window: int = 1
@@ -85,13 +84,13 @@ class Recipe:
 
     @property
     def arguments(self) -> tuple[np.uint64, ...]:
-        """The fields from `ranks` on as the kernels' arguments: modulo 2^64."""
+        """The fields from `ranks` on as kernel arguments, modulo 2^64."""
         return tuple(np.uint64(value % 2**64) for value in astuple(self)[2:])
 
 
 @functools.lru_cache(maxsize=128)
 def recipe(datatype: Datatype, reduction: str, ranks: int) -> Recipe:
-    """The recipe of a reduction over this number of ranks."""
+    """Return the recipe of a reduction over `ranks` ranks."""
     if reduction in ("min", "max"):
         return _extreme(datatype, ranks, reduction == "min")
     if not datatype.floating:
@@ -100,21 +99,21 @@ def recipe(datatype: Datatype, reduction: str, ranks: int) -> Recipe:
 
 
 def _integers(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
-    width, window = 8 * datatype.itemsize, min(ranks, MOST)
+    width, window = 8 * datatype.itemsize, min(ranks, MAX_CONTRIBUTORS)
     if reduction == "prod":
-        return Recipe(Kind.PRODUCT, width, ranks, window, identity=1)
+        return Recipe(RecipeKind.PRODUCT, width, ranks, window, identity=1)
     if reduction != "avg":
         odd = premultiplier(1) if reduction == "mulsum" else 1
-        return Recipe(Kind.SUM, width, ranks, window, bits=width, odd=odd)
-    # Two large numbers rather than many small ones where 7 bits are all that a sum may have.
-    window = min(window, MOST if width > 8 else 2)
-    return Recipe(Kind.SUM, width, ranks, window, bits=width - 1 - _log2(window), divisor=ranks)
+        return Recipe(RecipeKind.SUM, width, ranks, window, bits=width, odd=odd)
+    # Two large numbers rather than many small ones where a sum may have only 7 bits.
+    window = min(window, MAX_CONTRIBUTORS if width > 8 else 2)
+    return Recipe(RecipeKind.SUM, width, ranks, window, bits=width - 1 - _log2(window), divisor=ranks)
 
 
 def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     mantissa, precision = datatype.mantissa, datatype.mantissa + 1
     top = largest(datatype) >> mantissa
-    window, total = min(ranks, 1 << mantissa, MOST), precision
+    window, total = min(ranks, 1 << mantissa, MAX_CONTRIBUTORS), precision
     odd = premultiplier(1) if reduction == "mulsum" else 1
     bits = total - _log2(window) - _log2(odd)
     shift = extra = 0
@@ -122,15 +121,15 @@ def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
     if reduction == "avg":
         nearest = _reciprocal(datatype, ranks, lowest=1 - bias(datatype))
         if nearest is None:
-            return Recipe(Kind.FLOAT_SUM, 8 * datatype.itemsize, ranks, window=0, mantissa=mantissa)
+            return Recipe(RecipeKind.FLOAT_SUM, 8 * datatype.itemsize, ranks, window=0, mantissa=mantissa)
         shift, extra = nearest
         if alike:
             window, bits, total = 2, 0, 1
-    # The least, 1 * 2^e and its share of an average, is normal; the most, 2^total * 2^e, finite.
+    # The smallest value, 1 * 2^e (in averages: its share), is normal; the largest, 2^total * 2^e, finite.
     low = 1 - shift
     choices = top - total - low + 1
     return Recipe(
-        Kind.FLOAT_SUM,
+        RecipeKind.FLOAT_SUM,
         8 * datatype.itemsize,
         ranks,
         window if choices > 0 else 0,
@@ -147,10 +146,10 @@ def _sum(datatype: Datatype, ranks: int, reduction: str) -> Recipe:
 
 def _product(datatype: Datatype, ranks: int) -> Recipe:
     one = bias(datatype) << datatype.mantissa
-    window = min(ranks, MOST)
+    window = min(ranks, MAX_CONTRIBUTORS)
     powers = min(window, bias(datatype) - 3)  # all up or all down stays normal, with room for the mantissa
     return Recipe(
-        Kind.FLOAT_PRODUCT,
+        RecipeKind.FLOAT_PRODUCT,
         8 * datatype.itemsize,
         ranks,
         window,
@@ -166,10 +165,10 @@ def _extreme(datatype: Datatype, ranks: int, minimum: bool) -> Recipe:
     if datatype.floating:
         highest = largest(datatype) | 1 << (width - 1)
     return Recipe(
-        Kind.EXTREME,
+        RecipeKind.EXTREME,
         width,
         ranks,
-        min(ranks, MOST),
+        min(ranks, MAX_CONTRIBUTORS),
         identity=highest if minimum else (1 << width) - 1 - highest,
         mantissa=datatype.mantissa,
         choices=(1 << datatype.exponent) - 2,
@@ -179,8 +178,11 @@ def _extreme(datatype: Datatype, ranks: int, minimum: bool) -> Recipe:
 
 
 def tolerance(datatype: Datatype, reduction: str, ranks: int) -> int:
-    """Units in the last place by which a right result may differ from `reduced`: the difference between
-    multiplying by the type's 1 / ranks and dividing; 0 except for f8e4m3 averages."""
+    """Return by how many units in the last place a correct result may differ from the expected one.
+
+    It is the difference between multiplying by the type's 1 / ranks and dividing; 0 except for f8e4m3
+    averages.
+    """
     if not datatype.floating or reduction != "avg":
         return 0
     nearest = _reciprocal(datatype, ranks, lowest=1 - bias(datatype))
@@ -191,7 +193,7 @@ def tolerance(datatype: Datatype, reduction: str, ranks: int) -> int:
 
 
 def _reciprocal(datatype: Datatype, ranks: int, lowest: int) -> tuple[int, int] | None:
-    """1 / ranks rounded to the type's precision, as exponent and mantissa; None if it rounds to 0.
+    """Round 1 / ranks to the type's precision; returns exponent and mantissa, None if it rounds to 0.
 
     lowest: the exponent below which numbers are subnormal.
     """
@@ -204,17 +206,17 @@ def _reciprocal(datatype: Datatype, ranks: int, lowest: int) -> tuple[int, int] 
 
 
 def bias(datatype: Datatype) -> int:
-    """The exponent field of 1.0."""
+    """Return the exponent field of 1.0."""
     return (1 << (datatype.exponent - 1)) - 1
 
 
 def largest(datatype: Datatype) -> int:
-    """The bits of the largest finite number. Types named fn have no infinities, and NaN is all ones."""
+    """Return the bits of the largest finite number. Types named fn have no infinity; NaN is all ones."""
     if datatype.numpy.endswith("fn"):
         return (1 << (8 * datatype.itemsize - 1)) - 2
     return (((1 << datatype.exponent) - 1) << datatype.mantissa) - 1
 
 
 def _log2(number: int) -> int:
-    """Rounded up."""
+    """Compute log2, rounded up."""
     return (number - 1).bit_length()

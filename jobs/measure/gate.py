@@ -1,7 +1,7 @@
-"""A gate in front of streams: work is queued behind it, and all begins when it opens.
+"""Hold streams behind a gate: work is queued while the gate is closed, and starts when it opens.
 
-The time to queue the work, some microseconds an operation, is thus not measured. The gate is a kernel that
-spins on a word of pinned host memory (jobs/kernels/gate.cu).
+This excludes the time to queue the work, some microseconds per operation, from the measurement. The gate is a
+kernel that spins on a word of pinned host memory (jobs/kernels/gate.cu).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jobs import kernels
 from runner.device.raw.memory import Box
 from runner.errors import RunError
 
-# Operations to queue behind a closed gate. A stream takes about a thousand, including marks, before the host
-# waits for room, and it would wait for the gate.
-MOST = 200
+# Most operations to queue behind a closed gate. A stream takes about a thousand, including events; then the
+# host blocks, and would wait for the gate.
+MAX_QUEUED = 200
 TIMEOUT = 20_000_000_000  # clock cycles until a gate opens by itself, about ten seconds
 
 
@@ -46,7 +46,7 @@ class Gate:
             self._words[0] = 1
 
     def hold(self, gpu: int, stream: Any) -> None:
-        """Let all further work on this stream of GPU `gpu` wait for the gate, if it is closed."""
+        """Make later work on this stream of GPU `gpu` wait for the gate, if it is closed."""
         arguments = (np.uint64(self._latch.address), np.uint64(TIMEOUT))
         with self.box.on(gpu):
             kernels.load("gate.cu", "gate")((1,), (1,), arguments, stream=stream)

@@ -1,13 +1,13 @@
-"""The rate on the tightest link, from algbw and busbw: pure arithmetic.
+"""Compute the rate on the limiting link from algbw and busbw; pure arithmetic.
 
-busbw is what a ring would put on the wire. Other algorithms put less there (NVLS, where the switch adds up;
-CollNet, where the network does; a tree, which crosses hosts with sums), so their busbw can exceed the link's
-rate, and depends on the number of ranks where the rate on the wire does not. What is computed here rests on
-an assumption about the algorithm, which every result states.
+busbw is the rate that a ring would put on the wire. Other algorithms put less on it (NVLS reduces in the
+switch, CollNet in the network, and a tree sends sums between hosts), so their busbw can exceed the link's
+rate, and depends on the number of ranks where the rate on the wire does not. The computation assumes an
+algorithm, which every result states.
 
-Symbols: n ranks on k hosts, g = n/k on each, one GPU and one NIC a rank, neighbours in rank on the same host;
-S the size in nccl-tests' sense, a = S/t algbw, b busbw. One direction of one link is counted. The tight
-link of one host is its GPUs' own (NVLink); of several, the network.
+Symbols: n ranks on k hosts, g = n/k on each, one GPU and one NIC per rank, consecutive ranks on the same
+host; S the size as in nccl-tests, a = S/t algbw, b busbw. One direction of one link is counted. On one host
+the limiting link is that of a GPU (NVLink); over several hosts it is the network.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Literal
 Algorithm = Literal["ring", "nvls", "tree", "collnet", "pat", "direct"]
 Link = Literal["NVLink", "PCIe", "network"]
 
-NVLS_RANKS = 5  # NCCL takes NVLS over a ring from so many GPUs of a host on: with fewer it moves more
-# NCCL_ALGO's words, without case.
+NVLS_RANKS = 5  # GPUs of a host from which on NCCL prefers NVLS to a ring; with fewer, NVLS moves more
+# NCCL_ALGO's values, in lower case.
 WORDS: dict[str, Algorithm] = {
     "ring": "ring",
     "tree": "tree",
@@ -42,8 +42,8 @@ OFFERED: dict[str, tuple[Algorithm, ...]] = {
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the ranks are. inside: what joins the GPUs of one host."""
+class RankLayout:
+    """Where the ranks are. inside: the link between the GPUs of one host."""
 
     ranks: int
     hosts: int = 1
@@ -66,7 +66,7 @@ class Assumed:
 class WireRate:
     """rate: GB/s (1e9 bytes) in one direction of one GPU's link, or of one NIC; None if unknown.
 
-    assumption: a sentence on what the rate rests on, or why there is none.
+    assumption: a sentence that states what the rate assumes, or why there is none.
     """
 
     rate: float | None
@@ -76,12 +76,12 @@ class WireRate:
 
 
 def assumed_algorithm(
-    operation: str, layout: Layout, environment: Mapping[str, str], nvls_possible: bool
+    operation: str, layout: RankLayout, environment: Mapping[str, str], nvls_possible: bool
 ) -> Assumed:
-    """The algorithm that NCCL is assumed to use for large sizes; NCCL does not report it.
+    """Return the algorithm that NCCL is assumed to use for large sizes; NCCL does not report it.
 
-    environment: with NCCL's variables. nvls_possible: whether an NVSwitch of the third generation or
-    later joins the GPUs, and the library uses it.
+    environment: contains NCCL's variables. nvls_possible: whether an NVSwitch of the third generation or
+    later connects the GPUs, and the library uses it.
     """
     offered = OFFERED.get(operation)
     if offered is None:
@@ -90,15 +90,15 @@ def assumed_algorithm(
     allowed = [algorithm for algorithm in _named(operation, setting) if algorithm in offered]
     if len(allowed) == 1:
         return Assumed(allowed[0], f"NCCL_ALGO={setting}")
-    without = "" if not allowed or "ring" in allowed else f"NCCL_ALGO={setting} leaves out the ring"
+    without = "" if not allowed or "ring" in allowed else f"NCCL_ALGO={setting} excludes the ring"
     if without:
         return Assumed(allowed[0], without)
     if operation != "all_reduce":
-        return Assumed("ring", "what NCCL takes for large sizes")
+        return Assumed("ring", "NCCL's choice for large sizes")
     if layout.hosts > 1:
         return Assumed(
             "ring",
-            "not known over several hosts; a tree would put less on the network (NCCL_ALGO=Ring decides)",
+            "not known over several hosts; a tree would put less on the network (NCCL_ALGO=Ring selects it)",
         )
     return _of_one_host(layout.ranks, environment, nvls_possible and (not allowed or "nvls" in allowed))
 
@@ -109,13 +109,12 @@ def _of_one_host(ranks: int, environment: Mapping[str, str], nvls_possible: bool
     if not nvls_possible:
         return Assumed("ring", "NVLS is not possible here")
     if ranks < NVLS_RANKS:
-        return Assumed("ring", f"NCCL takes NVLS from {NVLS_RANKS} GPUs on")
-    return Assumed("nvls", f"NCCL takes it from {NVLS_RANKS} GPUs of a host with NVSwitch on")
+        return Assumed("ring", f"NCCL uses NVLS from {NVLS_RANKS} GPUs on")
+    return Assumed("nvls", f"NCCL uses it from {NVLS_RANKS} GPUs of a host with NVSwitch on")
 
 
 def _named(operation: str, setting: str) -> list[Algorithm]:
-    """The algorithms that NCCL_ALGO allows: "Ring,Tree", "^Tree" or "allreduce:tree;broadcast:ring"; [] if
-    unset.
+    """Parse NCCL_ALGO, such as "Ring,Tree", "^Tree" or "allreduce:tree;broadcast:ring"; [] if unset.
 
     A clause that names a function applies to it, and takes precedence over one that names none.
     """
@@ -143,12 +142,12 @@ INSIDE: dict[tuple[str, Algorithm], Formula] = {
     # A pipelined chain: each of its links carries S.
     ("broadcast", "ring"): lambda a, b, n, k, g: a,
     ("reduce", "ring"): lambda a, b, n, k, g: a,
-    # Each GPU asks the switch for the sum of its S/n of the data, and multicasts it. For that it gives out S,
-    # its part of every sum, and S/n; it takes in S/n and S.
+    # Each GPU reads the sum of its S/n of the data from the switch, and multicasts it. It sends S, its part
+    # of every sum, and S/n; it receives S/n and S.
     ("all_reduce", "nvls"): lambda a, b, n, k, g: a * (n + 1) / n,
-    ("all_gather", "nvls"): lambda a, b, n, k, g: a,  # the half of it that multicasts: S comes in
-    ("reduce_scatter", "nvls"): lambda a, b, n, k, g: a,  # the half of it that adds up: S goes out
-    # To or from each of the others: (n-1)/n S. The root's link is the tight one of gather and scatter.
+    ("all_gather", "nvls"): lambda a, b, n, k, g: a,  # the multicasting half: S is received
+    ("reduce_scatter", "nvls"): lambda a, b, n, k, g: a,  # the reducing half: S is sent
+    # To or from each of the others: (n-1)/n S. The root's link limits gather and scatter.
     ("alltoall", "direct"): lambda a, b, n, k, g: b,
     ("gather", "direct"): lambda a, b, n, k, g: b,
     ("scatter", "direct"): lambda a, b, n, k, g: b,
@@ -184,21 +183,21 @@ OUTSIDE: dict[tuple[str, Algorithm], Formula] = {
     ("all_reduce", "nvls"): _between,
     ("all_gather", "nvls"): _between,
     ("reduce_scatter", "nvls"): _between,
-    # Each host sends its sum once into the network, which adds up, and gets the result once.
+    # Each host sends its sum once into the network, which reduces, and gets the result once.
     ("all_reduce", "collnet"): lambda a, b, n, k, g: a / g,
     ("alltoall", "direct"): _to_other_hosts,
     ("gather", "direct"): _to_other_hosts,
     ("scatter", "direct"): _to_other_hosts,
     # Of a host's ranks only the last sends to the next host: all of it through its one NIC.
     ("sendrecv", "direct"): lambda a, b, n, k, g: a,
-    # The exchanges of g and more blocks go between hosts: n-g of n-1 blocks. They follow on the ones inside,
-    # so the NIC is idle for a part of the time.
+    # The exchanges of g and more blocks go between hosts: n-g of n-1 blocks. They follow the exchanges
+    # inside a host, so the NIC is idle part of the time.
     ("hypercube", "direct"): _to_other_hosts,
 }
 
 
-def wire_rate(operation: str, layout: Layout, assumed: Assumed, algbw: float, busbw: float) -> WireRate:
-    """The rate on the tightest link, from algbw and busbw in GB/s."""
+def wire_rate(operation: str, layout: RankLayout, assumed: Assumed, algbw: float, busbw: float) -> WireRate:
+    """Compute the rate on the limiting link from algbw and busbw, GB/s."""
     link: Link = layout.inside if layout.hosts == 1 else "network"
     several = layout.hosts > 1
     known = (OUTSIDE if several else INSIDE).get((operation, assumed.algorithm))
@@ -210,7 +209,7 @@ def wire_rate(operation: str, layout: Layout, assumed: Assumed, algbw: float, bu
     return WireRate(rate, link, assumed.algorithm, _sentence(operation, layout, assumed))
 
 
-def _problem(operation: str, layout: Layout, algorithm: Algorithm, known: bool) -> str:
+def _problem(operation: str, layout: RankLayout, algorithm: Algorithm, known: bool) -> str:
     if layout.ranks < 2:
         return "nothing crosses a link with one rank"
     if layout.ranks % layout.hosts:
@@ -218,7 +217,7 @@ def _problem(operation: str, layout: Layout, algorithm: Algorithm, known: bool) 
     if algorithm == "nvls" and layout.hosts == 1 and layout.inside == "PCIe":
         return "NVLS needs NVLink"
     if operation == "alltoallv":
-        return "what alltoallv sends over a link depends on its matrix"
+        return "the bytes that alltoallv sends over a link depend on its matrix"
     if algorithm == "tree" and not known:
         return "a tree is a chain inside a host, and how its ends are spread over the GPUs is not known"
     if not known:
@@ -226,13 +225,13 @@ def _problem(operation: str, layout: Layout, algorithm: Algorithm, known: bool) 
     return ""
 
 
-def _sentence(operation: str, layout: Layout, assumed: Assumed) -> str:
+def _sentence(operation: str, layout: RankLayout, assumed: Assumed) -> str:
     spread = ""
     if layout.hosts > 1:
-        spread = f", ranks in blocks of {layout.per_host} a host, one NIC a rank"
+        spread = f", ranks in blocks of {layout.per_host} per host, one NIC per rank"
     return f"{operation}: {assumed.algorithm} assumed ({assumed.reason}){spread}"
 
 
 def percent(rate: float | None, nominal: float | None) -> float | None:
-    """A rate in percent of the nominal one (both GB/s in one direction); None if either is unknown."""
+    """Return a rate as a percentage of the nominal one (both one direction); None if unknown."""
     return None if rate is None or not nominal else 100 * rate / nominal

@@ -1,8 +1,8 @@
-"""When is a measurement slow? The statistics, and every rule that calls a rate or a time an outlier.
+"""Decide whether a measurement is slow: the statistics, and every rule for outliers.
 
-Validation (`jobs.validate`) and copies (`jobs.bench.copy`) compare things that should be alike: siblings, the
-same figure of earlier runs, or the hardware's limit. A fault only slows down, and faults are few; so what is
-usual is read from medians, which a minority of bad values does not move.
+Validation (`jobs.validate`) and copies (`jobs.bench.copy`) compare a figure with its siblings, with the same
+figure of earlier runs, or with the hardware's limit. A fault only slows down, and faults are few, so the
+usual value is a median, which a minority of bad values does not move.
 
     slow_threshold          a median against its siblings'
     slow_sample_threshold   a single sample against its siblings
@@ -14,11 +14,11 @@ usual is read from medians, which a minority of bad values does not move.
     is_critical             a part, or a drift, that is slow enough to fail the run
     drift_score, is_drift   a rate against the same rate of earlier runs
     far_below_limit         a rate against what the hardware allows
-    deviating               a figure against the median of its siblings, without any repetition
+    deviating               a single figure against the median of its siblings
 
 Times are compared by their logarithm ("level": log of the time over the siblings' time), so a threshold of
 0.07 is 7 % more time, and a factor f on the rate is a level of -log(f). How strict validation is (tolerance,
-share of slow measurements, critical factor; on CPUs more lenient) is said in `jobs.validate.plan`.
+share of slow measurements, critical factor; on CPUs more lenient) is set in `jobs.validate.plan`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-# --- limits that no plan changes
+# --- limits that do not depend on the plan
 
-BLIND = 0.5  # of the siblings' rate: where noise hides everything above it, nothing is judged
+BLIND = 0.5  # of the siblings' rate: where noise hides all that is above it, nothing is judged
 STANDARD_ERRORS = 3.5  # a deviation that chance alone does not produce
 SIBLING_DEVIATION = 0.1  # of the median of all figures, where nothing was repeated
 LIMIT_SHARE = 0.5  # of what the hardware allows, below which all siblings must be slow together
@@ -48,22 +48,22 @@ MEDIAN_ERROR = 1.2533  # of a median of n normal values: standard error = 1.2533
 
 
 def spread(values: Floats) -> float:
-    """Standard deviation of the good values, by their median absolute deviation. 0 of fewer than 2."""
+    """Estimate the standard deviation of good values from their MAD; 0 for fewer than 2 values."""
     if len(values) < 2:
         return 0.0
     return float(MAD_SCALE * np.median(np.abs(values - np.median(values))))
 
 
 def fast_spread(level: Floats) -> float:
-    """Standard deviation of the noise, by the values faster than their siblings: faults only slow down."""
+    """Estimate the standard deviation of noise from values faster than siblings: faults only slow down."""
     fast = level[level < 0]
     return float(MAD_SCALE * np.median(-fast)) if len(fast) else 0.0
 
 
 def row_medians(values: Floats) -> Floats:
-    """(rows,): the median of each row without its NaN; NaN for a row of nothing else."""
+    """Return the median of each row, (rows,), ignoring NaN; NaN for a row of NaN only."""
     found = np.median(values, axis=1) if values.size else np.full(len(values), np.nan)
-    some = np.flatnonzero(np.isnan(found))  # NaN sorts last: the middle of what comes before it
+    some = np.flatnonzero(np.isnan(found))  # NaN sorts last: take the middle of the values before it
     ordered = np.sort(values[some], axis=1)
     count = np.maximum((~np.isnan(ordered)).sum(axis=1), 1)
     rows = np.arange(len(some))
@@ -72,7 +72,7 @@ def row_medians(values: Floats) -> Floats:
 
 
 def column_quantiles(values: Floats, share: float) -> Floats:
-    """(columns,): the quantile of each column without its NaN, the lower of two; NaN without any."""
+    """Return the quantile of each column, (columns,), ignoring NaN, the lower of two; NaN if all are NaN."""
     ordered = np.sort(values, axis=0)
     count = (~np.isnan(ordered)).sum(axis=0)
     return np.asarray(
@@ -81,7 +81,7 @@ def column_quantiles(values: Floats, share: float) -> Floats:
 
 
 def group_medians(values: Floats, group: Ints) -> Floats:
-    """The median (the lower of two) of the values of each group, in the order of the groups' numbers."""
+    """Return the median (the lower of two) of each group's values, in the order of group numbers."""
     order = np.lexsort((values, group))
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     counts = np.diff(starts, append=len(order))
@@ -89,10 +89,10 @@ def group_medians(values: Floats, group: Ints) -> Floats:
 
 
 def residuals(samples: Floats) -> Floats:
-    """Log of samples (rows, samples) over their row's median: the noise of one sample, however rows differ.
+    """Return the log of each sample over its row's median: the noise of single samples.
 
-    The median itself, which an odd number of samples contains, is left out: so the spread is right for few
-    samples too. Empty for fewer than 3 samples.
+    samples: (rows, samples). The median itself, which is a sample if their number is odd, is left out, so
+    that the spread is right for few samples too. Empty for fewer than 3 samples.
     """
     few = samples[: 1 + 200_000 // samples.shape[1], : samples.shape[1] - 1 + samples.shape[1] % 2]
     if few.shape[1] < 3:
@@ -102,31 +102,31 @@ def residuals(samples: Floats) -> Floats:
 
 
 def sample_noise(samples: Floats) -> float:
-    """Standard deviation of the log of one sample. samples: (rows, samples)."""
+    """Estimate the standard deviation of the log of one sample. samples: (rows, samples)."""
     return spread(residuals(samples))
 
 
 def median_error(noise: float, count: int) -> float:
-    """Standard error of the median of `count` values of this standard deviation."""
+    """Return the standard error of the median of `count` values with standard deviation `noise`."""
     return MEDIAN_ERROR * noise / math.sqrt(count)
 
 
 def samples_needed(noise: float, tolerance: float) -> float:
-    """Samples whose median is as certain as `tolerance` needs. noise: of the log of one sample."""
+    """Return how many samples make a median precise enough. noise: of the log of one sample."""
     return (STANDARD_ERRORS * MEDIAN_ERROR * noise / tolerance) ** 2
 
 
 def healthy_pairs(count: int, bad: int) -> float:
-    """Share of the pairs among `count` that none of `bad` takes part in."""
+    """Return the share of all pairs among `count` that contain none of `bad` members."""
     good = max(count - bad, 0)
     return good * (good - 1) / (count * (count - 1)) if count > 1 else 1.0
 
 
 def typical(values: Floats, healthy: float, tolerance: float) -> float:
-    """What healthy siblings have, when the fastest `healthy` share of them is surely healthy.
+    """Estimate the value of healthy siblings, given that the fastest `healthy` share of them is healthy.
 
-    A fault only slows down, so the middle of the healthy share is a first guess; the median of all that is
-    close to it is the answer (a low quantile alone would lean towards lucky noise).
+    A fault only slows down, so the middle of the healthy share is a first guess; the median of all values
+    close to it is the result (a low quantile alone would be biased towards lucky noise).
     """
     ordered = np.sort(values)
     guess = ordered[int(healthy / 2 * (len(ordered) - 1))]
@@ -138,27 +138,27 @@ def typical(values: Floats, healthy: float, tolerance: float) -> float:
 
 
 def group_threshold(level: Floats, tolerance: float) -> float:
-    """The level above which one of these is slow: beyond the tolerance, and beyond their own spread."""
+    """Return the level above which one of these is slow: beyond the tolerance and their own spread."""
     return max(tolerance, STANDARD_ERRORS * min(spread(level), fast_spread(level)))
 
 
 def slow_threshold(level: Floats, count: Ints, noise: float, tolerance: float) -> Floats:
-    """The level above which each median is slow.
+    """Return the level above which each median is slow.
 
-    level: of each median. count: samples of each. noise: standard deviation of the log of one sample. Besides
-    `group_threshold`, a median has to be beyond its own standard error.
+    level: of each median. count: samples of each. noise: standard deviation of the log of one sample. In
+    addition to `group_threshold`, a median must exceed its own standard error.
     """
     apart = group_threshold(level, tolerance)
     return np.maximum(apart, STANDARD_ERRORS * MEDIAN_ERROR * noise / np.sqrt(count))
 
 
 def slow_sample_threshold(noise: float, tolerance: float) -> float:
-    """The level above which a single sample is slow: it is noisier than the median of a row."""
+    """Return the level above which a single sample is slow; samples are noisier than medians."""
     return max(1.5 * tolerance, STANDARD_ERRORS * noise)
 
 
 def ratio_threshold(noise: float, samples: int, tolerance: float) -> float:
-    """The log of the ratio of two medians, of `samples` each, above which the first is slow."""
+    """Return the log of the ratio of two medians, of `samples` each, above which the first is slow."""
     return max(tolerance, STANDARD_ERRORS * MEDIAN_ERROR * noise * math.sqrt(2 / samples))
 
 
@@ -173,7 +173,8 @@ def is_critical(factor: float, critical: float) -> bool:
 
 
 def confidence(effect: float, threshold: float, noise: float, count: int) -> float:
-    """Probability that the median of `count` measurements of a good part stays below the threshold.
+    """Return the probability that the median of `count` measurements of a good part stays below the
+    threshold.
 
     Normal distribution, standard error 1.2533 noise / sqrt(count). effect, threshold: levels.
     """
@@ -184,9 +185,9 @@ def confidence(effect: float, threshold: float, noise: float, count: int) -> flo
 
 
 def deviating(values: Sequence[float], larger_is_slower: bool) -> list[int]:
-    """Which values are slower than the median of all by more than a tenth, the slowest first.
+    """Return the indices of values more than a tenth slower than the median of all, the slowest first.
 
-    larger_is_slower: for latencies; rates are slow where they are small. Nothing of fewer than two values.
+    larger_is_slower: True for latencies, False for rates. Empty for fewer than two values.
     """
     if len(values) < 2:
         return []
@@ -200,22 +201,22 @@ def deviating(values: Sequence[float], larger_is_slower: bool) -> list[int]:
 
 
 def far_below_limit(rate: float, limit: float) -> bool:
-    """Whether a rate is so far below what the hardware allows that all siblings must be slow together."""
+    """Whether a rate is so far below the hardware's limit that all siblings must be slow."""
     return rate < LIMIT_SHARE * limit
 
 
 # --- slow for some of the time
 
-BURST = 10  # samples that an intermittent part may stay slow for: so many count as one observation
-ENOUGH_PARTS = 64  # to see from them how far shares are spread
+BURST = 10  # samples that an intermittent part may stay slow; they count as one observation
+ENOUGH_PARTS = 64  # parts from which on the spread of their shares is known
 LEAST_EXCESS = 0.05  # of all samples, above the usual share
 MOST_USUAL, CLEAR_EXCESS = 0.1, 0.08  # on a retest: shares of all samples
-ALWAYS = 0.95  # of the samples: what is slow for longer is not intermittent
-LATE_SHARE = 0.25  # of its samples slow: a measurement that shows the part's bad time
+ALWAYS = 0.95  # of the samples: a part that is slow longer is not intermittent
+LATE_SHARE = 0.25  # share of slow samples that makes a measurement late
 
 
 def intermittent_threshold(share: Floats, count: Floats) -> Floats:
-    """The share of slow samples above which each part may be slow for some of the time.
+    """Return the share of slow samples above which each part may be intermittently slow.
 
     share: of the slow samples of each part; count: samples of each, 0 where it was not measured.
     """
@@ -229,12 +230,12 @@ def intermittent_threshold(share: Floats, count: Floats) -> Floats:
 
 
 def is_late(slow: Ints, count: Ints) -> Bools:
-    """Which measurements had a good part of their samples slow."""
+    """Whether each measurement had many slow samples."""
     return np.asarray(slow > LATE_SHARE * count)
 
 
 def is_intermittent(share: float, usual: float, partners: int, late: int) -> bool:
-    """Whether a part that was measured again is slow for some of the time, whoever it meets.
+    """Whether a part is slow for some of the time in a retest, with any partner.
 
     share, usual: of its samples, and of others', that were slow. late: measurements with many slow samples;
     partners: ranks in them.
@@ -244,7 +245,7 @@ def is_intermittent(share: float, usual: float, partners: int, late: int) -> boo
 
 # --- slower than in earlier runs
 
-FEW_RUNS = 3  # of fewer, no deviation is known
+FEW_RUNS = 3  # with fewer, the deviation is unknown
 DRIFT_SCORE, DRIFT_DIFFERENCE = 4.0, 0.05  # a drift is beyond both
 PLAIN_DIFFERENCE = 0.10  # a drift from fewer than FEW_RUNS runs
 LEAST_DEVIATION = 0.01  # of the median
@@ -256,31 +257,31 @@ SMALL_SAMPLE = {3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1
 
 
 def run_deviation(rates: Sequence[float]) -> float:
-    """Robust relative standard deviation of a new rate from the median of these, at least three."""
+    """Estimate a new rate's robust relative standard deviation from the median of these, at least 3."""
     count, middle = len(rates), statistics.median(rates)
     deviation = MAD_SCALE * statistics.median(abs(rate / middle - 1) for rate in rates)
-    # The median of n is off as well: by 1.2533 / sqrt(n) standard deviations.
+    # The median of n has an error too: 1.2533 / sqrt(n) standard deviations.
     return deviation * SMALL_SAMPLE.get(count, count / (count - 0.8)) * math.sqrt(1 + math.pi / 2 / count)
 
 
 def common_deviation(deviations: Sequence[float]) -> float:
-    """Mean of those that are no outliers. (Of few runs they are skewed: their median is too small.)"""
+    """Return the mean without outliers. (For few runs the median is too small: they are skewed.)"""
     most = 3 * statistics.median(deviations)
     return statistics.fmean(one for one in deviations if one <= most)
 
 
 def pooled_deviation(own: float, common: float, runs: int) -> float:
-    """The deviation of a part, given what is common (Smyth 2004): a mean of variances, weighed by runs."""
+    """Combine a part's deviation with the common one: mean variance weighted by runs (Smyth 2004)."""
     return max(math.sqrt((runs * own**2 + PRIOR_RUNS * common**2) / (runs + PRIOR_RUNS)), common)
 
 
 def drift_score(rate: float, usual: float, own: float, common: float, runs: int) -> float:
-    """How many robust standard deviations a rate is above the usual one (below: negative)."""
+    """Return how many robust standard deviations a rate is above the usual one (negative: below)."""
     return (rate / usual - 1) / max(pooled_deviation(own, common, runs), LEAST_DEVIATION)
 
 
 def score_needed(figures: int) -> float:
-    """The score of a drift: the more figures are compared, the higher; 4 for up to 15, 5.5 for 25,000."""
+    """Return the least score of a drift, by number of figures compared: 4 up to 15, 5.5 for 25,000."""
     return max(DRIFT_SCORE, statistics.NormalDist().inv_cdf(1 - FALSE_ALARMS / (2 * max(figures, 1))))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.exact_reductions import Kind, Recipe, recipe
+from jobs.measure.exact_reductions import Recipe, RecipeKind, recipe
 from runner.comm.collectives.api import Datatype
 
 # A prime, so that data does not repeat after a whole number of chunks, blocks or ranks.
@@ -35,7 +35,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Contributed:
-    """What `rank` of `ranks` contributes to a reduction."""
+    """The contribution of `rank` of `ranks` to a reduction."""
 
     seed: int
     index: int
@@ -75,30 +75,13 @@ class Segment:
     source: int | None = None
 
 
-def copied(datatype: Datatype, seed: int, index: int, count: int) -> Words:
-    """Elements index .. index + count - 1 of one source: arbitrary bits, (count,) unsigned integers."""
-    return values(datatype, Copied(seed, index), 0, count)
-
-
-def contributed(
-    datatype: Datatype, reduction: str, ranks: int, rank: int, seed: int, index: int, count: int
-) -> Words:
-    """The same elements of one rank's contribution to a reduction."""
-    return values(datatype, Contributed(seed, index, reduction, ranks, rank), 0, count)
-
-
-def reduced(datatype: Datatype, reduction: str, ranks: int, seed: int, index: int, count: int) -> Words:
-    """The same elements of the exact result of a reduction."""
-    return values(datatype, Reduced(seed, index, reduction, ranks), 0, count)
-
-
 def values(datatype: Datatype, data: Data, offset: int, count: int) -> Words:
-    """Elements offset .. offset + count - 1 of a segment: (count,) unsigned integers."""
+    """Compute elements offset .. offset + count - 1 of a segment: (count,) unsigned integers."""
     out = np.empty(count, f"u{datatype.itemsize}")
     if isinstance(data, Untouched):
         out.view(np.uint8).fill(POISON)
         return out
-    how, rank = plan(datatype, data)
+    how, rank = recipe_of(datatype, data)
     base, first = key(data.seed), data.index + offset
     for begin in range(0, min(count, PERIOD), BLOCK):
         block = out[begin : min(begin + BLOCK, PERIOD)]
@@ -113,13 +96,13 @@ def values(datatype: Datatype, data: Data, offset: int, count: int) -> Words:
     return out
 
 
-def plan(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
-    """The recipe of a segment's elements, and the one rank that they come from; None for all ranks."""
+def recipe_of(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
+    """Return the recipe of a segment's elements, and the only rank that contributes; None for all ranks."""
     match data:
         case Untouched():
-            return Recipe(Kind.UNTOUCHED, 8 * datatype.itemsize), None
+            return Recipe(RecipeKind.UNTOUCHED, 8 * datatype.itemsize), None
         case Copied():
-            return Recipe(Kind.COPIED, 8 * datatype.itemsize), None
+            return Recipe(RecipeKind.COPIED, 8 * datatype.itemsize), None
         case Contributed():
             return recipe(datatype, data.reduction, data.ranks).inputs, data.rank
         case Reduced():
@@ -127,12 +110,12 @@ def plan(datatype: Datatype, data: Data) -> tuple[Recipe, int | None]:
 
 
 def key(seed: int) -> int:
-    """The 64-bit key of a seed; data of different seeds is unrelated."""
+    """Return the 64-bit key of a seed; data of different seeds is unrelated."""
     return int(mix(np.array([seed & MASK], np.uint64))[0])
 
 
 def mix(x: Words) -> Words:
-    """splitmix64's finalizer, in place (Steele, Lea, Flood, OOPSLA 2014; variant 13 of Stafford)."""
+    """Apply splitmix64's finalizer in place (Steele, Lea, Flood, OOPSLA 2014; variant 13 of Stafford)."""
     x ^= x >> 30
     x *= 0xBF58476D1CE4E5B9
     x ^= x >> 27
@@ -142,7 +125,7 @@ def mix(x: Words) -> Words:
 
 
 def _draw(element: Words, rank: Words) -> Words:
-    """A rank's random bits for an element. Half a mix suffices, as the element's hash is mixed already."""
+    """Draw a rank's random bits for an element. Half a mix suffices: the element's hash is mixed already."""
     x = rank * GOLDEN
     x += element
     x ^= x >> 32
@@ -152,14 +135,14 @@ def _draw(element: Words, rank: Words) -> Words:
 
 
 def _below(bits: Words, number: int) -> Words:
-    """The low 32 bits, scaled to 0 .. number - 1 (Lemire, ACM TOMACS 29, 2019)."""
+    """Scale the low 32 bits to 0 .. number - 1 (Lemire, ACM TOMACS 29, 2019)."""
     scaled: Words = (bits & 0xFFFFFFFF) * number >> 32
     return scaled
 
 
 def _combine(how: Recipe, element: Words, only: int | None) -> Words:
-    """All contributions to an element, or only one rank's, as bits; element: hashes."""
-    if how.kind is Kind.COPIED:
+    """Combine all contributions to each element, or return one rank's, as bits. element: hashes."""
+    if how.kind is RecipeKind.COPIED:
         return element
     rank = _below(element, how.ranks)
     total = np.full_like(element, how.identity)
@@ -180,14 +163,14 @@ def _combine(how: Recipe, element: Words, only: int | None) -> Words:
 
 
 def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) -> Words:
-    """The contribution of random bits x, in the form that `_add` adds."""
+    """Make a contribution of random bits x, in the form that `_add` combines."""
     sign = x >> 63
     match how.kind:
-        case Kind.SUM:
+        case RecipeKind.SUM:
             return np.bitwise_and(x, (1 << how.bits) - 1, out=x)
-        case Kind.PRODUCT:
+        case RecipeKind.PRODUCT:
             return x | 1
-        case Kind.FLOAT_SUM:
+        case RecipeKind.FLOAT_SUM:
             if how.alike:
                 sign = element & 1
             x &= (1 << how.bits) - 1
@@ -195,9 +178,9 @@ def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) ->
             x ^= -sign  # with the next line: the negative, in two's complement
             x += sign
             return x
-        case Kind.FLOAT_PRODUCT:
-            # What the factor's bits differ by from those of 1.0. A product with a power of two adds
-            # exponents and signs: that is the sum of bits, modulo the width.
+        case RecipeKind.FLOAT_PRODUCT:
+            # The difference of the factor's bits from those of 1.0. Multiplication by a power of two adds
+            # exponents and signs, which is a sum of bits, modulo the width.
             power = ((x >> 62 & 1) * 2 - 1 << how.mantissa) * (position < how.powers)
             factor: Words = (sign << how.width - 1) + power + (x & (1 << how.mantissa) - 1) * (position == 0)
             return factor
@@ -209,24 +192,24 @@ def _part(how: Recipe, element: Words, x: Words, position: Words | np.uint64) ->
 
 
 def _add(how: Recipe, total: Words, part: Words) -> Words:
-    if how.kind is Kind.PRODUCT:
+    if how.kind is RecipeKind.PRODUCT:
         return np.multiply(total, part, out=total)
-    if how.kind is Kind.EXTREME:
+    if how.kind is RecipeKind.EXTREME:
         return (np.minimum if how.minimum else np.maximum)(total, part, out=total)
     return np.add(total, part, out=total)
 
 
 def _finish(how: Recipe, element: Words, total: Words) -> Words:
-    """The bits of a combination."""
+    """Convert a combination to the element's bits."""
     match how.kind:
-        case Kind.SUM if how.divisor > 1:
+        case RecipeKind.SUM if how.divisor > 1:
             total = (total & (1 << how.width) - 1) // how.divisor
-        case Kind.EXTREME if how.mantissa:
+        case RecipeKind.EXTREME if how.mantissa:
             negative = ~total >> how.width - 1 & 1
             total = total ^ (-negative | 1 << how.width - 1)
-        case Kind.EXTREME if how.signed:
+        case RecipeKind.EXTREME if how.signed:
             total = total ^ 1 << how.width - 1
-        case Kind.FLOAT_SUM:
+        case RecipeKind.FLOAT_SUM:
             # A double holds the integer, normalised, in a layout that differs by two shifts.
             number = total.view(np.int64)
             bits = np.abs(number).astype(np.float64).view(np.uint64) >> 52 - how.mantissa
@@ -239,7 +222,7 @@ def _finish(how: Recipe, element: Words, total: Words) -> Words:
 
 
 def ordered(bits: Words, width: int) -> Words:
-    """Keys in the order of the floating-point numbers with these bits."""
+    """Return keys in the order of the floating-point numbers with these bits."""
     negative = bits >> width - 1
     keys: Words = (bits ^ (-negative | 1 << width - 1)) & (1 << width) - 1
     return keys

@@ -1,7 +1,7 @@
 """Device memory that other processes of the host reach through CUDA IPC.
 
-Every rank publishes handles of its own memory and opens the handles of the peers whose memory its GPU is to
-reach. CUDA reports what it refuses as RuntimeError, whose first line is the reason given here.
+Every rank publishes handles of its own memory and opens those of its peers. CUDA's errors are RuntimeErrors;
+the reasons given here are their first lines.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import TypeVar
 
 from runner.comm.api import Control
 from runner.device.raw.memory import Box, Memory
+from runner.errors import first_line
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
-Key = TypeVar("Key", bound=Hashable)
+MemoryKey = TypeVar("MemoryKey", bound=Hashable)
 
 
 class Unreachable(RuntimeError):
-    """Memory that cannot be exported, or not be opened here; the text says why."""
+    """Memory cannot be exported, or cannot be opened here; the text is the reason."""
 
 
 @dataclass(frozen=True)
-class Handle:
+class MemoryHandle:
     """Memory of `nbytes` bytes for `PeerMemory.open`. problem: why it cannot be opened; empty if it can."""
 
     nbytes: int
@@ -41,18 +42,18 @@ class PeerMemory:
         self._exported: dict[int, bytes] = {}  # by address, one for as long as the memory is allocated
         self._opened: dict[bytes, Memory] = {}
 
-    def publish(self, own: Mapping[Key, Memory]) -> dict[Key, Handle]:
+    def publish(self, own: Mapping[MemoryKey, Memory]) -> dict[MemoryKey, MemoryHandle]:
         """Export this rank's memory; returns the handles of all ranks. Collective.
 
         own: device memory, by keys that no other rank uses.
         """
-        published: dict[Key, Handle] = {}
+        published: dict[MemoryKey, MemoryHandle] = {}
         for some in self.control.allgather({key: self._export(memory) for key, memory in own.items()}):
             published |= some
         return published
 
-    def open(self, handle: Handle, gpu: int, owner: int | None = None) -> Memory:
-        """The memory of another rank of this host, mapped for GPU `gpu`. Raises Unreachable.
+    def open(self, handle: MemoryHandle, gpu: int, owner: int | None = None) -> Memory:
+        """Map the memory of another rank of this host for GPU `gpu`. Raises Unreachable.
 
         gpu, owner: CUDA indices in this process; owner: the GPU that has the memory, None if it is invisible
         here. The rank that published it keeps the memory allocated until `close`.
@@ -70,30 +71,25 @@ class PeerMemory:
         return self._opened[handle.token]
 
     def close(self) -> None:
-        """Give peers' memory back, so that its owners may release it. Collective."""
+        """Unmap peers' memory, so that its owners may free it. Collective."""
         for memory in self._opened.values():
             self.box.release(memory)
         self._opened.clear()
         self._exported.clear()
         self.control.barrier()
 
-    def _export(self, memory: Memory) -> Handle:
+    def _export(self, memory: Memory) -> MemoryHandle:
         try:
             if memory.address not in self._exported:
                 self._exported[memory.address] = self.box.export(memory)
         except RuntimeError as reason:
-            return Handle(memory.nbytes, problem=first_line(reason))
-        return Handle(memory.nbytes, self._exported[memory.address])
+            return MemoryHandle(memory.nbytes, problem=first_line(reason))
+        return MemoryHandle(memory.nbytes, self._exported[memory.address])
 
 
 def allocate_exportable(box: Box, nbytes: int, gpu: int) -> Memory:
-    """Device memory in whole pages, of which `nbytes` bytes are used.
+    """Allocate device memory in whole pages, of which `nbytes` bytes are used.
 
     CUDA exports whole pages: memory that shares one with other memory cannot be opened by itself.
     """
     return replace(box.allocate("device", -(-nbytes // PAGE) * PAGE, gpu), nbytes=nbytes)
-
-
-def first_line(reason: Exception) -> str:
-    """The first line of an error's text, or the name of its class if it has none."""
-    return (str(reason).strip() or type(reason).__name__).splitlines()[0]

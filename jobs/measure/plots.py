@@ -1,6 +1,6 @@
-"""Drawings with matplotlib: files in .html, .svg and .png, and axes that all plots share.
+"""Plots with matplotlib: files in .html, .svg and .png, and the axes that all plots share.
 
-matplotlib is an extra (`meshrun[plot]`) and is imported when something is drawn. Figures are built without
+matplotlib is an extra (`meshrun[plot]`) and is imported on first use. Figures are built without
 pyplot, so that no display is needed and no global state is left behind. The same values give the same bytes.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Place = TypeVar("Place", int, float)
+Tick = TypeVar("Tick", int, float)
 
 SUFFIXES = (".html", ".png", ".svg")
 TICKS = 9  # labels on an axis, about
@@ -50,37 +50,37 @@ def from_zero(axes: Axes) -> None:
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
 
 
-def against(axes: Axes, places: Sequence[Place], name: Callable[[Place], str], label: str) -> None:
+def logarithmic_axis(axes: Axes, places: Sequence[Tick], name: Callable[[Tick], str], label: str) -> None:
     """Make the horizontal axis logarithmic, with some of the measured places as its labels."""
     axes.set_xscale("log", base=2)
-    ticks = apart(places)
-    names(axes, ticks, [name(place) for place in ticks])
+    ticks = spaced_ticks(places)
+    label_ticks(axes, ticks, [name(place) for place in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel(label)
     axes.grid(True, color="0.9")
 
 
-def apart(places: Sequence[Place]) -> list[Place]:
-    """The places on a logarithmic axis whose labels do not touch; powers of two have priority."""
+def spaced_ticks(places: Sequence[Tick]) -> list[Tick]:
+    """Choose the places on a logarithmic axis whose labels do not touch; powers of two have priority."""
     if len(places) < 2:
         return list(places)
     least = 0.99 * math.log2(places[-1] / places[0]) / (TICKS - 0.5)
-    found: list[Place] = []
+    found: list[Tick] = []
     for place in sorted(places, key=lambda one: (not math.log2(one).is_integer(), one)):
         if all(abs(math.log2(place / other)) >= least for other in found):
             found.append(place)
     return sorted(found)
 
 
-def names(axes: Axes, places: Sequence[float], words: Sequence[str]) -> None:
-    """Label these places of the horizontal axis; long words are slanted."""
-    aslant: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, words), default=0) > 3 else {}
-    axes.set_xticks(places, words, **aslant)
+def label_ticks(axes: Axes, places: Sequence[float], words: Sequence[str]) -> None:
+    """Label these places of the horizontal axis; long labels are rotated."""
+    rotation: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, words), default=0) > 3 else {}
+    axes.set_xticks(places, words, **rotation)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table below a drawing. caption: empty if there is only one table."""
+    """A table below a plot. caption: empty if there is only one table."""
 
     titles: Sequence[str]
     rows: Iterable[Iterable[str]]
@@ -88,7 +88,7 @@ class Sheet:
 
 
 def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Iterable[Sheet]) -> None:
-    """Write what `draw` draws; in .html with the sheets below it.
+    """Write the figure that `draw` fills; in .html with the sheets below it.
 
     The title is part of the image, in .html above it. Raises UserError for other suffixes than
     .html, .png and .svg, without matplotlib, or if the file cannot be written.
@@ -116,7 +116,7 @@ def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:
     from matplotlib.figure import Figure
 
     nothing = {"Software": None} if form == "png" else dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # The defaults, whatever the user's matplotlibrc says; without IDs and dates that differ between runs.
+    # Matplotlib's defaults, not the user's matplotlibrc; without IDs and dates that differ between runs.
     settings = {"svg.hashsalt": "meshrun", "svg.fonttype": "none", "text.parse_math": False}
     with style.context(["default", settings]):
         figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""The JSON file of -J: created before anything is measured, replaced in one step, free of secrets."""
+"""The JSON file of -J: created before anything is measured, replaced atomically, without secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRITING_SHARE = 0.05  # of the run's time, at most
 
 
 def recorded_environment(environment: Mapping[str, str]) -> list[str]:
-    """The variables that configure NCCL and the network or identify the Slurm job, as "NAME=value"."""
+    """List the variables that configure NCCL and the network or identify the Slurm job, as "NAME=value"."""
     return [
         f"{name}={value}"
         for name, value in sorted(environment.items())
@@ -39,15 +39,15 @@ def recorded_environment(environment: Mapping[str, str]) -> list[str]:
 
 
 class RecordFile:
-    """A file that each write replaces in one step. path: None on ranks that write nothing."""
+    """A file that each write replaces atomically. path: None on ranks that write nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._due = path, 0.0
 
     def write(self, text: Callable[[], str], last: bool = False) -> None:
-        """Replace the file by `text()`; skip it if writing would take more than WRITING_SHARE of the time.
+        """Replace the file with `text()`; skip it if writing would take more than WRITING_SHARE of the time.
 
-        last: write in any case.
+        last: always write.
         """
         if self._path is None or (not last and time.monotonic() < self._due):
             return
@@ -95,7 +95,7 @@ def create_outputs(path: str | None, plot: str | None) -> str | None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise UserError if the file cannot be written; leaves nothing behind and changes nothing."""
+    """Raise UserError if the file cannot be written; changes nothing."""
     try:
         check_writable(path)
     except OSError as reason:

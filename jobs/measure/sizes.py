@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write and read them: "32M" in options, "1.5 MiB" in tables."""
+"""Parse and format sizes in bytes: "32M" in options, "1.5 MiB" in tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MIB = 1 << 20
 UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30}
 
 
-def parse_size(text: str) -> int:
-    """Bytes of "8", "32M", "1.5g" or "1e6"; K, M and G are powers of 1024. Raises UserError."""
+def parse_nccl_tests_size(text: str) -> int:
+    """Parse "8", "32M", "1.5g" or "1e6" as nccl-tests; K, M, G: powers of 1024. Raises UserError."""
     match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmgKMG]?)\s*", text)
     size = float(match[1]) * UNITS[match[2].lower()] if match else math.inf
     if math.isinf(size):
@@ -25,13 +25,13 @@ def parse_size(text: str) -> int:
 
 
 def size_text(size: int) -> str:
-    """The exact size as an option takes it: "32M"."""
+    """Format a size exactly, as options take it: "32M"."""
     unit = next((unit for unit in reversed(UNITS) if size % UNITS[unit] == 0 and size), "")
     return f"{size // UNITS[unit]}{unit.upper()}"
 
 
 def size_name(size: int) -> str:
-    """The size with four digits, for tables and plots: "8 B", "1 KiB", "1.5 MiB"."""
+    """Format a size with four digits, for tables and plots: "8 B", "1 KiB", "1.5 MiB"."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
             return f"{size / (1 << power):.4g} {unit}"

@@ -1,4 +1,4 @@
-"""The line on a terminal that says what is being measured; the next output replaces it."""
+"""The progress line on a terminal, which the next output replaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLEAR = "\r\x1b[K"
 class StatusLine:
     """columns: the terminal's width; None shows nothing.
 
-    on_stdout: write to standard output, which is the same terminal: two streams would not arrive in order.
+    on_stdout: write to standard output, the same terminal, because two streams would not stay in order.
     """
 
     columns: int | None

@@ -1,4 +1,4 @@
-"""Statistics of single iterations, by nccl-tests' rules (computeIterStats in util.cu)."""
+"""Compute statistics of single iterations, by nccl-tests' rules (computeIterStats in util.cu)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TimeStatistics:
 
 
 def time_statistics(times: Sequence[float]) -> TimeStatistics:
-    """Statistics of at least one time, in seconds.
+    """Compute the statistics of at least one time, in seconds.
 
     Percentiles are samples, not interpolated. Of n sorted samples p50 is number n // 2 counted from zero, the
     upper of two middle ones; p95 is number ceil(0.95 n), counted from one, and p99 alike. stdev divides by n.

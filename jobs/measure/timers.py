@@ -1,4 +1,4 @@
-"""The clocks of measurements: the host's, pairs of events on one stream, and gated events on several.
+"""Time work with the host's clock, pairs of events on one stream, or gated events on several.
 
 nccl-tests' loop, which counts host time around a whole sequence of collectives, is in
 `jobs.bench.collectives.timing`: its order of calls is what it reproduces.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.measure.gate import MOST, Gate
+from jobs.measure.gate import MAX_QUEUED, Gate
 from meshrun import World
 from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import Box
@@ -30,7 +30,7 @@ def nothing() -> None:
 
 
 def host_seconds(work: Work, calls: int = 1, wait: Work = nothing) -> float:
-    """Seconds from the first of `calls` calls of `work` until `wait` returns, over `calls`."""
+    """Return mean seconds per call of `work`, from the first of `calls` calls until `wait` returns."""
     begin = time.perf_counter()
     for _ in range(calls):
         work()
@@ -39,9 +39,9 @@ def host_seconds(work: Work, calls: int = 1, wait: Work = nothing) -> float:
 
 
 def sampled_host_seconds(work: Work, prepare: Work = nothing) -> float:
-    """Seconds of one call of `work`, the mean of as many as take SHORTEST_SAMPLE.
+    """Return mean seconds per call of `work`, over as many calls as take SHORTEST_SAMPLE.
 
-    prepare: before each of them, not timed.
+    prepare: called before each of them, not timed.
     """
     spent, calls = 0.0, 0
     while spent < SHORTEST_SAMPLE:
@@ -57,14 +57,14 @@ def sampled_host_seconds(work: Work, prepare: Work = nothing) -> float:
 
 
 def event_pair(box: Box, stream: Any, work: Work) -> tuple[Any, Any]:
-    """The events before and after what `work` queues on the stream; to be read when the stream is done."""
+    """Record events before and after what `work` queues; read them when the stream is done."""
     begin = box.mark(stream)
     work()
     return begin, box.mark(stream)
 
 
 def event_seconds(box: Box, stream: Any, work: Work, calls: int) -> float:
-    """Seconds that what `work` queues takes on the stream, the mean of `calls` calls; waits for it."""
+    """Return mean seconds that the operations of one call of `work` take on the stream; waits for them."""
 
     def queue() -> None:
         for _ in range(calls):
@@ -82,11 +82,11 @@ def gated_event_seconds(
     work: Callable[[int], object],
     median: Callable[[Callable[[], float]], float],
 ) -> float:
-    """Seconds that what `work` queues takes on a stream of GPU `gpu`, one after another; median of samples.
+    """Return median seconds of an operation that `work` queues on a stream of GPU `gpu`.
 
-    The work of a sample waits behind a gate until all of it is queued, so that the time of the calls does not
-    count. work: called with 0, 1, 2, ... within a sample; queues one operation and waits for nothing. median:
-    calls a sample as often as the caller wants and returns the median of its seconds.
+    The operations of a sample wait behind a gate until all are queued, so that the calls are not timed. work:
+    called with 0, 1, 2, ... within a sample; queues one operation and does not wait. median: calls its
+    argument, which measures a sample in seconds, as often as the caller wants and returns the median.
     """
     gate = Gate(box, gpu)
 
@@ -102,11 +102,12 @@ def gated_event_seconds(
         return box.elapsed(begin, end) / calls
 
     try:
-        gate.hold(gpu, stream)  # it is open: what is launched below is loaded now
+        gate.hold(gpu, stream)  # the gate is open: load all kernels now
         work(0)
         box.synchronize(stream)
         once = sample(1)
-        calls = min(max(FEWEST_CALLS, math.ceil(SHORTEST_SAMPLE / once)), MOST) if once > 0 else MOST
+        wanted = max(FEWEST_CALLS, math.ceil(SHORTEST_SAMPLE / once)) if once > 0 else MAX_QUEUED
+        calls = min(wanted, MAX_QUEUED)
         return median(lambda: sample(calls))
     finally:
         box.synchronize(stream)
@@ -117,7 +118,7 @@ def gated_event_seconds(
 class ConcurrentEvents:
     """Events of streams that begin together: each stream's begin and end, and the end of all.
 
-    To be read when the streams are done.
+    Read them when the streams are done.
     """
 
     box: Box
@@ -126,18 +127,18 @@ class ConcurrentEvents:
     last: Any
 
     def seconds(self) -> tuple[float, ...]:
-        """Of each stream."""
+        """Return the seconds of each stream."""
         return tuple(self.box.elapsed(begin, end) for begin, end in zip(self.begins, self.ends, strict=True))
 
     def total(self) -> float:
-        """Seconds from the first begin until the last stream ended."""
+        """Return the seconds from the first begin until the last stream ended."""
         return self.box.elapsed(self.begins[0], self.last)
 
 
 def queue_concurrently(box: Box, streams: Sequence[Any], work: Sequence[Work]) -> ConcurrentEvents:
     """Queue one piece of work on each stream; all begin when the first stream does.
 
-    Hold the streams behind a gate before, so that all work is queued when they begin.
+    Hold the streams behind a gate first, so that all work is queued when they begin.
     """
     begins = [box.mark(streams[0])]
     for stream in streams[1:]:
@@ -153,13 +154,13 @@ def queue_concurrently(box: Box, streams: Sequence[Any], work: Sequence[Work]) -
 
 
 def backend_seconds(world: World, work: Work, calls: int) -> float:
-    """Seconds of what `work` issues to the stream of this rank's backend, the mean of `calls` calls.
+    """Return mean seconds per call of what `work` issues to the stream of this rank's backend.
 
     On a CPU the backend's marks are the host's clock.
     """
     backend = world.backend
     if backend.asynchronous:
-        work()  # the others are queued when this is done: the time to launch them does not count
+        work()  # the other calls are queued before this one ends, so that launches are not timed
     begin = backend.mark()
     for _ in range(calls):
         work()
@@ -171,11 +172,11 @@ def backend_seconds(world: World, work: Work, calls: int) -> float:
 def collective_timer(
     group: Collectives, signal: Work, work: Work, after: Work | None = None
 ) -> Callable[[int], float]:
-    """A function of a number of calls: seconds of one call of `work` on this rank's device.
+    """Return a function of a number of calls that measures seconds per call of `work` on this rank's device.
 
-    It issues signal, then `work` that many times between two events, then `after`. After the signal the
-    partners are in step, and on a GPU the work is in the queue already: neither a rank that left the barrier
-    late nor the time to launch a kernel counts.
+    It issues `signal`, then `work` that many times between two events, then `after`. The signal synchronises
+    the partners, and on a GPU the work is queued by then: neither a rank that left the barrier late nor the
+    launch of a kernel is timed.
     """
     begin, end = group.marks(2)
     packed: dict[int, Sequence[Work]] = {}

@@ -1,4 +1,4 @@
-"""The runner's watchdog around a measurement: a run without progress ends, and names the stuck rank."""
+"""Run a measurement under the runner's watchdog: end a run without progress, and name the stuck rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def watching(
     control: Control | None = None,
     failure: Callable[[str], MeshrunError] = Stuck,
 ) -> Iterator[MeasurementProgress]:
-    """The progress of this rank, watched if `timeout` is not 0; collective over `control`.
+    """Yield this rank's progress, watched if `timeout` is not 0; collective over `control`.
 
     timeout: seconds without progress. control: the ranks that measure; None for all. failure: the error that
     ends the run.

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from runner.comm.api import Control
@@ -24,7 +25,7 @@ from runner.plan.step_options import Interval
 from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.storage.checkpoint_folder import CheckpointFolder, State
-from runner.storage.formats import Source, open_sink
+from runner.storage.formats import Source, open_sink, rename
 from runner.storage.paths import split
 from runner.world.world import World
 
@@ -98,18 +99,18 @@ class Checkpoints:
         phases = stepper.phases
         stepper.settle()
         with phases("checkpoint"):
-            partial = world.on_root(lambda: folder.begin(stepper.done))
+            place_of = world.on_root(lambda: folder.begin(stepper.done))
             quiet = Phases(world.backend.synchronize)
             for place in stepper.fed:
                 one = self.task.fields[place]
                 number = stepper.feeds.index(place)
-                sink = open_sink(partial / f"{one.name}.npy", one.shape, one.dtype, world.run_id)
+                sink = open_sink(place_of / f"{one.name}.npy", one.shape, one.dtype, world.run_id)
                 world.on_root(sink.create)
                 store = Store(world, self.task, sink, quiet, number)
                 store.put(store.region, stepper.own(place))
                 store.finish()
                 world.collective_call(sink.sync)
-                world.on_root(lambda sink=sink: sink.partial.rename(sink.path))  # type: ignore[misc]
+                world.on_root(partial(rename, sink.partial, sink.path))
             world.on_root(lambda: folder.commit(stepper.done, self.fingerprint()))
         self.written += 1
 

@@ -90,8 +90,8 @@ class PictureFolder:
 class Animation:
     """One animated picture, encoded by a thread of its own while frames arrive.
 
-    It gets its name when it is complete. Only a GIF's encoder takes frames one by one: those of the others are
-    kept until then.
+    It gets its name when it is complete. Only a GIF's encoder takes frames one by one: those of the others
+    are kept until then.
     """
 
     def __init__(self, path: Path, palette: bytes, partial: Path) -> None:
@@ -166,9 +166,10 @@ class ArrayOfFrames:
     def __init__(self, path: Path, frames: int, shape: Shape, dtype: np.dtype[Any], run_id: str) -> None:
         self.sink: Sink = open_sink(path, (frames, *shape), dtype, run_id)
         if path.suffix.lower() == ".zarr":
-            from runner.storage.zarr import zarr_chunks
+            from runner.storage.zarr import ZarrSink, zarr_chunks
 
-            self.sink.chunks = (1, *zarr_chunks(shape, dtype))  # type: ignore[misc]
+            assert isinstance(self.sink, ZarrSink)
+            self.sink.chunks = (1, *zarr_chunks(shape, dtype))
         self._shape, self._frames = shape, frames
 
     @property

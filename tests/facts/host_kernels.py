@@ -26,7 +26,7 @@ from jobs.filters import elementwise, grayscale, laplacian
 from jobs.filters.dtypes import SUPPORTED, floating, result
 from jobs.filters.expression import cpp, parse
 from jobs.kernels import instance
-from jobs.measure.exact_reductions import Kind
+from jobs.measure.exact_reductions import RecipeKind
 
 GXX = shutil.which("g++")
 KERNELS = Path(jobs.kernels.__file__).parent
@@ -54,7 +54,7 @@ def instances(file: str) -> Iterator[Instance]:
     """Those that tests launch, and a few that none does."""
     sources = [np.dtype(name) for name in SUPPORTED]
     if file == "bench_data.cu":
-        for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), Kind):
+        for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), RecipeKind):
             yield instance(kernel, word, int(kind)), ()
     elif file == "laplacian.cu":
         for source, name, channels in product(sources, LAPLACIAN_RESULTS, (0, 1, 3)):

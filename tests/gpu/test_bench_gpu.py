@@ -28,7 +28,7 @@ from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.measure import measure
 from jobs.bench.collectives.session import Point
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import sweep
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
@@ -84,7 +84,7 @@ class Flipped:
 
     def __init__(self, inner: Any, point: Point, turn: int) -> None:
         self.inner = inner
-        self.element = turn * 7919 % point.shape.recv
+        self.element = turn * 7919 % point.counts.recv
         self.bit = turn % (8 * point.datatype.itemsize)
 
     def __getattr__(self, name: str) -> Any:
@@ -188,13 +188,13 @@ def survey(world: World) -> Json:
     return {
         "ranks": world.size,
         "gpus": len({rank.device.uuid for rank in world.ranks}),
-        "operations": {name: rows(world, name, datatypes=KEEPING_TYPES) for name in OPERATIONS},
+        "operations": {name: rows(world, name, datatypes=KEEPING_TYPES) for name in SPECS},
         "reductions": {
             name: [row for some in scaled for row in rows(world, name, **{**every, **some})]
             for name in REDUCING
         },
         "variants": {name: rows(world, what, **how) for name, (what, how) in VARIANTS.items()},
-        "misnamed": {name: misnamed(world, name) for name in OPERATIONS},
+        "misnamed": {name: misnamed(world, name) for name in SPECS},
     }
 
 
@@ -275,11 +275,11 @@ def wrong(measured: list[Json], in_place: bool) -> list[str]:
     return [f"{row['what']}: #wrong {row['wrong']}" for row in measured if row["wrong"] != expected]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", SPECS)
 def test_every_operation_is_right(found: Json, operation: str) -> None:
     measured = found["operations"][operation]
     assert len(measured) == len(KEEPING_TYPES) * len(SIZES)
-    assert wrong(measured, OPERATIONS[operation].in_place) == []
+    assert wrong(measured, SPECS[operation].in_place) == []
     assert all(seconds > 0 for row in measured for seconds in row["seconds"])
 
 
@@ -299,7 +299,7 @@ def test_every_way_to_measure_is_right(found: Json, variant: str) -> None:
     operation, settings = VARIANTS[variant]
     measured = found["variants"][variant]
     assert len(measured) == len(SIZES)
-    assert wrong(measured, OPERATIONS[operation].in_place) == []
+    assert wrong(measured, SPECS[operation].in_place) == []
     for row in measured:
         for seconds, singles in zip(row["seconds"], row["iterations"], strict=True):
             assert seconds > 0
@@ -309,7 +309,7 @@ def test_every_way_to_measure_is_right(found: Json, variant: str) -> None:
         assert row["buffers"] is None or row["buffers"] >= 2 * SIZES[1]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", SPECS)
 def test_one_flipped_bit_is_named_exactly(found: Json, operation: str) -> None:
     assert found["misnamed"][operation] == []
 
@@ -320,10 +320,10 @@ def test_the_command(ranks: int) -> None:
     done = meshrun(ranks, "bench all -b 1K -e 64K -f 8 -n 2 -d bfloat16 --names --device cuda")
     assert done.returncode == 0, shown(done)
     table = [line.split() for line in done.stdout.splitlines() if ROW.fullmatch(line)]
-    assert len(table) == 3 * len(OPERATIONS), shown(done)
+    assert len(table) == 3 * len(SPECS), shown(done)
     assert {cells[-1] for cells in table} == {"0", "N/A"}, shown(done)
     assert {cells[-5] for cells in table} == {"0"}, shown(done)
-    assert done.stdout.count(" 0 OK") == len(OPERATIONS)
+    assert done.stdout.count(" 0 OK") == len(SPECS)
     assert re.search(r"^# backend: NCCL 2\.\d+\.\d+ \(/\S*libnccl\.so\S*\)$", done.stdout, re.M), shown(done)
     seats = re.findall(
         r"^#  Rank +\d+ Group +0 Pid +\d+ on +\S+ device +(\d+) \[([0-9a-f:]+)\]", done.stdout, re.M
@@ -406,7 +406,7 @@ def test_ranks_that_look_like_two_hosts_talk_over_the_network(tmp_path: Path) ->
     )
     assert done.returncode == 0, shown(done)
     table = [line.split() for line in done.stdout.splitlines() if ROW.fullmatch(line)]
-    assert len(table) == len(OPERATIONS), shown(done)
+    assert len(table) == len(SPECS), shown(done)
     assert {cells[-5] for cells in table} == {"0"}, shown(done)
     said = "".join(file.read_text(errors="replace") for file in tmp_path.glob("nccl.*"))
     assert re.search(r"via NET/Socket", said), said[-4000:]

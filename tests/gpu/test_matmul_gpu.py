@@ -11,7 +11,7 @@ import pytest
 
 from jobs import kernels
 from jobs.bench.lessons.matmul import lesson as matmul
-from jobs.bench.lessons.matmul.methods import PRECISIONS, Precision, Shape, launch
+from jobs.bench.lessons.matmul.methods import PRECISIONS, Precision, ProductShape, launch
 from jobs.bench.lessons.protocol import Context
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -21,7 +21,7 @@ SHAPES = [(1, 1, 1), (31, 33, 35), (129, 1, 7), (1, 129, 300), (4, 4, 4), (130, 
           (129, 257, 31), (256, 384, 512), (4097, 129, 67)]  # fmt: skip
 
 
-def factors(shape: Shape, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+def factors(shape: ProductShape, dtype: np.dtype[Any]) -> tuple[Any, Any]:
     m, n, k = shape
     generator = np.random.default_rng(shape)
     return generator.standard_normal((m, k)).astype(dtype), generator.standard_normal((k, n)).astype(dtype)
@@ -40,7 +40,7 @@ def excess(c: Any, a: Any, b: Any, precision: Precision) -> float:
     return float(np.where(np.isfinite(error), error / allowed, np.inf).max())
 
 
-def product(run: Any, planned: Any, shape: Shape, precision: Precision) -> float:
+def product(run: Any, planned: Any, shape: ProductShape, precision: Precision) -> float:
     """`excess` of a poisoned result, infinite where something beside it was written."""
     m, n, _ = shape
     a, b = factors(shape, precision.dtype)
@@ -106,7 +106,7 @@ def test_a_broken_kernel_is_found(fault: str, broken: Callable[..., Any]) -> Non
 
 @pytest.mark.parametrize("name", ["float32", "tf32", "float16", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gemm(name: str, shape: Shape) -> None:
+def test_gemm(name: str, shape: ProductShape) -> None:
     precision = PRECISIONS[name]
     a, b = factors(shape, precision.dtype)
     left, right = on_gpu(a), on_gpu(b)

@@ -17,7 +17,7 @@ import pytest
 from jobs.bench.collectives import measure, pingpong, scaling
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.run import run
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
@@ -76,7 +76,7 @@ def wrong(rows: list[list[str]]) -> set[str]:
 
 
 @pytest.mark.mpi_library
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", SPECS)
 def test_every_operation_is_right(world: World, measured: Measure, operation: str) -> None:
     if not fits(operation, world.size):
         with pytest.raises(UserError, match="a power of two") as refused:
@@ -85,7 +85,7 @@ def test_every_operation_is_right(world: World, measured: Measure, operation: st
         return
     rows = measured(BenchOptions((operation,), SMALL))
     assert len(rows) == len(SIZES)
-    expected = {"0"} if OPERATIONS[operation].in_place else {"0", "N/A"}
+    expected = {"0"} if SPECS[operation].in_place else {"0", "N/A"}
     assert wrong(rows) == expected
 
 
@@ -102,7 +102,7 @@ def test_every_type_and_reduction_is_right(world: World, measured: Measure, oper
 @pytest.mark.parametrize("datatype", ["int8", "bfloat16", "f8e4m3", "double"])
 def test_other_types_are_carried(measured: Measure, operation: str, datatype: str) -> None:
     rows = measured(BenchOptions((operation,), replace(ONE_SIZE, datatypes=(datatype,), unalign=1)))
-    assert wrong(rows) == ({"0"} if OPERATIONS[operation].in_place else {"0", "N/A"})
+    assert wrong(rows) == ({"0"} if SPECS[operation].in_place else {"0", "N/A"})
     assert rows[0][2] == datatype
 
 
@@ -130,12 +130,12 @@ def test_cycles(measured: Measure) -> None:
 def test_all_of_them_skip_what_does_not_fit(
     world: World, capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    asked = BenchOptions(tuple(OPERATIONS), ONE_SIZE, output_file=str(folder / "out.json"))
+    asked = BenchOptions(tuple(SPECS), ONE_SIZE, output_file=str(folder / "out.json"))
     run(world, FailureHandler(world=world), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
-    expected = [name for name in OPERATIONS if fits(name, world.size)]
+    expected = [name for name in SPECS if fits(name, world.size)]
     assert re.findall(r"starting: (\w+)_perf", text) == expected
-    assert ("# hypercube: skipped" in text) == (len(expected) < len(OPERATIONS))
+    assert ("# hypercube: skipped" in text) == (len(expected) < len(SPECS))
     assert [path.name for path in folder.iterdir()] == ["out.json"]
     assert [*json.loads((folder / "out.json").read_text())["operations"]] == expected
 
@@ -278,7 +278,7 @@ def test_wrong_data_is_named(
     assert ("data of rank 0" in line) == (operation != "all_reduce")
     assert re.search(r"^# Out of bounds values : [12] FAILED$", text, re.M)
     row = next(line.split() for line in text.splitlines() if line and not line.startswith("#"))
-    assert wrong([row]) == ({"1"} if OPERATIONS[operation].in_place else {"1", "N/A"})
+    assert wrong([row]) == ({"1"} if SPECS[operation].in_place else {"1", "N/A"})
 
 
 def test_pingpong(world: World, measured: Measure) -> None:

@@ -297,13 +297,13 @@ BENCH_CASES: list[tuple[str, ...]] = [
     ("bench all_reduce -g 8", "'-g'", "one process drives one GPU", "meshrun -n 8 bench", "mpirun -np 8",
      "srun --ntasks-per-node=8", "Try:"),
     ("bench all_reduce -t 2", "'-t'", "one process drives one GPU", "meshrun -n 8 bench", "Try:"),
-    ("bench all_reduce -D 1 -R 2", "'-D'", "without a compiler", "Try:"),
-    ("bench all_reduce -V 8", "'-V'", "without a compiler", "Try:"),
+    ("bench all_reduce -D 1 -R 2", "'-D'", "device headers", "Try:"),
+    ("bench all_reduce -V 8", "'-V'", "device headers", "Try:"),
     # What does not go together.
     (f"{BENCH} -z 3 -G 1", "-z", "a graph (-G)", "Try:"),
     (f"{BENCH} -I 1 -G 1", "-I", "a graph (-G)", "Try:"),
     (f"{BENCH} -I 1 -K 2", "-K 2 leaves none of -n 2", "Try:"),
-    (f"{BENCH} -K 1", "-K", "give -I 1 too", "Try:"),
+    (f"{BENCH} -K 1", "-K", "add -I 1", "Try:"),
     # What does not go with these ranks.
     (f"bench broadcast {HOST_ONLY} -r 1", "no such root", "got -r 1", "expected at most 0"),
     (f"bench all {HOST_ONLY} -r 1", "no such root", "got -r 1", "expected at most 0"),

@@ -1,4 +1,4 @@
-"""Compare two records row by row: whether B is as fast as A, and its data right."""
+"""Compare two records row by row: whether B is as fast as A, and whether its data is right."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jobs.bench.collectives.reader import PLACEMENTS, Figures, Key, Record, median
+from jobs.bench.collectives.reader import PLACEMENTS, BenchRecord, Figures, RowKey, median
 from runner.errors import UserError
 
 METRICS = {"time": "time_us", "algbw": "algbw", "busbw": "busbw"}
 UNITS = {"time": "us", "algbw": "GB/s", "busbw": "GB/s"}
-ROUNDING = 1e-9  # 105 is within 5 % of 100, in floating point too
+ROUNDING = 1e-9  # so that 105 is within 5 % of 100 in floating point too
 TITLES = ("size", "type", "redop", "root", "placement", "A", "B", "B/A", "verdict")
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparisonRow:
     """One size and placement. a, b: medians over cycles; None if the record lacks it. ratio: b / a.
 
     ok: whether the comparison may pass. verdict: why.
     """
 
-    key: Key
+    key: RowKey
     placement: str
     a: float | None
     b: float | None
@@ -45,27 +45,27 @@ class Comparison:
     b: str
     metric: str
     tolerance: float
-    lines: tuple[Line, ...]
+    rows: tuple[ComparisonRow, ...]
 
     @property
     def ok(self) -> bool:
-        return all(line.ok for line in self.lines)
+        return all(row.ok for row in self.rows)
 
     @property
-    def judged(self) -> tuple[Line, ...]:
-        """All lines except those that only B has."""
-        return tuple(line for line in self.lines if line.a is not None or not line.ok)
+    def judged(self) -> tuple[ComparisonRow, ...]:
+        """All rows except those that only B has."""
+        return tuple(row for row in self.rows if row.a is not None or not row.ok)
 
     @property
-    def worst(self) -> Line:
-        """The worst line: a failure without a ratio first, then the ratio farthest from one."""
-        return max(self.judged, key=lambda line: (not line.ok, _distance(line.ratio)))
+    def worst(self) -> ComparisonRow:
+        """The worst row: a failure without a ratio first, then the ratio farthest from one."""
+        return max(self.judged, key=lambda row: (not row.ok, _distance(row.ratio)))
 
 
-def compare(a: Record, b: Record, tolerance: float, metric: str = "time") -> Comparison:
+def compare(a: BenchRecord, b: BenchRecord, tolerance: float, metric: str = "time") -> Comparison:
     """Compare every row of A with the same row of B; also list the rows that only B has.
 
-    A line is not ok if |b / a - 1| is beyond the tolerance, if B lacks it, if a value is not a number or if a
+    A row is not ok if |b / a - 1| is beyond the tolerance, if B lacks it, if a value is not a number or if a
     record has wrong data. Raises UserError for an unknown metric, a negative tolerance, records of different
     tests, or times of different clocks.
     """
@@ -80,13 +80,13 @@ def compare(a: Record, b: Record, tolerance: float, metric: str = "time") -> Com
         raise UserError(
             "the records hold different times", got=f"{a.clock} and {b.clock}", hint="both with -C or none"
         )
-    return Comparison(a.name, b.name, metric, tolerance, tuple(_lines(a, b, tolerance, metric)))
+    return Comparison(a.name, b.name, metric, tolerance, tuple(_rows(a, b, tolerance, metric)))
 
 
 def compare_each(
-    a: Mapping[str, Record], b: Mapping[str, Record], tolerance: float, metric: str = "time"
+    a: Mapping[str, BenchRecord], b: Mapping[str, BenchRecord], tolerance: float, metric: str = "time"
 ) -> list[Comparison]:
-    """`compare` for each operation of A. Raises UserError also if B lacks one. a, b: of `read_each`."""
+    """Compare each operation of A; raises UserError also if B lacks one. a, b: from `read_each`."""
     if missing := [name for name in a if name not in b]:
         raise UserError(
             "the records are of different tests",
@@ -97,8 +97,8 @@ def compare_each(
 
 
 def render(comparison: Comparison) -> str:
-    """A table and the verdict, whole lines."""
-    rows = [TITLES, *(_cells(line) for line in comparison.lines)]
+    """Format a table and the verdict, as whole lines."""
+    rows = [TITLES, *(_cells(row) for row in comparison.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(TITLES))]
     table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     names = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.metric} in {UNITS[comparison.metric]}\n\n"
@@ -106,9 +106,9 @@ def render(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The verdict in one sentence that names the worst line."""
+    """Format the verdict as one sentence that names the worst row."""
     judged, worst = comparison.judged, comparison.worst
-    failed = [line for line in judged if not line.ok]
+    failed = [row for row in judged if not row.ok]
     allowed = f"{100 * comparison.tolerance:g} %"
     if not failed:
         return (
@@ -122,27 +122,27 @@ def verdict(comparison: Comparison) -> str:
     )
 
 
-def _operation(record: Record) -> str | None:
-    """The test's name without the suffixes of its binary."""
+def _operation(record: BenchRecord) -> str | None:
+    """Return the test's name without the suffixes of its binary."""
     return None if record.program is None else record.program.removesuffix("_mpi").removesuffix("_perf")
 
 
-def _lines(a: Record, b: Record, tolerance: float, metric: str) -> Iterator[Line]:
+def _rows(a: BenchRecord, b: BenchRecord, tolerance: float, metric: str) -> Iterator[ComparisonRow]:
     for key in sorted({*a.rows, *b.rows}):
         for placement in PLACEMENTS:
             before, after = (record.rows.get(key, {}).get(placement, ()) for record in (a, b))
             if before or after:
-                yield _line(key, placement, before, after, tolerance, metric)
+                yield _row(key, placement, before, after, tolerance, metric)
 
 
-def _line(
-    key: Key,
+def _row(
+    key: RowKey,
     placement: str,
     before: tuple[Figures, ...],
     after: tuple[Figures, ...],
     tolerance: float,
     metric: str,
-) -> Line:
+) -> ComparisonRow:
     a, b = (median(cycles, METRICS[metric]) if cycles else None for cycles in (before, after))
     wrong = [name for name, cycles in (("A", before), ("B", after)) if any(c.wrong for c in cycles)]
     ratio = _ratio(a, b)
@@ -158,11 +158,11 @@ def _line(
         ok = abs(ratio - 1) <= tolerance + ROUNDING
         better = (ratio < 1) == (metric == "time")
         reason = "ok" if ok else "faster" if better else "slower"
-    return Line(key, placement, a, b, ratio, reason, ok)
+    return ComparisonRow(key, placement, a, b, ratio, reason, ok)
 
 
 def _ratio(a: float | None, b: float | None) -> float:
-    """b / a; 1 for equal values, even zeros (busbw of one rank); NaN if there is no ratio."""
+    """Compute b / a; 1 for equal values, even zeros (busbw of one rank); NaN if there is no ratio."""
     if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
         return math.nan
     if a == b:
@@ -171,13 +171,13 @@ def _ratio(a: float | None, b: float | None) -> float:
 
 
 def _distance(ratio: float) -> float:
-    """Distance from one, the same for x and 1 / x; infinite for a ratio that is not a positive number."""
+    """Compute the distance from 1, the same for x and 1 / x; infinite if the ratio is not positive."""
     return abs(math.log(ratio)) if math.isfinite(ratio) and ratio > 0 else math.inf
 
 
-def _cells(line: Line) -> tuple[str, ...]:
-    key = line.key
-    ratio = f"{line.ratio:.3f}" if math.isfinite(line.ratio) else "-"
-    place = PLACEMENTS[line.placement]
-    values = ["-" if value is None else f"{value:.2f}" for value in (line.a, line.b)]
-    return (str(key.size), key.datatype, key.reduction, str(key.root), place, *values, ratio, line.verdict)
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
+    key = row.key
+    ratio = f"{row.ratio:.3f}" if math.isfinite(row.ratio) else "-"
+    place = PLACEMENTS[row.placement]
+    values = ["-" if value is None else f"{value:.2f}" for value in (row.a, row.b)]
+    return (str(key.size), key.datatype, key.reduction, str(key.root), place, *values, ratio, row.verdict)

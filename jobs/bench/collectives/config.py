@@ -1,4 +1,4 @@
-"""What a run measures: nccl-tests' options under their long names with its defaults (2.19.6), and our own."""
+"""Options of a run: those of nccl-tests 2.19.6 by long name, with its defaults, and our own."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class SweepSettings:
     per_iter_skip: int = 0
 
     def sizes(self) -> Sequence[int]:
-        """The sizes to measure, in order."""
+        """Return the sizes to measure, in order."""
         if self.stepfactor == 1:
             return range(self.minbytes, self.maxbytes + 1, self.stepbytes)
         return self._growing(self.stepfactor)
 
     def warmup_sizes(self) -> Sequence[int]:
-        """The sizes to warm up: always doubling, whatever the step is."""
+        """Return the sizes to warm up: always doubling, whatever the step is."""
         return self._growing(2)
 
     def _growing(self, factor: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Split ranks: the group of a rank, and the figures of each group.
 
 nccl-tests averages over all ranks whatever the split: one slow group of eight makes the average an eighth
-slower, and no line names it.
+slower, and nothing in the output names it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner.errors import UserError
 if TYPE_CHECKING:
     from jobs.bench.collectives.session import Bench, Point
 
-VERBS: dict[str, Callable[[int, int], int]] = {
+SPLIT_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "AND": operator.and_,
     "&": operator.and_,
     "OR": operator.or_,
@@ -31,7 +31,7 @@ VERBS: dict[str, Callable[[int, int], int]] = {
 
 
 def color_of(rank: int, split: str | None, mask: str | None) -> int:
-    """The group of a rank by NCCL_TESTS_SPLIT_MASK (hexadecimal, rank AND mask) or NCCL_TESTS_SPLIT.
+    """Return the group of a rank by NCCL_TESTS_SPLIT_MASK (hexadecimal, rank AND mask) or NCCL_TESTS_SPLIT.
 
     NCCL_TESTS_SPLIT is AND, OR, MOD or DIV (or & | % /) with a number: decimal, 0x or 0b. Raises UserError.
     """
@@ -50,7 +50,7 @@ def color_of(rank: int, split: str | None, mask: str | None) -> int:
             got=repr(split),
             expected="AND, OR, MOD or DIV and a number, such as MOD8",
         )
-    return VERBS[match[1].upper()](rank, number)
+    return SPLIT_OPERATORS[match[1].upper()](rank, number)
 
 
 def grouped_figures(
@@ -60,7 +60,7 @@ def grouped_figures(
     findings: Sequence[RankMismatch] | None,
     average: Callable[[Sequence[float]], float],
 ) -> tuple[Group, ...]:
-    """Figures of each color, averaged over its own ranks only; empty if there is only one color."""
+    """Compute the figures of each color, averaged over its own ranks; empty if there is only one color."""
     colors = sorted({*bench.colors})
     if len(colors) == 1:
         return ()
@@ -68,8 +68,8 @@ def grouped_figures(
     for color in colors:
         ranks = tuple(rank for rank, other in enumerate(bench.colors) if other == color)
         seconds = average([by_rank[rank] for rank in ranks])
-        shape = bench.operation.shape(point.elements, point.datatype, len(ranks), bench.traffic)
-        algbw, busbw = bandwidths(bench.operation, shape, point.datatype, len(ranks), seconds)
+        counts = bench.operation.counts(point.elements, point.datatype, len(ranks), bench.traffic)
+        algbw, busbw = bandwidths(bench.operation, counts, point.datatype, len(ranks), seconds)
         wrong = None if findings is None else sum(found.count for found in findings if found.rank in ranks)
         groups.append(Group(color, ranks, seconds, algbw, busbw, wrong))
     return tuple(groups)

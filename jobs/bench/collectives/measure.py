@@ -1,4 +1,4 @@
-"""One size and placement: timed, then checked by another call on fresh data."""
+"""Measure one size and placement: time it, then check another call on fresh data."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import statistics
 from collections.abc import Sequence
 
 from jobs.bench.collectives.groups import grouped_figures
-from jobs.bench.collectives.results import Iterations, Measurement, RankMismatch
+from jobs.bench.collectives.results import Iterations, PlacementResult, RankMismatch
 from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.specs import Layout, bandwidths, layout
+from jobs.bench.collectives.specs import DataLayout, bandwidths, data_layout
 from jobs.bench.collectives.timing import CallTimes, bound_call, clock
 from jobs.measure.check import fill, poison, text, verify
 from runner.comm.collectives.api import Place
 
-UNCHECKED_DATA = 99  # number of the data that is timed, as in nccl-tests; never checked
+UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests; its result is not checked
 AVERAGES = (lambda times: times[0], statistics.fmean, min, max)  # by -a
 
 
-def measure(bench: Bench, point: Point) -> Measurement:
+def measure(bench: Bench, point: Point) -> PlacementResult:
     """Time and check one size and placement; collective."""
     settings, everyone = bench.settings, bench.everyone
     if settings.check:
@@ -38,21 +38,21 @@ def measure(bench: Bench, point: Point) -> Measurement:
 
 def result(
     bench: Bench, point: Point, timed: CallTimes, findings: tuple[RankMismatch, ...], checked: bool
-) -> Measurement:
+) -> PlacementResult:
     """Combine every rank's times as -a says; collective."""
     everyone = bench.everyone.allgather(timed)
     by_rank = tuple(one.seconds for one in everyone)
     average = AVERAGES[bench.settings.average]
     seconds = average(by_rank)
     ranks = bench.colors.count(bench.colors[0])  # nccl-tests uses the size of rank 0's group
-    algbw, busbw = bandwidths(bench.operation, point.shape, point.datatype, ranks, seconds)
+    algbw, busbw = bandwidths(bench.operation, point.counts, point.datatype, ranks, seconds)
     iterations = None
     if timed.iterations:
         rows = tuple(one.iterations for one in everyone)
         slowest = tuple(max(column) for column in zip(*rows, strict=True))
         iterations = Iterations(slowest, rows, bench.settings.per_iter_skip)
     wire, share = bench.wire(algbw, busbw)
-    return Measurement(
+    return PlacementResult(
         seconds=seconds,
         cpu_seconds=everyone[0].cpu_seconds,
         algbw=algbw,
@@ -69,10 +69,10 @@ def result(
 
 
 def arrival_skew(begun: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Seconds by which each rank began its iterations after the median rank: the median over iterations.
+    """Return how many seconds each rank began after the median rank; the median over iterations.
 
     A late rank makes the others' operations long and its own short: durations blame the ranks that waited;
-    arrival times on one clock do not. begun: [rank][iteration].
+    arrival times on a common clock do not. begun: [rank][iteration], seconds.
     """
     if not begun or not begun[0]:
         return ()
@@ -82,24 +82,24 @@ def arrival_skew(begun: Sequence[Sequence[float]]) -> tuple[float, ...]:
     )
 
 
-def prepare(bench: Bench, point: Point, number: int) -> Layout:
-    """Poison the receive buffer and write the input of check `number`; returns the layout of both."""
+def prepare(bench: Bench, point: Point, number: int) -> DataLayout:
+    """Poison the receive buffer and write the input of check `number`; returns the data of both."""
     call = bound_call(bench, point, 0)
-    plan = layout(
-        bench.operation, point.shape, bench.group.size, bench.group.rank, point.root, point.reduction,
+    plan = data_layout(
+        bench.operation, point.counts, bench.group.size, bench.group.rank, point.root, point.reduction,
         number, point.in_place,
     )  # fmt: skip
     size, start = point.datatype.itemsize, bench.settings.unalign * point.datatype.itemsize
     bench.progress.pause()  # large data takes long to write
     poison(Place(bench.recv, start).bytes(point.bytes))
-    fill(call.send.bytes(point.shape.send * size), point.datatype, plan.sent)
+    fill(call.send.bytes(point.counts.send * size), point.datatype, plan.sent)
     bench.world.backend.synchronize()
     bench.progress.before("its input is ready")
     return plan
 
 
 def check(bench: Bench, point: Point, number: int) -> RankMismatch | None:
-    """Check one call on fresh data; returns what is wrong in this rank's result, None if nothing is."""
+    """Check one call on fresh data; returns the mismatch in this rank's result, or None."""
     plan = prepare(bench, point, number)
     call = bound_call(bench, point, 0)
     bench.progress.done("in the call that is checked")
@@ -107,12 +107,14 @@ def check(bench: Bench, point: Point, number: int) -> RankMismatch | None:
     bench.group.issue([bench.group.captured(one)] if bench.settings.cudagraph else one)
     bench.group.wait()
     bench.progress.pause()
-    found = verify(call.recv.bytes(point.shape.recv * point.datatype.itemsize), point.datatype, plan.expected)
+    found = verify(
+        call.recv.bytes(point.counts.recv * point.datatype.itemsize), point.datatype, plan.expected
+    )
     bench.progress.done("its result is checked")
     if found is None:
         return None
     here, mine = bench.world.here, bench.colors[bench.everyone.rank]
-    members = [rank for rank, color in zip(bench.numbers, bench.colors, strict=True) if color == mine]
+    members = [rank for rank, color in zip(bench.world_ranks, bench.colors, strict=True) if color == mine]
     return RankMismatch(
         rank=here.number,
         host=here.host,

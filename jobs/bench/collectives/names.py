@@ -1,6 +1,6 @@
-"""The ranks and groups behind a row's numbers, as comment lines (--names).
+"""Name the ranks and groups behind a row's numbers, in comment lines (--names).
 
-"out of place" is written without hyphens: programs take the last line with "out-of-place" for the titles.
+"out of place" has no hyphens here: programs take the last line with "out-of-place" for the column titles.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from jobs.bench.collectives.results import Group, Header, RankMismatch, Row
+from jobs.bench.collectives.results import Group, Header, RankMismatch, ResultRow
 
 
-def names(measured: Row, known: Header) -> str:
-    """A line for every rank with wrong data, every group, the slowest rank and the last one to arrive."""
-    hosts = {seat.rank: f"rank {seat.rank} (host {seat.host}, device {seat.device})" for seat in known.seats}
+def names(measured: ResultRow, header: Header) -> str:
+    """Return a line for each rank with wrong data, each group, the slowest rank and the last to arrive."""
+    hosts = {one.rank: f"rank {one.rank} (host {one.host}, device {one.device})" for one in header.ranks}
     lines: list[str] = []
     for place, values in (("out of place", measured.out_of_place), ("in place", measured.in_place)):
         lines += [_wrong(place, wrong) for wrong in values.findings]
@@ -29,8 +29,8 @@ def names(measured: Row, known: Header) -> str:
     return "".join(f"#   {line}\n" for line in lines)
 
 
-def mismatches(measured: Row) -> list[str]:
-    """A sentence for every rank with wrong data in either placement."""
+def mismatches(measured: ResultRow) -> list[str]:
+    """Return a sentence for every rank with wrong data in either placement."""
     size = f"{measured.size} B {measured.datatype}"
     return [
         f"{size}: {_wrong(place, found)}"
@@ -66,7 +66,7 @@ def _extremes(place: str, groups: Sequence[Group]) -> list[str]:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Ranks in order, such as "0-3,8"."""
+    """Format ranks in order, such as "0-3,8"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -77,7 +77,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def largest(values: Sequence[float]) -> int:
-    """The index of the largest value, the first of equals."""
+    """Return the index of the largest value, the first of equals."""
     return max(range(len(values)), key=values.__getitem__)
 
 

@@ -1,9 +1,9 @@
 """The JSON of -J: nccl-tests' version 3, key by key and type by type; and the same rows as JSON lines.
 
-What nccl-tests does not have is under one extra key, "meshrun", at the top and in each result. Its
-conventions are kept, as programs may depend on them: booleans are the strings "true" and "false", the root is
-a string of width 6, NaN and infinity are strings. Its list of the whole environment is reduced, because that
-holds secrets.
+Additions to nccl-tests' keys are under one extra key, "meshrun", at the top and in each result. Its
+conventions are kept because programs may depend on them: booleans are the strings "true" and "false", the
+root is a string of width 6, NaN and infinity are strings. nccl-tests writes the whole environment, which
+holds secrets; here a selection is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.results import Footer, Header, Iterations, Measurement, Row
+from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, ResultRow
 from jobs.measure.record_file import recorded_environment
 
 FILE_VERSION = 3
@@ -28,16 +28,16 @@ Json = dict[str, Any]
 def record(
     settings: SweepSettings,
     header: Header,
-    rows: Sequence[Row],
+    rows: Sequence[ResultRow],
     footer: Footer,
     args: Sequence[str],
     environment: Mapping[str, str],
     started: float,
     ended: float,
 ) -> str:
-    """The file's text. args: of the command line. started, ended: seconds since the epoch.
+    """Return the file's text. args: of the command line. started, ended: seconds since the epoch.
 
-    environment: the whole; `recorded_environment` chooses what is written.
+    environment: all variables; `recorded_environment` selects those to write.
     """
     average, least = footer.average_busbw, footer.minimum_busbw
     return _dump(
@@ -62,13 +62,13 @@ def record(
 
 
 def combined(documents: Mapping[str, str]) -> str:
-    """One document of several operations: under "operations" each one's document by name, a line each."""
+    """Join the documents of several operations: by name under "operations", a line each."""
     lines = ",\n".join(f"{json.dumps(name)}: {text.rstrip()}" for name, text in documents.items())
     return f'{{"operations": {{\n{lines}\n}}}}\n'
 
 
-def json_line(settings: SweepSettings, header: Header, row: Row) -> str:
-    """One row as a self-contained line of JSON."""
+def json_line(settings: SweepSettings, header: Header, row: ResultRow) -> str:
+    """Format one row as a self-contained line of JSON."""
     result = _result(settings, row)
     result["meshrun"] |= _origin(header)
     return _dump({"nccl_version": header.library, **result})
@@ -90,7 +90,7 @@ def _origin(header: Header) -> Json:
     return {
         "version": version("meshrun"),
         "program": header.program,
-        "ranks": len(header.seats),
+        "ranks": len(header.ranks),
         "backend": header.backend,
         "assumptions": header.assumptions,
     }
@@ -116,20 +116,20 @@ def _config(settings: SweepSettings, header: Header) -> Json:
         "parallel_init": _yes(False),
         "devices": [
             {
-                "rank": seat.rank,
-                "group": seat.group,
-                "pid": seat.pid,
-                "hostname": seat.host,
-                "device": seat.device,
-                "device_hex": seat.bus_id,
-                "device_info": seat.name,
+                "rank": one.rank,
+                "group": one.group,
+                "pid": one.pid,
+                "hostname": one.host,
+                "device": one.device,
+                "device_hex": one.bus_id,
+                "device_info": one.name,
             }
-            for seat in header.seats
+            for one in header.ranks
         ],
     }
 
 
-def _result(settings: SweepSettings, row: Row) -> Json:
+def _result(settings: SweepSettings, row: ResultRow) -> Json:
     result: Json = {
         "size": row.size,
         "count": row.count,
@@ -163,8 +163,8 @@ def _iterations(iterations: Iterations) -> Json:
     return result
 
 
-def _more(measured: Measurement) -> Json:
-    """What nccl-tests does not have; times in seconds."""
+def _more(measured: PlacementResult) -> Json:
+    """Return the additions to nccl-tests' results; times in seconds."""
     return {
         "seconds_by_rank": measured.by_rank,
         "arrival_skew": measured.arrival_skew,

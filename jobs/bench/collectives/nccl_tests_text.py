@@ -1,7 +1,7 @@
-"""The text of nccl-tests 2.19.6 in its exact layout, and lines and columns of our own.
+"""Format the text of nccl-tests 2.19.6 in its exact layout, and lines and columns of our own.
 
-Functions return whole lines and print nothing. Programs parse this text by its words: a line that nccl-tests
-does not have must begin with "# " and contain neither "out-of-place" (they take the last such line for the
+Functions return whole lines and print nothing. Programs parse this text by its words: an additional line
+must begin with "# " and contain neither "out-of-place" (they take the last such line for the
 titles), nor "bandwidth" (the first such line for the average), nor "FAILED".
 """
 
@@ -12,7 +12,7 @@ import time
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.names import largest
-from jobs.bench.collectives.results import Footer, Header, Measurement, Memory, Row
+from jobs.bench.collectives.results import Footer, GpuMemoryUse, Header, PlacementResult, ResultRow
 
 VERSION = "2.19.6"
 STAMP = "%Y-%m-%d %H:%M:%S"
@@ -38,7 +38,7 @@ BOLD_RED, GREEN, DIM, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def figure(value: float, width: int) -> str:
-    """A number as getFloatStr (util.cu) writes it: as many decimals, at most two, as fit into the width.
+    """Format a number as getFloatStr (util.cu) does: as many decimals, at most two, as fit into the width.
 
     A number whose integer digits do not fit gets an exponent, and is cut if that does not fit either.
     """
@@ -50,7 +50,7 @@ def figure(value: float, width: int) -> str:
 
 
 def header(settings: SweepSettings, known: Header, wide: bool = False) -> str:
-    """Everything before the first row, including the column titles."""
+    """Format everything before the first row, including the column titles."""
     step, unit = (settings.stepfactor, "factor") if settings.stepfactor > 1 else (settings.stepbytes, "bytes")
     lines = [
         f"# nccl-tests version {VERSION} nccl-headers={known.library} nccl-library={known.library}",
@@ -68,16 +68,16 @@ def header(settings: SweepSettings, known: Header, wide: bool = False) -> str:
         lines.append(f"# Per-Iteration Report: {clock} timing; i_* uses max over process rows{skipped} ")
     lines += ["#", "# Using devices"]
     lines += [
-        f"#  Rank {seat.rank:2d} Group {seat.group:2d} Pid {seat.pid:6d} on {seat.host:>10s} "
-        f"device {seat.device:2d} [{seat.bus_id}] {seat.name}"
-        for seat in known.seats
+        f"#  Rank {one.rank:2d} Group {one.group:2d} Pid {one.pid:6d} on {one.host:>10s} "
+        f"device {one.device:2d} [{one.bus_id}] {one.name}"
+        for one in known.ranks
     ]
     lines += [f"# backend: {known.backend}", *(f"# {sentence}" for sentence in known.assumptions)]
     return "\n".join([*lines, "#", *_titles(settings, wide)]) + "\n"
 
 
-def row(settings: SweepSettings, measured: Row, wide: bool = False) -> str:
-    """One size, both placements."""
+def row(settings: SweepSettings, measured: ResultRow, wide: bool = False) -> str:
+    """Format one size, both placements."""
     text = f"{measured.size:12d}  {measured.count:12d}  {measured.datatype:>8s}  {measured.reduction:>6s}  "
     text += f"{measured.root:6d}"
     text += "".join(_cells(settings, placement) for placement in (measured.out_of_place, measured.in_place))
@@ -89,7 +89,7 @@ def row(settings: SweepSettings, measured: Row, wide: bool = False) -> str:
 
 
 def footer(settings: SweepSettings, known: Footer, program: str, error: str = "") -> str:
-    """Everything after the last row. error: the library's last error; empty to use the footer's errors."""
+    """Format everything after the last row. error: the library's last; empty: the footer's errors."""
     verdict = ""
     if known.minimum_busbw is not None:
         verdict = "FAILED" if known.average_busbw < 0.9 * known.minimum_busbw else "OK"
@@ -105,8 +105,8 @@ def footer(settings: SweepSettings, known: Footer, program: str, error: str = ""
     return "\n".join([*lines, "#", *([f"# error: {sentence}" for sentence in errors] or [""])]) + "\n"
 
 
-def colour(text: str, measured: Row) -> str:
-    """A row's text with ANSI colours; the visible characters stay the same."""
+def colour(text: str, measured: ResultRow) -> str:
+    """Add ANSI colours to a row's text; the visible characters stay the same."""
     paint, column = {}, 5
     for values in (measured.out_of_place, measured.in_place):
         paint[column + 2] = GREEN if values.busbw > 0 else DIM
@@ -119,7 +119,7 @@ def colour(text: str, measured: Row) -> str:
 
 
 def _titles(settings: SweepSettings, wide: bool) -> list[str]:
-    """Three lines of titles, with nccl-tests' trailing blank."""
+    """Format three lines of titles, with nccl-tests' trailing blank."""
     over = "           out-of-place                       in-place          "
     if settings.per_iter_timing:
         over = (
@@ -139,7 +139,7 @@ def _titles(settings: SweepSettings, wide: bool) -> list[str]:
     return [f"# {'':10s}  {'':12s}  {'':8s}  {'':6s}  {'':6s}{over}", f"# {titles}", f"# {units}"]
 
 
-def _cells(settings: SweepSettings, values: Measurement) -> str:
+def _cells(settings: SweepSettings, values: PlacementResult) -> str:
     seconds = values.cpu_seconds if settings.report_cputime else values.seconds
     text = f"  {figure(seconds * 1e6, 7)}  {figure(values.algbw, 6)}  {figure(values.busbw, 6)}"
     # N/A stands one column short of #wrong's other values, as it does in nccl-tests.
@@ -151,7 +151,7 @@ def _cells(settings: SweepSettings, values: Measurement) -> str:
     return text
 
 
-def _wide_cells(values: Measurement) -> str:
+def _wide_cells(values: PlacementResult) -> str:
     cells = [
         "-" if values.wire is None else figure(values.wire, 6),
         "-" if values.wire_percent is None else figure(values.wire_percent, 6),
@@ -161,7 +161,7 @@ def _wide_cells(values: Measurement) -> str:
     return "".join(f"  {cell:>{width}s}" for cell, (_, _, width) in zip(cells, WIDE, strict=True))
 
 
-def _memory(used: Memory) -> str:
+def _memory(used: GpuMemoryUse) -> str:
     parts = {
         "Initialization": used.initialization,
         "User-Allocated": used.buffers,
@@ -172,7 +172,7 @@ def _memory(used: Memory) -> str:
 
 
 def _amount(size: int) -> str:
-    """Bytes with about three digits in nccl-tests' units: powers of 1024 with decimal names."""
+    """Format bytes with about three digits in nccl-tests' units: powers of 1024 with decimal names."""
     amount, unit = float(size), "B"
     for power, name in ((30, "GB"), (20, "MB"), (10, "KB")):
         if abs(amount) >= 1 << power:

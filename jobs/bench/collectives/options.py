@@ -1,4 +1,4 @@
-"""The options of `meshrun bench`: nccl-tests' under their letters and long names, and our own."""
+"""The options of `meshrun bench`: those of nccl-tests by letter and long name, and our own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.command_base import PLOT, BadUsage, Command, Size
+from jobs.bench.command_base import PLOT, BadUsage, Command, NcclTestsSize
 from jobs.measure.exit_codes import Finite, StrictCommand
 from jobs.measure.sizes import size_text
 from runner.comm.collectives import api
@@ -21,7 +21,7 @@ ONE_PROCESS_PER_GPU = (
     "mpirun -np 8 meshrun bench or srun --ntasks-per-node=8 meshrun bench"
 )
 NO_DEVICE_API = (
-    "-D and -V measure kernels compiled against NCCL's device headers; without a compiler there are none"
+    "-D and -V measure kernels compiled against NCCL's device headers, which meshrun does not have"
 )
 
 
@@ -47,7 +47,7 @@ class BenchGroup(BenchCommand, click.Group):
 
 
 class Choices(click.ParamType[tuple[str, ...]]):
-    """One of some words, or `all`; converts to a tuple."""
+    """One of `words`, or `all`; converts to a tuple."""
 
     name = "word"
 
@@ -68,24 +68,24 @@ class Choices(click.ParamType[tuple[str, ...]]):
 
 
 def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Command], Command]:
-    """nccl-tests' -x and --long_name."""
+    """Declare an option of nccl-tests: -x and --long_name."""
     default = next((field.default for field in fields(SweepSettings) if field.name == name), None)
     keywords = {"default": default, "help": help, "metavar": "N", **keywords}
-    if isinstance(keywords["type"], Size):
+    if isinstance(keywords["type"], NcclTestsSize):
         keywords |= {"metavar": "BYTES", "default": size_text(keywords["default"])}
     keywords["show_default"] = keywords["default"] is not None
     return click.option(letter, f"--{name}", name, **keywords)
 
 
 def only_one(ctx: click.Context, param: click.Parameter, value: int) -> int:
-    """Accept only 1 for -t and -g, which scripts pass."""
+    """Accept only 1 for -t and -g, because scripts pass them."""
     if value != 1:
         raise click.BadParameter(ONE_PROCESS_PER_GPU, ctx, param)
     return value
 
 
 def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
-    """Accept only 0 for -D, which scripts pass, and for -V, which has no meaning without -D."""
+    """Accept only 0 for -D, because scripts pass it, and for -V, which has no meaning without -D."""
     if value:
         raise click.BadParameter(NO_DEVICE_API, ctx, param)
 
@@ -98,15 +98,15 @@ NATURAL = click.IntRange(min=0)
 ZERO_OR_ONE = click.IntRange(0, 1)
 
 LETTERS = {
-    "-b": option("-b", "minbytes", "First size.", type=Size()),
-    "-e": option("-e", "maxbytes", "Last size.", type=Size()),
-    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=Size()),
+    "-b": option("-b", "minbytes", "First size.", type=NcclTestsSize()),
+    "-e": option("-e", "maxbytes", "Last size.", type=NcclTestsSize()),
+    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=NcclTestsSize()),
     "-f": option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1)),
     "-n": option("-n", "iters", "Timed iterations.", type=click.IntRange(min=1)),
     "-w": option("-w", "warmup_iters", "Warm-up iterations of each size.", type=NATURAL),
     "-m": option("-m", "agg_iters", "Operations in one NCCL group.", type=click.IntRange(min=1)),
-    "-N": option("-N", "run_cycles", "Cycles through all sizes; 0 for ever.", type=NATURAL),
-    "-a": option("-a", "average", "Of ranks: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
+    "-N": option("-N", "run_cycles", "Cycles through all sizes; 0: endless.", type=NATURAL),
+    "-a": option("-a", "average", "Over ranks: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
     "-p": option("-p", "parallel_init", "No effect: each process has one GPU.", type=ZERO_OR_ONE, default=0),
     "-c": option("-c", "check", "Number of checks of each result.", type=NATURAL),
     "-o": option("-o", "op", REDUCTIONS.listed, type=REDUCTIONS, default="sum", metavar="WORD"),
@@ -119,7 +119,7 @@ LETTERS = {
     "-y": option("-y", "stream_null", "Use CUDA's default stream.", type=ZERO_OR_ONE, default=0),
     "-T": option("-T", "timeout", "Abort after N seconds without progress.", type=NATURAL),
     "-G": option("-G", "cudagraph", "Launch all calls as a CUDA graph, N times.", type=NATURAL),
-    "-C": option("-C", "report_cputime", "Report the time to queue instead.", type=ZERO_OR_ONE, default=0),
+    "-C": option("-C", "report_cputime", "Report the time to queue the calls.", type=ZERO_OR_ONE, default=0),
     "-S": option("-S", "report_timestamps", "Show when each row was done.", type=ZERO_OR_ONE, default=0),
     "-J": option("-J", "output_file", "Write nccl-tests' JSON.", type=str, metavar="FILE.json"),
     "-R": option("-R", "local_register", "Registration: 1 local, 2 symmetric.", type=click.IntRange(0, 2)),
@@ -139,7 +139,7 @@ NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {
 }
 LINK_RATE = click.option(
     "--link-rate", type=Finite(min=0, min_open=True), metavar="GB/s",
-    help="Nominal rate of the tightest link, if the machine does not report it.",
+    help="Nominal rate of the limiting link, if the machine does not report it.",
 )  # fmt: skip
 SPLITS = (
     click.option("--split", envvar="NCCL_TESTS_SPLIT", metavar="MOD8",
@@ -156,7 +156,7 @@ OURS = (
     *SPLITS,
     click.option(
         "--min-busbw", envvar="NCCL_TESTS_MIN_BW", type=float, metavar="GB/s",
-        help="Exit with 7 if the average is below 0.9 of it.",
+        help="Exit with 7 if the average is below 0.9 times this.",
     ),
 )  # fmt: skip
 
@@ -164,15 +164,15 @@ TRAFFIC = (
     click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=Finite(0, 1), default=1.0,
                  show_default=True, help="0: the same to all; 1: by distance."),
     click.option("--matrix", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_FILE", type=click.Path(path_type=Path),
-                 metavar="FILE", help="File with bytes from each rank to each."),
+                 metavar="FILE", help="File with bytes from each rank to each other."),
     click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
                  type=Finite(min=0, min_open=True), default=1.0, show_default=True,
-                 help="Multiply the matrix by it."),
+                 help="Factor of the matrix."),
 )  # fmt: skip
 
 
 def bench_options(operations: tuple[str, ...], words: dict[str, Any]) -> BenchOptions:
-    """The options of a command. Raises UsageError if they contradict each other."""
+    """Build the options of a command. Raises UsageError if they contradict each other."""
     names = {field.name for field in fields(SweepSettings)}
     values = {name: words[name] for name in names if name in words}
     flags = {field.name for field in fields(SweepSettings) if field.type == "bool"}
@@ -187,11 +187,11 @@ def bench_options(operations: tuple[str, ...], words: dict[str, Any]) -> BenchOp
     if settings.stepfactor == 1 and settings.stepbytes == 0:
         raise click.UsageError("-i 0 without -f: the size would never grow")
     if settings.cudagraph and settings.per_iter_timing:
-        raise click.UsageError("-I times single iterations, which a graph (-G) has none of")
+        raise click.UsageError("-I times single iterations, and a graph (-G) has none")
     if settings.cudagraph and settings.blocking:
-        raise click.UsageError("-z waits for single calls, which a graph (-G) has none of")
+        raise click.UsageError("-z waits for single calls, and a graph (-G) has none")
     if settings.per_iter_skip and not settings.per_iter_timing:
-        raise click.UsageError("-K leaves iterations out of the summary of -I: give -I 1 too")
+        raise click.UsageError("-K leaves iterations out of the summary of -I: add -I 1")
     if settings.per_iter_skip >= settings.iters:
         raise click.UsageError(f"-K {settings.per_iter_skip} leaves none of -n {settings.iters} iterations")
     least = words.get("min_busbw")

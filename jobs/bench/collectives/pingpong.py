@@ -1,7 +1,7 @@
-"""Latency, one-way and two-way bandwidth between two ranks.
+"""Measure latency, one-way and two-way bandwidth between two ranks.
 
 Latency is half of a round trip with one message in flight. One-way: the iterations' messages back to back,
-then a short answer to the last. Two-way: both send at the same time. nccl-tests has none of these; OSU's
+then a short reply to the last. Two-way: both send at the same time. nccl-tests has none of these; OSU's
 latency, bw and bibw measure the same over MPI.
 """
 
@@ -38,10 +38,10 @@ WIDTHS = (12, 12, 8, 6, 6, 8, 8, 8, 6)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PingPongResult:
     """One pair and size. latency: seconds, one way. one_way, two_way: GB/s; two_way counts both directions.
 
-    wrong: elements, of both directions; None if not checked. finding: a sentence that says where.
+    wrong: elements, of both directions; None if not checked. finding: a sentence about them.
     """
 
     size: int
@@ -61,7 +61,7 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     pairs = parse_pairs(options.pairs, world.size)
-    found: list[Exchange] = []
+    found: list[PingPongResult] = []
     with (
         watching(world, handler, options.settings.timeout) as progress,
         session.opened(world, world.control, options, "sendrecv", progress, [0] * world.size) as opened,
@@ -78,8 +78,8 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
         document = {
             "program": "pingpong",
             "backend": opened.header.backend,
-            "ranks": [asdict(seat) for seat in opened.header.seats],
-            "seats": [asdict(seat) for seat in opened.header.seats],  # the former name, for one release
+            "ranks": [asdict(one) for one in opened.header.ranks],
+            "seats": [asdict(one) for one in opened.header.ranks],  # the former name, for one release
             "results": [asdict(one) for one in found],
         }
         record_file.write(lambda: json.dumps(document) + "\n", last=True)
@@ -91,7 +91,7 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
 
 
 def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
-    """Pairs of "0-3,1-2", "all", or "ends" (the first and the last rank). Raises UserError."""
+    """Parse pairs: "0-3,1-2", "all", or "ends" (the first and the last rank). Raises UserError."""
     if ranks < 2:
         raise UserError(
             "pingpong needs two ranks", got="1", hint="meshrun -n 2 bench pingpong", everywhere=True
@@ -115,7 +115,7 @@ def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
     return [(pair[0], pair[1]) for pair in pairs]
 
 
-def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: int) -> Exchange:
+def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: int) -> PingPongResult:
     rank, settings = bench.group.rank, bench.settings
     count = size // datatype.itemsize
     nbytes = count * datatype.itemsize
@@ -141,7 +141,7 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
     everyone = bench.everyone.allgather((timings, wrong, finding))
     round_trip, one_way, two_way = everyone[source][0]
     rate = nbytes / 1e9
-    return Exchange(
+    return PingPongResult(
         nbytes, count, datatype.name, source, target, round_trip / 2,
         rate / one_way if one_way else 0.0, 2 * rate / two_way if two_way else 0.0,
         sum(one[1] for one in everyone) if settings.check else None,
@@ -150,16 +150,16 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
 
 
 def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, float, float]:
-    """Seconds of a round trip, of one message of a sequence, and of an exchange."""
+    """Measure seconds of a round trip, of one message of a sequence, and of an exchange."""
     group, iterations = bench.group, bench.settings.iters
-    answer = Call(
+    reply = Call(
         "sendrecv", call.send, call.recv, session.SHORTEST_MESSAGE // call.datatype.itemsize, call.datatype
     )
     send, receive = group.message(call, send_to=peer), group.message(call, receive_from=peer)
     both = group.message(call, send_to=peer, receive_from=peer)
-    answering, awaiting = group.message(answer, send_to=peer), group.message(answer, receive_from=peer)
+    replying, awaiting = group.message(reply, send_to=peer), group.message(reply, receive_from=peer)
     there_and_back = [send, receive] if leads else [receive, send]
-    stream = [send] * iterations + [awaiting] if leads else [receive] * iterations + [answering]
+    stream = [send] * iterations + [awaiting] if leads else [receive] * iterations + [replying]
 
     def timed(calls: Sequence[Callable[[], object]]) -> float:
         group.issue([both] if bench.settings.warmup_iters else [])  # both in step
@@ -177,7 +177,7 @@ def _timings(bench: Bench, call: Call, peer: int, leads: bool) -> tuple[float, f
 
 
 def _check(bench: Bench, call: Call, nbytes: int, peer: int, second: bool) -> tuple[int, str]:
-    """Number of wrong elements from the peer after one exchange into a poisoned buffer, and a sentence."""
+    """Check one exchange into a poisoned buffer; returns the number of wrong elements and a sentence."""
     poison(call.recv.bytes(nbytes))
     bench.world.backend.synchronize()
     bench.group.issue([bench.group.message(call, send_to=peer, receive_from=peer)])
@@ -208,7 +208,7 @@ def _cells(row: Sequence[str]) -> str:
     return "  ".join(f"{cell:>{width}s}" for cell, width in zip(row, WIDTHS, strict=True))
 
 
-def _row(one: Exchange) -> str:
+def _row(one: PingPongResult) -> str:
     figures = [
         figure(one.latency * 1e6, 8),
         figure(one.one_way, 8),

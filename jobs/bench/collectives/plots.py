@@ -1,4 +1,4 @@
-"""Time and bandwidth against size, and bandwidth against the number of ranks."""
+"""Plot time and bandwidth against size, and bandwidth against the number of ranks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.collectives.reader import PLACEMENTS, Record, median
-from jobs.measure.plots import Sheet, against, from_zero, save
+from jobs.bench.collectives.reader import PLACEMENTS, BenchRecord, median
+from jobs.measure.plots import Sheet, from_zero, logarithmic_axis, save
 from jobs.measure.sizes import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEGEND = 0.23  # inches that a line of the legend takes
-MARKERS = ".x^s"  # of ten records each, as there are ten colours
+LEGEND = 0.23  # inches per line of the legend
+MARKERS = ".x^s"  # one for each ten records, as there are ten colours
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """size: bytes. time_us: microseconds of one operation. busbw: GB/s."""
 
     size: int
@@ -30,16 +30,16 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
+class PlotSeries:
     """One line of each panel and placement, under one name and colour; points by size."""
 
     label: str
-    out_of_place: tuple[Point, ...]
-    in_place: tuple[Point, ...]
+    out_of_place: tuple[PlotPoint, ...]
+    in_place: tuple[PlotPoint, ...]
 
 
 @dataclass(frozen=True)
-class Limit:
+class BandwidthLimit:
     """An upper limit of bandwidth, GB/s."""
 
     label: str
@@ -56,8 +56,8 @@ class Scaled:
     wire: float | None = None
 
 
-def series(record: Record, label: str | None = None) -> list[Series]:
-    """The lines of a record: one for each datatype, reduction and root; medians over cycles."""
+def series(record: BenchRecord, label: str | None = None) -> list[PlotSeries]:
+    """Return the lines of a record: one for each datatype, reduction and root; medians over cycles."""
     name = Path(record.name).name if label is None else label
     kinds = list(dict.fromkeys((key.datatype, key.reduction, key.root) for key in record.rows))
     found = []
@@ -67,20 +67,22 @@ def series(record: Record, label: str | None = None) -> list[Series]:
         which = f" {datatype} {reduction}" + (f" root {root}" if root >= 0 else "") if len(kinds) > 1 else ""
         lines = [
             tuple(
-                Point(key.size, median(cycles, "time_us"), median(cycles, "busbw"))
+                PlotPoint(key.size, median(cycles, "time_us"), median(cycles, "busbw"))
                 for key in keys
                 if (cycles := record.rows[key].get(placement))
             )
             for placement in PLACEMENTS
         ]
-        found.append(Series(name + which, lines[0], lines[1]))
+        found.append(PlotSeries(name + which, lines[0], lines[1]))
     return found
 
 
-def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: Sequence[Limit] = ()) -> None:
+def plot(
+    lines: Sequence[PlotSeries], target: str | Path, title: str = "", limits: Sequence[BandwidthLimit] = ()
+) -> None:
     """Plot time and bus bandwidth against size on logarithmic axes; out of place solid, in place dashed.
 
-    Values that have no logarithm (size 0, bandwidth 0 of one rank) are left out of the panels, but not of the
+    Points that a logarithmic axis cannot show (size or time 0) are left out of the panels, but not of the
     table of an .html file. Raises UserError as `jobs.measure.plots.save`.
     """
 
@@ -88,15 +90,15 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         latency, bandwidth = figure.subplots(1, 2)
         for number, line in enumerate(lines):
             for placement, dash in (("out_of_place", "-"), ("in_place", "--")):
-                points = _on_logarithms(getattr(line, placement))
+                points = _plottable(getattr(line, placement))
                 if not points:
                     continue
-                look: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": dash}
-                look["marker"] = MARKERS[number // 10 % len(MARKERS)]
-                look["label"] = f"{line.label}, {PLACEMENTS[placement]}"
+                style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": dash}
+                style["marker"] = MARKERS[number // 10 % len(MARKERS)]
+                style["label"] = f"{line.label}, {PLACEMENTS[placement]}"
                 sizes = [point.size for point in points]
-                latency.plot(sizes, [point.time_us for point in points], **look)
-                bandwidth.plot(sizes, [point.busbw for point in points], **look)
+                latency.plot(sizes, [point.time_us for point in points], **style)
+                bandwidth.plot(sizes, [point.busbw for point in points], **style)
         for limit in limits:
             bandwidth.axhline(limit.busbw, color="0.4", linestyle=":", label=_limit(limit))
         latency.set_yscale("log")
@@ -104,10 +106,10 @@ def plot(lines: Sequence[Series], target: str | Path, title: str = "", limits: S
         latency.set_ylabel("time (us)")
         bandwidth.set_ylabel("bus bandwidth (GB/s)")
         from_zero(bandwidth)
-        shown = (p for line in lines for p in _on_logarithms((*line.out_of_place, *line.in_place)))
+        shown = (p for line in lines for p in _plottable((*line.out_of_place, *line.in_place)))
         places = sorted({point.size for point in shown})
         for axes in (latency, bandwidth):
-            against(axes, places, size_name, "size")
+            logarithmic_axis(axes, places, size_name, "size")
         named = bandwidth.get_legend_handles_labels()
         figure.set_figheight(figure.get_figheight() + LEGEND * max(0, len(named[1]) // 3 - 2))
         figure.legend(*named, loc="outside lower center", ncols=3)
@@ -137,7 +139,7 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
         efficiency.axhline(1, color="0.4", linestyle=":")
         for axes in (bandwidth, efficiency):
             from_zero(axes)
-            against(axes, ranks, str, "number of ranks")
+            logarithmic_axis(axes, ranks, str, "number of ranks")
         figure.legend(*bandwidth.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
     titles = ("ranks", "busbw (GB/s)", "wire (GB/s)", "efficiency")
@@ -145,7 +147,7 @@ def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") 
     save(draw, Path(target), title, [Sheet(titles, cells)])
 
 
-def _on_logarithms(points: Sequence[Point]) -> list[Point]:
+def _plottable(points: Sequence[PlotPoint]) -> list[PlotPoint]:
     return [point for point in points if point.size > 0 and 0 < point.time_us < math.inf]
 
 
@@ -153,7 +155,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _limit(limit: Limit) -> str:
+def _limit(limit: BandwidthLimit) -> str:
     return f"{limit.label}, {limit.busbw:.4g} GB/s"
 
 

@@ -1,4 +1,4 @@
-"""Read measurements of nccl-tests and meshrun back: text, also within a launcher's output, and JSON."""
+"""Read measurements of nccl-tests and meshrun: text, also within a launcher's output, and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.results import Header, Measurement, Row
+from jobs.bench.collectives.results import Header, PlacementResult, ResultRow
 from runner.comm.collectives.api import DATATYPES
 from runner.errors import UserError
 
@@ -24,12 +24,12 @@ TITLES = re.compile(r"# +size +count +type +redop +root +((?:cpu)?time .*)")
 ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(DATATYPES)}|char|int) +(.*)")
 PROGRAM = re.compile(r"# Collective test (?:starting|concluded): *(\S+)")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
-OTHERS = ("pingpong", "scale")  # our own programs, whose JSON is not nccl-tests'
+OTHERS = ("pingpong", "scale")  # our own programs, whose JSON differs from nccl-tests'
 AVERAGE = re.compile(r"# Avg bus bandwidth +: +([-+.0-9a-z]+)")
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class RowKey:
     """What was measured. size: bytes. count: elements. root: -1 without one."""
 
     size: int
@@ -49,11 +49,11 @@ class Figures:
     wrong: int | None
 
 
-Measurements = Mapping[Key, Mapping[str, tuple[Figures, ...]]]
+Measurements = Mapping[RowKey, Mapping[str, tuple[Figures, ...]]]
 
 
 @dataclass(frozen=True)
-class Record:
+class BenchRecord:
     """One file. rows: by key and placement, one Figures for each cycle, in order.
 
     clock: "time", or "cputime" with -C. program, library: None if the file does not have them. average: the
@@ -69,21 +69,21 @@ class Record:
 
 
 def median(cycles: Iterable[Figures], metric: str) -> float:
-    """The median of "time_us", "algbw" or "busbw"; NaN if any cycle is NaN."""
+    """Return the median of "time_us", "algbw" or "busbw"; NaN if any cycle is NaN."""
     values = [float(getattr(figures, metric)) for figures in cycles]
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
-def read(path: str | Path) -> Record:
-    """The measurements of a file of one operation; errors as for `read_each`."""
+def read(path: str | Path) -> BenchRecord:
+    """Read a file of one operation; errors as for `read_each`."""
     found = read_each(path)
     if len(found) > 1:
         raise UserError(f"{path} holds more than one test", got=", ".join(found), hint="a file for each")
     return next(iter(found.values()))
 
 
-def read_each(path: str | Path) -> dict[str, Record]:
-    """The file's measurements: by operation if it has several, else by "".
+def read_each(path: str | Path) -> dict[str, BenchRecord]:
+    """Read a file's measurements: by operation if it has several, else by "".
 
     Raises UserError if there are none, or some that cannot be parsed.
     """
@@ -96,7 +96,7 @@ def read_each(path: str | Path) -> dict[str, Record]:
 
 
 def _operations(text: str) -> dict[str, str]:
-    """The documents of a document of several operations; by "" the text itself if it is no such document."""
+    """Split a document of several operations; any other text is returned under ""."""
     if text.startswith('{"operations":'):
         try:
             parts = json.loads(text)["operations"]
@@ -107,7 +107,7 @@ def _operations(text: str) -> dict[str, str]:
     return {"": text}
 
 
-def _read(path: str, text: str) -> Record:
+def _read(path: str, text: str) -> BenchRecord:
     gathered = _Gathered(path)
     if text.lstrip().startswith("{"):
         try:
@@ -123,36 +123,36 @@ def _read(path: str, text: str) -> Record:
     return gathered.record()
 
 
-def of_rows(name: str, settings: SweepSettings, header: Header, rows: Iterable[Row]) -> Record:
-    """The record of what was just measured, as if it had been written and read back."""
+def of_rows(name: str, settings: SweepSettings, header: Header, rows: Iterable[ResultRow]) -> BenchRecord:
+    """Make the record of rows just measured, as if it had been written and read."""
     gathered = _Gathered(name)
     gathered.programs.add(header.program)
     gathered.clocks.add("cputime" if settings.report_cputime else "time")
     gathered.library = header.library
     for row in rows:
-        key = Key(row.size, row.count, row.datatype, row.reduction, row.root)
+        key = RowKey(row.size, row.count, row.datatype, row.reduction, row.root)
         for placement in PLACEMENTS:
-            of: Measurement = getattr(row, placement)
+            of: PlacementResult = getattr(row, placement)
             seconds = of.cpu_seconds if settings.report_cputime else of.seconds
             gathered.add(key, placement, Figures(seconds * 1e6, of.algbw, of.busbw, of.wrong))
     return gathered.record()
 
 
 class _Gathered:
-    """What has been read so far; raises UserError for what does not fit into one record."""
+    """The measurements read so far; raises UserError for those that do not fit into one record."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.rows: dict[Key, dict[str, list[Figures]]] = {}
+        self.rows: dict[RowKey, dict[str, list[Figures]]] = {}
         self.programs: set[str] = set()
         self.clocks: set[str] = set()
         self.library: int | None = None
         self.averages: list[float] = []
 
-    def add(self, key: Key, placement: str, figures: Figures) -> None:
+    def add(self, key: RowKey, placement: str, figures: Figures) -> None:
         self.rows.setdefault(key, {}).setdefault(placement, []).append(figures)
 
-    def record(self) -> Record:
+    def record(self) -> BenchRecord:
         if not self.rows:
             raise UserError(
                 f"{self.name} holds no measurements",
@@ -165,9 +165,11 @@ class _Gathered:
                     got=", ".join(sorted(found)),
                     hint="a file for each",
                 )
-        return Record(
+        return BenchRecord(
             name=self.name,
-            rows={key: {name: tuple(all_) for name, all_ in row.items()} for key, row in self.rows.items()},
+            rows={
+                key: {name: tuple(cycles) for name, cycles in row.items()} for key, row in self.rows.items()
+            },
             clock=next(iter(self.clocks)),
             program=next(iter(self.programs), None),
             library=self.library,
@@ -203,12 +205,12 @@ def _read_text(text: str, gathered: _Gathered) -> None:
 
 def _row(
     titles: list[str], size: str, count: str, datatype: str, rest: str
-) -> tuple[Key, dict[str, Figures]]:
+) -> tuple[RowKey, dict[str, Figures]]:
     """Parse a row. Raises ValueError or IndexError if its cells do not fit the titles."""
     cells = rest.split()
-    # Older versions leave it blank for operations without one.
+    # Older versions leave the reduction blank for operations without one.
     reduction = cells.pop(0) if cells[0].isalpha() else "none"
-    key = Key(int(size), int(count), datatype, reduction, int(cells.pop(0)))
+    key = RowKey(int(size), int(count), datatype, reduction, int(cells.pop(0)))
     half = titles.index(titles[0], 1)
     columns = titles[:half]
     found = {}
@@ -253,7 +255,7 @@ def _identify(document: dict[str, Any], gathered: _Gathered) -> None:
 
 
 def _add_json(row: dict[str, Any], gathered: _Gathered) -> None:
-    key = Key(row["size"], row["count"], row["type"], row["redop"], int(row["root"]))
+    key = RowKey(row["size"], row["count"], row["type"], row["redop"], int(row["root"]))
     for placement in PLACEMENTS:
         values = row[placement]
         if values is None:  # a replayed trace has one placement

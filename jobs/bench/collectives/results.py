@@ -13,7 +13,7 @@ class RankMismatch:
 
     rank: in the world. host: of that rank. device: its display name, such as "GPU 3". count: wrong elements.
     offset: of the first wrong element, in elements from the start of the rank's result. got, expected: that
-    element. source: the world rank whose data belongs there; None if all ranks' data is combined.
+    element. source: the world rank whose data is expected there; None if all ranks' data is combined.
     flipped_bits: of that element.
     """
 
@@ -41,7 +41,7 @@ class Iterations:
     skipped: int = 0
 
     def summary(self) -> TimeStatistics:
-        """Statistics of the slowest rank's times, without the leading ones to skip."""
+        """Compute statistics of the slowest rank's times, without the skipped ones."""
         return time_statistics(self.slowest[self.skipped :])
 
 
@@ -50,7 +50,7 @@ class Group:
     """One group's figures, if the ranks were split. color: nccl-tests' group number.
 
     ranks: world ranks in it. seconds: averaged, as -a says, over its own ranks only. busbw: GB/s.
-    wrong: as in Measurement.
+    wrong: as in PlacementResult.
     """
 
     color: int
@@ -62,14 +62,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class PlacementResult:
     """One size and placement.
 
     seconds: of one operation, over the ranks as -a says. cpu_seconds: until it was queued. algbw, busbw: GB/s
     (1e9 bytes). wrong: elements, over all ranks; None if the result was not checked. by_rank: each rank's
     seconds. arrival_skew: of each rank, seconds by which it began its iterations after the median rank, on a
     common clock, median over iterations; empty if not measured. groups: empty if the ranks were not split.
-    wire, wire_percent: GB/s on the tightest link and its share of the nominal rate; None if unknown.
+    wire, wire_percent: GB/s on the limiting link and its share of the nominal rate; None if unknown.
     """
 
     seconds: float
@@ -87,7 +87,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One size: the first five columns, and both placements. count: elements, as NCCL's function takes them.
 
     finished: seconds since the epoch when both placements were done.
@@ -98,14 +98,14 @@ class Row:
     datatype: str
     reduction: str
     root: int
-    out_of_place: Measurement
-    in_place: Measurement
+    out_of_place: PlacementResult
+    in_place: PlacementResult
     finished: float = 0.0
 
 
 @dataclass(frozen=True)
 class RankDevice:
-    """One rank's line in the header. group: its color. bus_id: "0000:00:00" if it has none."""
+    """One rank's line in the header. group: its color. bus_id: "0000:00:00" if the device has none."""
 
     rank: int
     group: int
@@ -117,8 +117,8 @@ class RankDevice:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes of GPU memory used, the most over ranks (-M)."""
+class GpuMemoryUse:
+    """Bytes of GPU memory used, the maximum over ranks (-M)."""
 
     initialization: int
     buffers: int
@@ -127,7 +127,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Header:
-    """What is known before the first row.
+    """Facts printed before the first row.
 
     program: such as "all_reduce_perf". library: NCCL's version as a number, such as 22809; 0 without NCCL.
     backend: the transport, as text. assumptions: sentences about how wire rates are computed.
@@ -136,20 +136,20 @@ class Header:
     program: str
     library: int
     backend: str
-    seats: tuple[RankDevice, ...]
+    ranks: tuple[RankDevice, ...]
     assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What is known after the last row.
+    """Facts printed after the last row.
 
-    failures: checks that found wrong values, summed over ranks as nccl-tests does. average_busbw: GB/s, over
+    failures: checks that found wrong values, summed over ranks as in nccl-tests. average_busbw: GB/s, over
     all rows and placements. minimum_busbw: of --min-busbw, GB/s.
     """
 
     failures: int
     average_busbw: float
     minimum_busbw: float | None = None
-    memory: Memory | None = None
+    memory: GpuMemoryUse | None = None
     errors: tuple[str, ...] = field(default=())

@@ -1,4 +1,4 @@
-"""The chosen operations, measured by all ranks; shown and recorded by rank 0."""
+"""Measure the chosen operations on all ranks; rank 0 prints and records the results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.nccl_tests_json import combined, json_line, record
-from jobs.bench.collectives.results import Footer, Header, Row
+from jobs.bench.collectives.results import Footer, Header, ResultRow
 from jobs.bench.collectives.screen import Screen
 from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import sweep
 from jobs.measure import plots as measure_plots
 from jobs.measure.exit_codes import WrongResults
@@ -29,17 +29,17 @@ Json = dict[str, Any]
 
 def run(world: World, handler: FailureHandler, options: BenchOptions, cli_context: Any) -> Json:
     """Measure; returns the completion record. Raises WrongResults, on every rank, after all is measured."""
-    # Options come from environment variables too, which launchers may not pass to other hosts.
+    # Options also come from environment variables, which launchers may not pass to other hosts.
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     colors = colors_of(world, options)
     operations = [name for name in options.operations if name != "hypercube" or fits_hypercube(colors)]
     for name in operations or options.operations:
-        check_ranks(OPERATIONS[name], options.settings, colors)
+        check_ranks(SPECS[name], options.settings, colors)
     world.on_root(lambda: check_files(options))
     if options.json_lines and world.rank == 0:
         Path(options.json_lines).write_text("", encoding="utf-8")
-    curves: list[Curve] = []
+    plotted: list[PlottedOperation] = []
     wrong: list[str] = []
     record_file: RecordFile | None = None
     documents: dict[str, str] = {}
@@ -54,11 +54,13 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
             lines, footer = _one(
                 world, handler, options, session, screen, cli_context.words, record_file, documents
             )
-        wrong += _complaints(name, footer)
-        curves.append(Curve(name, session.bench.settings, session.header, lines, full_link(session.bench)))
+        wrong += _problems(name, footer)
+        plotted.append(
+            PlottedOperation(name, session.bench.settings, session.header, lines, full_link(session.bench))
+        )
     if options.plot and world.rank == 0:
         what = options.operations[0] if len(options.operations) == 1 else "All operations"
-        draw(options.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", curves)
+        draw(options.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", plotted)
     if wrong:
         raise WrongResults("; ".join(wrong), everywhere=True)
     return {"command": "bench", "operations": list(options.operations), "ranks": world.size}
@@ -73,10 +75,10 @@ def _one(
     words: tuple[str, ...],
     record_file: RecordFile,
     documents: dict[str, str],
-) -> tuple[list[Row], Footer]:
+) -> tuple[list[ResultRow], Footer]:
     """Measure one operation, from header to footer. documents: JSON by operation; gains this one's."""
     settings, header, bench = session.bench.settings, session.header, session.bench
-    started, rows = time.time(), list[Row]()
+    started, rows = time.time(), list[ResultRow]()
     if session.reduced:
         screen.line(f"#\n# Reducing maxBytes to {session.reduced} due to memory limitation\n")
     screen.header(settings, header)
@@ -119,40 +121,42 @@ def check_files(options: BenchOptions) -> None:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """What a plot shows of one operation, whose buffers are gone by then. full: of `full_link`."""
+class PlottedOperation:
+    """One operation's results for the plot, drawn after its buffers are freed. full: from `full_link`."""
 
     operation: str
     settings: SweepSettings
     header: Header
-    rows: Sequence[Row]
+    rows: Sequence[ResultRow]
     full: tuple[float, float] | None
 
 
-def draw(target: str, title: str, curves: Sequence[Curve]) -> None:
-    """Plot the rows of all operations, and the bandwidth at which each one's tight link is full."""
+def draw(target: str, title: str, plotted: Sequence[PlottedOperation]) -> None:
+    """Plot the rows of all operations, and the bandwidth at which each one's limiting link is full."""
     from jobs.bench.collectives import plots, reader
 
-    lines: list[plots.Series] = []
-    limits: list[plots.Limit] = []
-    for curve in curves:
-        label = curve.operation if len(curves) > 1 else curve.header.backend.partition(" (")[0]
-        lines += plots.series(reader.of_rows(label, curve.settings, curve.header, curve.rows), label)
-        if curve.full is not None:
-            nominal, busbw = curve.full
-            limits.append(plots.Limit(f"{curve.operation}: link at its nominal {nominal:g} GB/s", busbw))
+    lines: list[plots.PlotSeries] = []
+    limits: list[plots.BandwidthLimit] = []
+    for one in plotted:
+        label = one.operation if len(plotted) > 1 else one.header.backend.partition(" (")[0]
+        lines += plots.series(reader.of_rows(label, one.settings, one.header, one.rows), label)
+        if one.full is not None:
+            nominal, busbw = one.full
+            limits.append(
+                plots.BandwidthLimit(f"{one.operation}: link at its nominal {nominal:g} GB/s", busbw)
+            )
     plots.plot(lines, target, title, limits)
 
 
 def full_link(bench: Bench) -> tuple[float, float] | None:
-    """The tight link's nominal rate and the bus bandwidth that fills it, GB/s; None if unknown."""
+    """Return the limiting link's nominal rate and the bus bandwidth that fills it, GB/s; None if unknown."""
     factor = bench.operation.factor(bench.colors.count(bench.colors[0]))
     carried, _ = bench.wire(1.0, factor)
     return (bench.nominal, bench.nominal * factor / carried) if carried and bench.nominal else None
 
 
-def _complaints(name: str, footer: Footer) -> list[str]:
-    """A sentence for each thing that is wrong with one operation's results."""
+def _problems(name: str, footer: Footer) -> list[str]:
+    """Return a sentence for each failure of one operation: wrong data, low bandwidth."""
     found = []
     if footer.failures:
         found.append(f"{name}: wrong data, in {footer.failures} checks on single ranks")
@@ -163,7 +167,7 @@ def _complaints(name: str, footer: Footer) -> list[str]:
 
 
 def _total(settings: SweepSettings, reduces: bool, rooted: bool, ranks: int) -> int:
-    """Number of rows to come; 0 if they go on for ever."""
+    """Return the number of rows to come; 0 if the run is endless."""
     roots = ranks if rooted and settings.root == -1 else 1
     return (
         len(settings.sizes())

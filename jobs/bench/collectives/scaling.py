@@ -1,6 +1,6 @@
-"""One operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
+"""Measure one operation on 1, 2, 4, ... ranks of one launch: inside a host first, then across hosts.
 
-With one rank nothing crosses a link; the copies inside the GPU's memory and from and to the host are shown
+With one rank nothing crosses a link; copies inside the GPU's memory and to and from the host are measured
 instead.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.nccl_tests_text import figure
-from jobs.bench.collectives.results import Row
+from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.run import check_files
 from jobs.bench.collectives.screen import Screen
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import sweep
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import RecordFile, open_record
@@ -51,14 +51,14 @@ COLUMNS = (  # title, unit, width
 
 
 @dataclass(frozen=True)
-class Rung:
+class ScalingPoint:
     """One number of ranks and one size, out of place. requested: the size in bytes before rounding.
     efficiency: busbw over that of the fewest ranks, 2 or more; None if that is 0."""
 
     ranks: int
     hosts: int
     requested: int
-    row: Row
+    row: ResultRow
     efficiency: float | None
 
 
@@ -78,11 +78,11 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     counts = rank_counts(world.size)
     for ranks in counts:
-        session.check_ranks(OPERATIONS[options.operations[0]], options.settings, [0] * ranks)
+        session.check_ranks(SPECS[options.operations[0]], options.settings, [0] * ranks)
     world.on_root(lambda: check_files(options))
     record_file = open_record(world, options.output_file, screen.line)
     order = near_first(world)
-    rungs: list[Rung] = []
+    rungs: list[ScalingPoint] = []
     wrong: list[str] = []
     for ranks in counts:
         members = order[:ranks]
@@ -97,13 +97,13 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
                 hosts = len({world.ranks[rank].host_id for rank in members})
                 sizes = itertools.cycle(opened.bench.settings.sizes())
                 for row, size in zip(rows, sizes, strict=False):
-                    rungs.append(Rung(ranks, hosts, size, row, efficiency(rungs, ranks, size, row)))
+                    rungs.append(ScalingPoint(ranks, hosts, size, row, efficiency(rungs, ranks, size, row)))
                     screen.line(_row(rungs[-1]))
                 wrong = wrong if right else [*wrong, f"wrong data with {ranks} ranks"]
         except MeshrunError as met:
             if not met.everywhere:
                 raise
-            failure = met  # raised on all members; the other ranks have to learn of it
+            failure = met  # raised on all members, and raised below on the other ranks
         wrong, failure = world.control.allgather((wrong, failure))[order[0]]
         if failure is not None:
             raise failure
@@ -116,8 +116,8 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
 
 def _measured(
     world: World, handler: FailureHandler, options: BenchOptions, everyone: Control
-) -> tuple[session.Session, list[Row], bool]:
-    """All rows of the ranks of `everyone`, and whether every result is right; collective over them."""
+) -> tuple[session.Session, list[ResultRow], bool]:
+    """Measure all rows on the ranks of `everyone`; also returns whether all data is right. Collective."""
     with (
         watching(world, handler, options.settings.timeout, everyone) as progress,
         session.opened(
@@ -128,33 +128,33 @@ def _measured(
     return opened, rows, not sum(everyone.allgather(opened.bench.failures))
 
 
-def efficiency(rungs: Sequence[Rung], ranks: int, requested: int, row: Row) -> float | None:
-    """A row's busbw over that of the fewest ranks, 2 or more, with the same size, type and reduction."""
-    alike = (
+def efficiency(rungs: Sequence[ScalingPoint], ranks: int, requested: int, row: ResultRow) -> float | None:
+    """Return a row's busbw over that of the fewest ranks (2 or more) with its size, type and reduction."""
+    same_size = (
         rung.row
         for rung in rungs
         if rung.ranks > 1
         and (rung.requested, rung.row.datatype, rung.row.reduction)
         == (requested, row.datatype, row.reduction)
     )
-    base = next(alike, row).out_of_place.busbw
+    base = next(same_size, row).out_of_place.busbw
     return row.out_of_place.busbw / base if ranks > 1 and base else None
 
 
 def rank_counts(size: int) -> list[int]:
-    """1, 2, 4, ... and `size` itself."""
+    """Return 1, 2, 4, ... and `size` itself."""
     counts = [1 << power for power in range(size.bit_length()) if 1 << power <= size]
     return counts if counts[-1] == size else [*counts, size]
 
 
 def near_first(world: World) -> list[int]:
-    """World ranks host by host, starting with rank 0's host."""
+    """Return the world ranks host by host, starting with rank 0's host."""
     hosts = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     return sorted(range(world.size), key=lambda rank: (hosts.index(world.ranks[rank].host_id), rank))
 
 
 def measure_single_rank(world: World, nbytes: int) -> SingleRank:
-    """The copy rates of this rank's device."""
+    """Measure the copy rates of this rank's device."""
     backend = world.backend
     if not backend.asynchronous:
         return SingleRank(backend.copy_rate() / 1e9, None, None)
@@ -177,7 +177,9 @@ def measure_single_rank(world: World, nbytes: int) -> SingleRank:
     )
 
 
-def _write_outputs(world: World, options: BenchOptions, rungs: list[Rung], record_file: RecordFile) -> None:
+def _write_outputs(
+    world: World, options: BenchOptions, rungs: list[ScalingPoint], record_file: RecordFile
+) -> None:
     if world.rank:
         return
     document = {
@@ -191,7 +193,7 @@ def _write_outputs(world: World, options: BenchOptions, rungs: list[Rung], recor
 
         largest = max(rung.requested for rung in rungs)
         # One line in the plot: of the first type, reduction and root.
-        firsts: dict[int, Rung] = {}
+        firsts: dict[int, ScalingPoint] = {}
         for rung in rungs:
             if rung.requested == largest and rung.ranks > 1:
                 firsts.setdefault(rung.ranks, rung)
@@ -204,8 +206,8 @@ def _write_outputs(world: World, options: BenchOptions, rungs: list[Rung], recor
         plots.plot_scaling(points, options.plot, title)
 
 
-def _recorded(rung: Rung) -> dict[str, Any]:
-    """A rung as JSON; `asked` and `lateness` are the former names of keys, for one release."""
+def _recorded(rung: ScalingPoint) -> dict[str, Any]:
+    """Convert to JSON; `asked` and `lateness` are the former names of keys, for one release."""
     found = asdict(rung)
     found["asked"] = found["requested"]
     for placement in ("out_of_place", "in_place"):
@@ -227,7 +229,7 @@ def _cells(row: Sequence[str]) -> str:
     return "  ".join(f"{cell:>{width}s}" for cell, (_, _, width) in zip(row, COLUMNS, strict=True))
 
 
-def _row(rung: Rung) -> str:
+def _row(rung: ScalingPoint) -> str:
     row, values = rung.row, rung.row.out_of_place
     cells = [str(rung.ranks), str(rung.hosts), str(row.size), row.datatype, row.reduction]
     figures = ((values.seconds * 1e6, 9), (values.algbw, 7), (values.busbw, 7))

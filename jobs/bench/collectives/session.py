@@ -1,4 +1,4 @@
-"""The session of one operation: communicator, buffers, header and wire rate, opened and closed in order."""
+"""Open and close the session of one operation: communicator, buffers, header and wire rate."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.groups import color_of
-from jobs.bench.collectives.results import Header, Memory, RankDevice
-from jobs.bench.collectives.specs import OPERATIONS, Operation, Shape
+from jobs.bench.collectives.results import GpuMemoryUse, Header, RankDevice
+from jobs.bench.collectives.specs import SPECS, CollectiveSpec, Counts
 from jobs.bench.collectives.traffic import Traffic, read_matrix
-from jobs.measure.link_rates import Layout, assumed_algorithm, percent, wire_rate
+from jobs.measure.link_rates import RankLayout, assumed_algorithm, percent, wire_rate
 from meshrun import World
 from runner.comm.api import Control
 from runner.comm.clock import clock_offsets
@@ -28,35 +28,35 @@ FLOAT8_LIBRARY = 22400
 NVLS_CAPABILITY = 90  # Hopper
 CONNECTING = 60.0  # seconds beyond -T that connecting may take; many ranks connect slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
-SHORTEST_MESSAGE = 16  # bytes: pingpong's answers, whatever the sizes
+SHORTEST_MESSAGE = 16  # bytes: pingpong's replies, for all sizes
 
 
 Wire = Callable[[float, float], tuple[float | None, float | None]]
 
 
-def unknown(algbw: float, busbw: float) -> tuple[float | None, float | None]:
+def no_wire_rate(algbw: float, busbw: float) -> tuple[float | None, float | None]:
     return None, None
 
 
 @dataclass
 class Bench:
-    """What all sizes of one run share.
+    """State that all sizes of one run share.
 
-    everyone: the ranks that are averaged over and wait for each other, nccl-tests' MPI_COMM_WORLD. numbers:
+    everyone: the ranks to average over, which wait for each other; nccl-tests' MPI_COMM_WORLD. world_ranks:
     their ranks in the world. colors: their group numbers. group: this rank's collectives, with the buffers
-    send and recv. progress: of this rank, for the watchdog. watched: there is one. detail: take the time
-    before each call. offset: seconds that this rank's clock is ahead of rank 0's. wire: from algbw and busbw,
-    GB/s on the tight link and its percentage of nominal. nominal: GB/s of that link. checks: how many were
-    done so far. failures: how many of them found wrong data.
+    send and recv. progress: of this rank, for the watchdog. watched: there is a watchdog. detail: take the
+    time before each call. offset: seconds that this rank's clock is ahead of rank 0's. wire: from algbw and
+    busbw, GB/s on the limiting link and its percentage of nominal. nominal: GB/s of that link. checks: number
+    done so far. failures: number of them that found wrong data.
     """
 
     world: World
     everyone: Control
-    numbers: Sequence[int]
+    world_ranks: Sequence[int]
     colors: Sequence[int]
     group: Collectives
     settings: SweepSettings
-    operation: Operation
+    operation: CollectiveSpec
     traffic: Traffic
     send: Buffer
     recv: Buffer
@@ -64,20 +64,20 @@ class Bench:
     watched: bool = False
     detail: bool = False
     offset: float = 0.0
-    wire: Wire = unknown
+    wire: Wire = no_wire_rate
     nominal: float | None = None
     checks: int = 0
     failures: int = 0
 
-    def shape(self, size: int, datatype: Datatype) -> Shape:
-        return self.operation.shape(size // datatype.itemsize, datatype, self.group.size, self.traffic)
+    def counts(self, size: int, datatype: Datatype) -> Counts:
+        return self.operation.counts(size // datatype.itemsize, datatype, self.group.size, self.traffic)
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one measurement measures. elements: of the requested size, before rounding."""
+    """The arguments of one measurement. elements: of the requested size, before rounding."""
 
-    shape: Shape
+    counts: Counts
     datatype: Datatype
     reduction: str
     root: int
@@ -86,22 +86,22 @@ class Point:
 
     @property
     def bytes(self) -> int:
-        """The size column: bytes of the larger of input and result."""
-        return max(self.shape.send, self.shape.recv) * self.datatype.itemsize
+        """Bytes of the larger of input and result: the size column."""
+        return max(self.counts.send, self.counts.recv) * self.datatype.itemsize
 
 
 @dataclass
 class Session:
-    """A Bench, and what is printed around it. reduced: maxbytes if memory holds less than was requested, else
-    None.
+    """A Bench, and what is printed before and after its rows.
 
+    reduced: maxbytes if memory holds less than was requested, else None.
     memory: GPU memory used so far (-M); collective.
     """
 
     bench: Bench
     header: Header
     reduced: int | None = None
-    memory: Callable[[], Memory | None] = lambda: None
+    memory: Callable[[], GpuMemoryUse | None] = lambda: None
 
 
 @contextmanager
@@ -115,9 +115,9 @@ def opened(
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.
 
-    colors: each rank's group number. Raises UserError, on every rank, for what cannot be measured here.
+    colors: each rank's group number. Raises UserError, on every rank, if the options cannot be measured here.
     """
-    operation = OPERATIONS[name]
+    operation = SPECS[name]
     check_device(world, options.settings)
     check_ranks(operation, options.settings, colors)
     settings, reduced = within_memory(world, everyone, options.settings)
@@ -150,13 +150,13 @@ def opened(
         )  # fmt: skip
         assumptions: tuple[str, ...] = ()
         if options.wire:
-            bench.wire, bench.nominal, assumptions = tight_link(world, everyone, bench, options.link_rate)
+            bench.wire, bench.nominal, assumptions = limiting_link(world, everyone, bench, options.link_rate)
 
-        def used() -> Memory | None:
+        def used() -> GpuMemoryUse | None:
             if not settings.memory:
                 return None
             spent = (before - connected, connected - allocated, allocated - world.backend.free_memory())
-            return Memory(*(max(column) for column in zip(*everyone.allgather(spent), strict=True)))
+            return GpuMemoryUse(*(max(column) for column in zip(*everyone.allgather(spent), strict=True)))
 
         progress.grace = 0.0
         yield Session(bench, header(everyone, world, bench, assumptions), reduced, used)
@@ -168,7 +168,7 @@ def opened(
 
 def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str, ...]) -> Header:
     device = world.here.device
-    seat = RankDevice(
+    mine = RankDevice(
         everyone.rank,
         bench.colors[everyone.rank],
         world.here.pid,
@@ -178,7 +178,7 @@ def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str
         device.name,
     )
     return Header(
-        bench.operation.program, bench.group.library, bench.group.label, tuple(everyone.allgather(seat)),
+        bench.operation.program, bench.group.library, bench.group.label, tuple(everyone.allgather(mine)),
         assumptions,
     )  # fmt: skip
 
@@ -186,12 +186,12 @@ def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str
 def within_memory(
     world: World, everyone: Control, settings: SweepSettings
 ) -> tuple[SweepSettings, int | None]:
-    """The settings with maxbytes as large as memory holds, and that size if it is less than was requested.
+    """Limit maxbytes to what memory holds; returns the settings, and that size if it is less than requested.
 
     On GPUs nccl-tests' rule: 1 GiB for each 16 GiB installed (at most 4) and one more stay free; the rest
     holds three buffers, or two without checks. On CPUs the available memory, shared by the host's ranks,
-    holds five: two buffers, two for scratch, and one stays free. Raises UserError if not even the smallest
-    size fits.
+    holds five: two buffers, two scratch buffers, and one stays free. Raises UserError if not even the
+    smallest size fits.
     """
     device = world.here.device
     if device.kind == "cuda":
@@ -215,7 +215,7 @@ def within_memory(
 
 
 def supported(everyone: Control, world: World, settings: SweepSettings, library: int) -> SweepSettings:
-    """The settings without the types that these GPUs or this NCCL lack (-d all), as nccl-tests filters them.
+    """Leave out the types that these GPUs or this NCCL lack (-d all), as nccl-tests does.
 
     library: NCCL's version, such as 22809; 0 without NCCL. Raises UserError if nothing is left.
     """
@@ -228,7 +228,7 @@ def supported(everyone: Control, world: World, settings: SweepSettings, library:
     rest = tuple(name for name in settings.datatypes if not name.startswith("f8"))
     if not rest:
         raise UserError(
-            "there are no 8-bit floats here",
+            "8-bit floats are not supported here",
             got=f"compute capability {capability / 10:g}, NCCL {library // 10000}.{library // 100 % 100}",
             expected="9.0 or later, NCCL 2.24 or later",
             everywhere=True,
@@ -237,7 +237,7 @@ def supported(everyone: Control, world: World, settings: SweepSettings, library:
 
 
 def check_device(world: World, settings: SweepSettings) -> None:
-    """Raise UserError for options that need NCCL, if a rank measures host memory."""
+    """Raise UserError for options that need NCCL if a rank measures host memory."""
     given = {
         "-G": settings.cudagraph,
         "-M": settings.memory,
@@ -255,8 +255,8 @@ def check_device(world: World, settings: SweepSettings) -> None:
         )
 
 
-def check_ranks(operation: Operation, settings: SweepSettings, colors: Sequence[int]) -> None:
-    """Raise UserError for what does not work with this number of ranks. colors: each rank's group number."""
+def check_ranks(operation: CollectiveSpec, settings: SweepSettings, colors: Sequence[int]) -> None:
+    """Raise UserError if the operation cannot run on this number of ranks. colors: each rank's group."""
     sizes = {colors.count(color) for color in colors}
     ranks = min(sizes)
     if operation.name == "hypercube" and not fits_hypercube(colors):
@@ -292,7 +292,7 @@ def colors_of(world: World, options: BenchOptions) -> list[int]:
 
 
 def traffic_of(options: BenchOptions, ranks: int, name: str, settings: SweepSettings) -> Traffic:
-    """alltoallv's traffic. Raises UserError, the same on every rank that can read the matrix."""
+    """Return alltoallv's traffic. Raises UserError, the same on every rank that can read the matrix."""
     spread = min(max(options.spread, 0.0), 1.0)
     if name != "alltoallv" or options.matrix is None:
         return Traffic(spread)
@@ -308,18 +308,17 @@ def traffic_of(options: BenchOptions, ranks: int, name: str, settings: SweepSett
     return Traffic(spread, matrix)
 
 
-def tight_link(
+def limiting_link(
     world: World, everyone: Control, bench: Bench, stated: float | None
 ) -> tuple[Wire, float | None, tuple[str, ...]]:
-    """The function of `Bench.wire`, the link's nominal GB/s, and what both rest on; collective over
-    `everyone`.
+    """Return the function `Bench.wire`, the link's nominal GB/s, and the assumptions of both; collective.
 
-    Known for GPUs only: the path of MPI through host memory is its own. stated: the nominal rate of
-    --link-rate, GB/s; None to use what NVML and sysfs report.
+    Unknown for host memory, where MPI chooses the path. stated: the nominal rate of --link-rate, GB/s; None
+    to use what NVML and sysfs report.
     """
     device = world.here.device
     if device.kind != "cuda":
-        return unknown, None, ()
+        return no_wire_rate, None, ()
     mine = gpu_links(device.uuid)
     nics = network_rate(links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id]))
     gathered = everyone.allgather((world.here.host_id, mine, nics, device.compute_capability))
@@ -327,7 +326,7 @@ def tight_link(
     members = [one for one, other in zip(gathered, bench.colors, strict=True) if other == color]
     hosts = len({host for host, *_ in members})
     joined = all(links.nvlinks_active for _, links, *_ in members)
-    layout = Layout(len(members), hosts, "NVLink" if joined else "PCIe")
+    layout = RankLayout(len(members), hosts, "NVLink" if joined else "PCIe")
     possible = joined and min(capability for *_, capability in members) >= NVLS_CAPABILITY
     assumed = assumed_algorithm(bench.operation.name, layout, environment(), possible)
     readings = [
@@ -336,7 +335,7 @@ def tight_link(
     rates = [reading.rate for reading in readings if reading.rate is not None]
     nominal, source = stated, "--link-rate"
     if stated is None:
-        # A link of unknown rate may be the tight one.
+        # A link of unknown rate may be the limiting one.
         nominal = min(rates) if len(rates) == len(readings) else None
         source = next((reading.source for reading in readings if reading.rate is None), readings[0].source)
     text = "unknown" if nominal is None else f"{nominal:g} GB/s"

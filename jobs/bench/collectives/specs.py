@@ -10,16 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jobs.bench.collectives.traffic import Traffic
+from jobs.bench.collectives.traffic import ALIGNMENT, Traffic
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
 from runner.comm.collectives.api import Datatype
 
-ALIGNMENT = 16  # bytes
 SEEDS_PER_CHECK = 1 << 20  # more than ranks, so that no rank's data recurs in a later check
 
 
 @dataclass(frozen=True)
-class Shape:
+class Counts:
     """One size of one operation.
 
     count: argument of NCCL's function. send, recv: elements of the input and the result on a rank. send_step,
@@ -37,17 +36,17 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Operation:
+class CollectiveSpec:
     """One operation.
 
-    name: as in nccl-tests, whose program is called NAME_perf. shape: (elements of the size, datatype, ranks,
+    name: as in nccl-tests, whose program is NAME_perf. counts: (elements of the size, datatype, ranks,
     traffic) -> Shape. factor: busbw over algbw for n ranks. reduces: takes a reduction. rooted: has a root.
-    in_place: its result can be checked in place; nccl-tests shows N/A otherwise. shows: the reduction to
+    in_place: its result can be checked in place; nccl-tests prints N/A otherwise. shows: the reduction to
     print if it takes none.
     """
 
     name: str
-    shape: Callable[[int, Datatype, int, Traffic], Shape]
+    counts: Callable[[int, Datatype, int, Traffic], Counts]
     factor: Callable[[int], float]
     reduces: bool = False
     rooted: bool = False
@@ -59,45 +58,45 @@ class Operation:
         return f"{self.name}_perf"
 
 
-def _whole(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+def _whole(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Counts:
     """Every rank holds all of it: all_reduce, broadcast, reduce, sendrecv."""
-    return Shape(elements, elements, elements, 0, 0, elements)
+    return Counts(elements, elements, elements, 0, 0, elements)
 
 
 def _share(elements: int, datatype: Datatype, ranks: int) -> int:
-    """A rank's part, rounded down to a multiple of 16 bytes."""
+    """Return a rank's part, rounded down to a multiple of 16 bytes."""
     return (elements // ranks) & ~(ALIGNMENT // datatype.itemsize - 1)
 
 
-def _gathered(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+def _gathered(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Counts:
     """A part goes in, all parts come out: all_gather, gather."""
     part = _share(elements, datatype, ranks)
-    return Shape(part, part, part * ranks, part, 0, part * ranks)
+    return Counts(part, part, part * ranks, part, 0, part * ranks)
 
 
-def _hypercube(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+def _hypercube(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Counts:
     part = _share(elements, datatype, ranks)
-    return Shape(part, part, part * ranks, part, 0, part * (ranks - 1))
+    return Counts(part, part, part * ranks, part, 0, part * (ranks - 1))
 
 
-def _scattered(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+def _scattered(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Counts:
     """All parts go in, one comes out: reduce_scatter, scatter."""
     part = _share(elements, datatype, ranks)
-    return Shape(part, part * ranks, part, 0, part, part * ranks)
+    return Counts(part, part * ranks, part, 0, part, part * ranks)
 
 
-def _exchanged(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+def _exchanged(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Counts:
     part = _share(elements, datatype, ranks)
-    return Shape(part, part * ranks, part * ranks, 0, 0, part * ranks)
+    return Counts(part, part * ranks, part * ranks, 0, 0, part * ranks)
 
 
-def _exchanged_unevenly(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Shape:
+def _exchanged_unevenly(elements: int, datatype: Datatype, ranks: int, traffic: Traffic) -> Counts:
     """Buffers have the size that the busiest rank needs; the bandwidth is that rank's."""
     part = 0 if traffic.matrix else _share(elements, datatype, ranks)
     table = traffic.elements(part * ranks * datatype.itemsize, datatype.itemsize, ranks)
     sent = max(sum(row) for row in table)
     received = max(sum(column) for column in zip(*table, strict=True))
-    return Shape(part, sent, received, 0, 0, max(sent, received), table)
+    return Counts(part, sent, received, 0, 0, max(sent, received), table)
 
 
 def _one(ranks: int) -> float:
@@ -108,35 +107,35 @@ def _others(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-OPERATIONS = {
+SPECS = {
     known.name: known
     for known in (
-        Operation("all_reduce", _whole, lambda ranks: 2 * (ranks - 1) / ranks, reduces=True),
-        Operation("all_gather", _gathered, _others),
-        Operation("reduce_scatter", _scattered, _others, reduces=True),
-        Operation("alltoall", _exchanged, _others, in_place=False),
-        Operation("alltoallv", _exchanged_unevenly, _others, in_place=False),
-        Operation("broadcast", _whole, _one, rooted=True),
-        Operation("reduce", _whole, _one, reduces=True, rooted=True),
-        Operation("gather", _gathered, _others, rooted=True),
-        Operation("scatter", _scattered, _others, rooted=True),
+        CollectiveSpec("all_reduce", _whole, lambda ranks: 2 * (ranks - 1) / ranks, reduces=True),
+        CollectiveSpec("all_gather", _gathered, _others),
+        CollectiveSpec("reduce_scatter", _scattered, _others, reduces=True),
+        CollectiveSpec("alltoall", _exchanged, _others, in_place=False),
+        CollectiveSpec("alltoallv", _exchanged_unevenly, _others, in_place=False),
+        CollectiveSpec("broadcast", _whole, _one, rooted=True),
+        CollectiveSpec("reduce", _whole, _one, reduces=True, rooted=True),
+        CollectiveSpec("gather", _gathered, _others, rooted=True),
+        CollectiveSpec("scatter", _scattered, _others, rooted=True),
         # nccl-tests prints -o's reduction for sendrecv, which has none, and loops over all of them.
-        Operation("sendrecv", _whole, _one, in_place=False, reduces=True),
-        Operation("hypercube", _hypercube, _one, shows=""),
+        CollectiveSpec("sendrecv", _whole, _one, in_place=False, reduces=True),
+        CollectiveSpec("hypercube", _hypercube, _one, shows=""),
     )
 }
 
 
 def bandwidths(
-    operation: Operation, shape: Shape, datatype: Datatype, ranks: int, seconds: float
+    operation: CollectiveSpec, counts: Counts, datatype: Datatype, ranks: int, seconds: float
 ) -> tuple[float, float]:
-    """algbw and busbw, GB/s (1e9 bytes)."""
-    algbw = shape.moved * datatype.itemsize / 1e9 / seconds if seconds else 0.0
+    """Compute algbw and busbw, GB/s (1e9 bytes)."""
+    algbw = counts.moved * datatype.itemsize / 1e9 / seconds if seconds else 0.0
     return algbw, algbw * operation.factor(ranks)
 
 
 @dataclass(frozen=True)
-class Layout:
+class DataLayout:
     """The contents of one rank's memory: `sent` before the operation, `expected` after it.
 
     Positions are elements from the start of the rank's input and of its result.
@@ -146,34 +145,34 @@ class Layout:
     expected: tuple[Segment, ...]
 
 
-def layout(
-    operation: Operation,
-    shape: Shape,
+def data_layout(
+    operation: CollectiveSpec,
+    counts: Counts,
     ranks: int,
     rank: int,
     root: int,
     reduction: str,
     check: int,
     in_place: bool,
-) -> Layout:
-    """The data of check number `check` on one rank of `ranks`.
+) -> DataLayout:
+    """Return the data of check number `check` on one rank of `ranks`.
 
     A rank that receives nothing (gather and reduce, except on the root) must find its receive buffer
     unchanged: poisoned and, in place, with its own input in it.
     """
     own = SEEDS_PER_CHECK * check + rank
-    count = shape.count
+    count = counts.count
 
     def copied(start: int, length: int, seed: int, index: int, source: int) -> Segment:
         return Segment(start, length, Copied(seed, index), source)
 
     if operation.name in ("all_reduce", "reduce", "reduce_scatter"):
-        given = Segment(0, shape.send, Contributed(check, 0, reduction, ranks, rank), rank)
+        given = Segment(0, counts.send, Contributed(check, 0, reduction, ranks, rank), rank)
         index = rank * count if operation.name == "reduce_scatter" else 0
-        result = Segment(0, shape.recv, Reduced(check, index, reduction, ranks), None)
+        result = Segment(0, counts.recv, Reduced(check, index, reduction, ranks), None)
         if operation.name == "reduce" and rank != root:
-            result = given if in_place else Segment(0, shape.recv, Untouched(), None)
-        return Layout((given,), (result,))
+            result = given if in_place else Segment(0, counts.recv, Untouched(), None)
+        return DataLayout((given,), (result,))
     if operation.name in ("all_gather", "hypercube", "gather"):
         parts = tuple(
             copied(peer * count, count, SEEDS_PER_CHECK * check + peer, 0, peer) for peer in range(ranks)
@@ -183,16 +182,16 @@ def layout(
                 part if in_place and peer == rank else Segment(part.start, count, Untouched(), None)
                 for peer, part in enumerate(parts)
             )
-        return Layout((copied(0, count, own, 0, rank),), parts)
+        return DataLayout((copied(0, count, own, 0, rank),), parts)
     if operation.name == "scatter":
-        given = copied(0, shape.send, check, 0, root)
-        return Layout((given,) if rank == root else (), (copied(0, count, check, rank * count, root),))
+        given = copied(0, counts.send, check, 0, root)
+        return DataLayout((given,) if rank == root else (), (copied(0, count, check, rank * count, root),))
     if operation.name == "broadcast":
         whole = copied(0, count, check, 0, root)
-        return Layout((whole,) if rank == root else (), (whole,))
+        return DataLayout((whole,) if rank == root else (), (whole,))
     if operation.name == "sendrecv":
         before = (rank - 1) % ranks
-        return Layout(
+        return DataLayout(
             (copied(0, count, own, 0, rank),),
             (copied(0, count, SEEDS_PER_CHECK * check + before, 0, before),),
         )
@@ -201,8 +200,8 @@ def layout(
             copied(peer * count, count, SEEDS_PER_CHECK * check + peer, rank * count, peer)
             for peer in range(ranks)
         )
-        return Layout((copied(0, shape.send, own, 0, rank),), parts)
-    traffic = shape.traffic or ()
+        return DataLayout((copied(0, counts.send, own, 0, rank),), parts)
+    traffic = counts.traffic or ()
     received = list(accumulate((traffic[peer][rank] for peer in range(ranks)), initial=0))
     parts = tuple(
         copied(
@@ -214,5 +213,5 @@ def layout(
         )
         for peer in range(ranks)
     )
-    rest = Segment(received[-1], shape.recv - received[-1], Untouched(), None)
-    return Layout((copied(0, sum(traffic[rank]), own, 0, rank),), (*parts, rest) if rest.count else parts)
+    rest = Segment(received[-1], counts.recv - received[-1], Untouched(), None)
+    return DataLayout((copied(0, sum(traffic[rank]), own, 0, rank),), (*parts, rest) if rest.count else parts)

@@ -1,4 +1,4 @@
-"""All sizes of one operation, in nccl-tests' order: warm-up over all, then each size in both placements.
+"""Measure all sizes of one operation in nccl-tests' order: warm-up over all, then each in both placements.
 
 nccl-tests 2.19.6, src/common.cu, TimeTest, and the loops over types, reductions and roots in src/<op>.cu.
 """
@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import count
 
 from jobs.bench.collectives.measure import measure
-from jobs.bench.collectives.results import Row
+from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.timing import bound_call
 from runner.comm.collectives.api import DATATYPES
 
 
-def sweep(bench: Bench) -> Iterator[Row]:
+def sweep(bench: Bench) -> Iterator[ResultRow]:
     """Yield every row of one operation as soon as it is measured; collective."""
     settings, operation = bench.settings, bench.operation
     reductions = settings.reductions if operation.reduces else ("sum",)
@@ -25,11 +25,11 @@ def sweep(bench: Bench) -> Iterator[Row]:
     for name in settings.datatypes:
         for reduction in reductions:
             for root in roots if operation.rooted else (0,):
-                shape = bench.shape(0, DATATYPES[name])
-                yield from _sizes(bench, Point(shape, DATATYPES[name], reduction, root, False, 0))
+                counts = bench.counts(0, DATATYPES[name])
+                yield from _sizes(bench, Point(counts, DATATYPES[name], reduction, root, False, 0))
 
 
-def _sizes(bench: Bench, blank: Point) -> Iterator[Row]:
+def _sizes(bench: Bench, blank: Point) -> Iterator[ResultRow]:
     settings = bench.settings
     bench.everyone.barrier()
     bench.progress.begin(f"warm-up of {bench.operation.name} {blank.datatype.name}")
@@ -47,9 +47,9 @@ def _sizes(bench: Bench, blank: Point) -> Iterator[Row]:
                 point = at_size(bench, blank, size, in_place)
                 bench.progress.begin(describe(bench, point))
                 placements.append(measure(bench, point))
-            yield Row(
+            yield ResultRow(
                 size=point.bytes,
-                count=point.shape.count,
+                count=point.counts.count,
                 datatype=point.datatype.name,
                 reduction=point.reduction if bench.operation.reduces else bench.operation.shows,
                 root=point.root if bench.operation.rooted else -1,
@@ -57,17 +57,17 @@ def _sizes(bench: Bench, blank: Point) -> Iterator[Row]:
                 in_place=placements[1],
                 finished=time.time(),
             )
-        if cycle == settings.run_cycles:  # 0: for ever
+        if cycle == settings.run_cycles:  # 0: endless
             return
 
 
 def at_size(bench: Bench, blank: Point, size: int, in_place: bool) -> Point:
     elements = size // blank.datatype.itemsize
-    return replace(blank, shape=bench.shape(size, blank.datatype), in_place=in_place, elements=elements)
+    return replace(blank, counts=bench.counts(size, blank.datatype), in_place=in_place, elements=elements)
 
 
 def describe(bench: Bench, point: Point) -> str:
-    """Text for one measurement: operation, type, reduction, size, placement."""
+    """Describe one measurement: operation, type, reduction, size, placement."""
     reduction = f" {point.reduction}" if bench.operation.reduces else ""
     place = "in-place" if point.in_place else "out-of-place"
     return f"{bench.operation.name} {point.datatype.name}{reduction}, {point.bytes} B, {place}"

@@ -1,4 +1,4 @@
-"""nccl-tests' timing loop: all timed calls of one size and placement, issued and waited for as it does.
+"""Time calls with nccl-tests' loop: issue and wait for all calls of one size and placement as it does.
 
 nccl-tests 2.19.6, src/common.cu, BenchTime: one untimed call, a barrier, then all calls between two readings
 of the host's clock. Buffers rotate: call i starts i times the message size further into the buffers, so that
@@ -23,7 +23,7 @@ from runner.comm.collectives.api import Call, Place
 class CallTimes:
     """Times on one rank, in seconds.
 
-    seconds, cpu_seconds: of one operation, until it was done and until it was queued. iterations: of single
+    seconds, cpu_seconds: of one operation, until done and until queued. iterations: of single
     iterations (-I). begun: when each iteration began, on the common clock.
     """
 
@@ -34,18 +34,18 @@ class CallTimes:
 
 
 def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
-    """Call number `iteration`, with its place in the rotating buffers."""
+    """Make call number `iteration`, with its place in the rotating buffers."""
     size, rank = point.datatype.itemsize, bench.group.rank
     turns = bench.settings.maxbytes // point.bytes if point.bytes else 1
     start = bench.settings.unalign * size + point.bytes * (iteration % turns)
     send = Place(bench.send, start)
     recv = Place(bench.recv, start)
     if point.in_place:
-        send = Place(bench.recv, start + point.shape.send_step * rank * size)
-        recv = Place(bench.recv, start + point.shape.recv_step * rank * size)
+        send = Place(bench.recv, start + point.counts.send_step * rank * size)
+        recv = Place(bench.recv, start + point.counts.recv_step * rank * size)
     return Call(
-        bench.operation.name, send, recv, point.shape.count, point.datatype, point.reduction, point.root,
-        point.in_place, point.shape.traffic,
+        bench.operation.name, send, recv, point.counts.count, point.datatype, point.reduction, point.root,
+        point.in_place, point.counts.traffic,
     )  # fmt: skip
 
 
@@ -71,11 +71,11 @@ def clock(bench: Bench, point: Point) -> CallTimes:
         bench.progress.done()
 
 
-def _line_up(bench: Bench, first: Sequence[Any]) -> None:
-    """Make the untimed call and bring all ranks to a barrier, with nothing left to do but the timed calls.
+def _synchronise(bench: Bench, first: Sequence[Any]) -> None:
+    """Make the untimed call, then wait at a barrier; call it when only the timed calls are left to do.
 
-    The others would wait in their first call for whatever a rank still had to prepare; and work between the
-    two calls would let caches and the device go cold.
+    If a rank still had work to prepare, the others would wait for it in their first call; and work between
+    the untimed and the first timed call would let caches and the device go cold.
     """
     bench.progress.before("in the call before the timed ones")
     bench.group.issue(first)
@@ -107,7 +107,7 @@ def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[A
     if marks:
         plan.append(marks[-1].record)
     issued, follower = group.packed(plan), _follower(bench, marks) if bench.watched else None
-    _line_up(bench, first)
+    _synchronise(bench, first)
     start = time.perf_counter()
     group.issue(issued)
     queued = time.perf_counter() - start
@@ -121,7 +121,7 @@ def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[A
 
 
 def _follower(bench: Bench, marks: Sequence[Any]) -> Any:
-    """A function that reports the device's current iteration to the watchdog, while the host waits."""
+    """Return a function that reports the device's current iteration to the watchdog while the host waits."""
     reached = 0
 
     def follow() -> None:
@@ -138,12 +138,12 @@ def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence
     """Wait for every call: with a barrier after it (-z 1), without (-z 2), with an untimed one (-z 3)."""
     settings, group, everyone = bench.settings, bench.group, bench.everyone
     count = len(steps) * settings.agg_iters
-    # An iteration lasts until the next one begins; with -z 3 it has its own end.
+    # An iteration ends where the next one begins; with -z 3 it has an end of its own.
     apart = 2 if settings.blocking == 3 else 1
     marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
     begun: list[float] = []
     spent = 0.0
-    _line_up(bench, first)
+    _synchronise(bench, first)
     start = time.perf_counter()
     for number, step in enumerate(steps):
         bench.progress.enter(number + 1)
@@ -175,10 +175,10 @@ def _clock_graph(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[An
     settings, group = bench.settings, bench.group
     launches = settings.cudagraph
     count = len(steps) * settings.agg_iters * launches
-    _line_up(bench, first)
+    _synchronise(bench, first)
     plan = [group.captured([call for step in steps for call in step])] * launches
     bench.progress.before("at the barrier before the graph")
-    group.rehearse()  # capturing has made caches cold
+    group.rehearse()  # caches are cold after capturing
     bench.everyone.barrier()
     bench.progress.enter(1)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Bytes from each rank to each in alltoallv: a pattern by distance, or a matrix from a file.
+"""Bytes between ranks in alltoallv: a pattern by distance, or a matrix from a file.
 
 The rules, and the environment variables of the options, are those of nccl-tests 2.19.6 (src/alltoallv.cu).
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.errors import UserError
 
-ALIGNMENT = 16
+ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Traffic:
     matrix: tuple[tuple[int, ...], ...] | None = None
 
     def elements(self, total: int, itemsize: int, ranks: int) -> tuple[tuple[int, ...], ...]:
-        """Elements from rank i to rank j in row i, if each rank sends about `total` bytes in all."""
+        """Return elements from rank i to rank j in row i, if each rank sends about `total` bytes."""
         if self.matrix is not None:
             return tuple(tuple(cell // itemsize for cell in row[:ranks]) for row in self.matrix[:ranks])
         by_distance = [self._bytes(distance, total, ranks) // itemsize for distance in range(ranks)]
@@ -37,7 +37,7 @@ class Traffic:
 
 
 def read_matrix(path: Path, scale: float, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """A square matrix of bytes in a text file, scaled, each rounded down to 16. Raises UserError."""
+    """Read a square matrix of bytes from a text file; scale it and round down to 16. Raises UserError."""
     try:
         rows = [
             [float(word) for word in line.split()] for line in path.read_text().splitlines() if line.strip()
@@ -51,7 +51,7 @@ def read_matrix(path: Path, scale: float, ranks: int) -> tuple[tuple[int, ...], 
             got=f"{len(rows)} x {' or '.join(map(str, widths))}",
             expected=f"square, at least {ranks} x {ranks}",
         )
-    # In this form because comparisons with NaN are false.
+    # Written this way because comparisons with NaN are false.
     if not all(cell >= 0 and cell * scale <= 2**62 for row in rows for cell in row):
         raise UserError(f"the traffic matrix {path} holds a value that is not a number of bytes")
     return tuple(tuple(int(cell * scale) & ~(ALIGNMENT - 1) for cell in row) for row in rows)

@@ -1,16 +1,16 @@
-"""`meshrun bench copy`: nvbandwidth's test cases by its names, checked, with outliers marked.
+"""`meshrun bench copy`: nvbandwidth's test cases by name, with checked data and marked outliers.
 
-cases               what each case copies, from where to where, by which engine, and what is reported
-patterns            the transfers of a cell of the matrix, which run at the same time
-engines             how a transfer is queued on a stream: by copy engine or by kernel
-buffers             the memory of transfers, also of other processes, and the size that fits
-transfers           transfers timed behind a gate, their data verified
-latency             a chain of loads
-measure             a case cell by cell; statistics of samples
-host                copies inside host memory, if there is no GPU
-outliers            slow cells, and how near the best comes to its nominal peak
-nvbandwidth_text, record, heatmap       text, JSON, plots
-run, cli            all of it, by the ranks; the command
+cases               the test cases: source, target, engine, and the reported rate
+patterns            the simultaneous transfers of a cell of the matrix
+engines             queue a transfer on a stream: by copy engine or by kernel
+buffers             memory of transfers, also of other processes, and the size that fits
+transfers           run transfers behind a gate, and verify their data
+latency             a chain of dependent loads
+measure             measure a case cell by cell; statistics of samples
+host                copies inside host memory, without a GPU
+outliers            slow cells, and the best cell against its nominal peak
+nvbandwidth_text, record, heatmap       output as text, JSON and plots
+run, cli            run the cases on the ranks; the command
 
 It may not know the collectives or the lessons. Others use `jobs.bench.cli`.
 """

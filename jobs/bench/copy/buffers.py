@@ -1,4 +1,4 @@
-"""The memory that transfers are between: of this process, and of the host's other processes by CUDA IPC."""
+"""Memory of transfers: of this process and, through CUDA IPC, of the host's other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import UNIT
-from jobs.bench.copy.patterns import Place, Transfer
+from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner.comm.api import Control
 from runner.device.raw.memory import Box, Gpu, Memory
@@ -33,12 +33,12 @@ class MatrixGpu:
 class BoundTransfer:
     """A transfer and its memory on this rank.
 
-    number: among the transfers to bind. own: the ends that this rank allocated, fills and checks. ends: both
-    ends, as the rank that moves the bytes reaches them; empty on the others.
+    number: index among the transfers to bind. own: the ends that this rank allocated, fills and checks. ends:
+    both ends as mapped by the rank that moves the bytes; empty on the others.
     """
 
     number: int
-    transfer: Transfer
+    transfer: CopyTransfer
     nbytes: int
     own: dict[End, Memory] = field(default_factory=dict)
     ends: dict[End, Memory] = field(default_factory=dict)
@@ -46,21 +46,21 @@ class BoundTransfer:
 
 @dataclass(frozen=True)
 class Binding:
-    """transfers: those that can run. unavailable: why others cannot, by number; the same on all ranks."""
+    """transfers: those that can run. unavailable: reasons of the others, by number; the same on all ranks."""
 
     transfers: tuple[BoundTransfer, ...]
     unavailable: dict[int, str]
 
 
-class Buffers:
-    """Memory of a host's ranks for one set of transfers after another; kept until the box closes.
+class TransferBuffers:
+    """Memory of a host's ranks, reused by one set of transfers after another; kept until the box closes.
 
     All methods are collective over `group`, the host's ranks.
     """
 
     def __init__(self, group: Control, box: Box, gpus: Sequence[MatrixGpu]) -> None:
         self.group, self.box, self.gpus = group, box, gpus
-        self._idle: dict[tuple[Place, int], list[Memory]] = defaultdict(list)
+        self._idle: dict[tuple[MemoryPlace, int], list[Memory]] = defaultdict(list)
         self._peers = PeerMemory(group, box)
 
     def rank_of(self, gpu: int) -> int:
@@ -72,9 +72,9 @@ class Buffers:
 
     @contextmanager
     def bound(
-        self, transfers: Sequence[Transfer], size: int, ends: Sequence[End] = ENDS
+        self, transfers: Sequence[CopyTransfer], size: int, ends: Sequence[End] = ENDS
     ) -> Iterator[Binding]:
-        """Memory for these ends of all transfers at the same time; size: bytes of a transfer of factor 1."""
+        """Provide memory for these ends of all transfers at once. size: bytes of a transfer of factor 1."""
         bound = [
             BoundTransfer(number, transfer, transfer.factor * size)
             for number, transfer in enumerate(transfers)
@@ -94,10 +94,10 @@ class Buffers:
                     self._idle[getattr(one.transfer, end), one.nbytes].append(memory)
 
     def close(self) -> None:
-        """Give other ranks' memory back, before they release it."""
+        """Unmap other ranks' memory, before they free it."""
         self._peers.close()
 
-    def _take(self, place: Place, nbytes: int) -> Memory:
+    def _take(self, place: MemoryPlace, nbytes: int) -> Memory:
         idle = self._idle[place, nbytes]
         if idle:
             return idle.pop()
@@ -106,8 +106,8 @@ class Buffers:
             return self.box.allocate("pinned", nbytes, gpu)
         return allocate_exportable(self.box, nbytes, gpu)
 
-    def _without_access(self, transfers: Sequence[Transfer]) -> dict[int, str]:
-        """Transfers whose GPU does not reach the other's memory, as seen by the ranks that move them."""
+    def _without_access(self, transfers: Sequence[CopyTransfer]) -> dict[int, str]:
+        """Return the transfers whose GPU has no peer access to the other GPU, with the reason, by number."""
         mine = {}
         for number, transfer in enumerate(transfers):
             if transfer.between_gpus and self.is_here(transfer.gpu):
@@ -122,7 +122,7 @@ class Buffers:
         uuid = self.gpus[other].gpu.uuid
         seen = next((one.index for one in self.box.gpus if one.uuid == uuid), None)
         if seen is None:
-            return True  # CUDA IPC opens the memory of invisible GPUs too, or says why not
+            return True  # CUDA IPC opens the memory of invisible GPUs too, or fails with a reason
         if not self.box.connect(index, seen):
             return False
         # If both GPUs are this process's, connect both ways: a copy engine of either may do the copy.
@@ -131,7 +131,7 @@ class Buffers:
     def _reach(
         self, bound: Sequence[BoundTransfer], ends: Sequence[End], unavailable: dict[int, str]
     ) -> dict[int, str]:
-        """Fill in `ends` on the ranks that move bytes; returns the transfers for which that failed."""
+        """Fill in `ends` on the ranks that move bytes; returns the reasons of failures, by number."""
         foreign = [
             (one.number, end)
             for one in bound
@@ -170,27 +170,27 @@ class Buffers:
 
 
 def gpus_of(group: Control, box: Box, index: int) -> tuple[MatrixGpu, ...]:
-    """The GPUs of a host's matrix: all that a single rank sees, else each rank's own, `index` of its box."""
+    """Return the GPUs of a host's matrix: all of a single rank, else GPU `index` of each rank's box."""
     mine = box.gpus if group.size == 1 else [box.gpus[index]]
     gathered = group.allgather(list(mine))
     return tuple(MatrixGpu(rank, gpu) for rank, gpus in enumerate(gathered) for gpu in gpus)
 
 
-def buffers_needed(cases: Sequence[Case], gpus: int) -> dict[Place, int]:
-    """How many buffers of factor 1 each place holds at most; memory is kept from case to case."""
-    most: Counter[tuple[Place, int]] = Counter()
+def buffers_needed(cases: Sequence[Case], gpus: int) -> dict[MemoryPlace, int]:
+    """Return the most buffers of factor 1 that each place holds; memory is kept from case to case."""
+    most: Counter[tuple[MemoryPlace, int]] = Counter()
     for case in cases:
         for _, _, transfers in case.cells(gpus) if case.engine != "chase" else ():
             held = Counter((place, one.factor) for one in transfers for place in (one.source, one.target))
             most |= held
-    total: Counter[Place] = Counter()
+    total: Counter[MemoryPlace] = Counter()
     for (place, factor), count in most.items():
         total[place] += factor * count
     return dict(total)
 
 
 def fitting_size(size: int, memories: Sequence[tuple[int, float]]) -> int:
-    """`size`, halved until it fits. memories: for each its (buffers, bytes that they may take together).
+    """Halve `size` until it fits. memories: of each memory (number of buffers, bytes available for them).
 
     Raises UserError if not even one unit fits.
     """
@@ -198,5 +198,5 @@ def fitting_size(size: int, memories: Sequence[tuple[int, float]]) -> int:
     while any(count * fits > limit for count, limit in memories):
         fits = fits // 2 // UNIT * UNIT
         if not fits:
-            raise UserError("there is no memory for buffers", got=f"{size:,} bytes", everywhere=True)
+            raise UserError("not enough memory for buffers", got=f"{size:,} bytes", everywhere=True)
     return fits

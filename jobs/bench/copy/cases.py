@@ -1,4 +1,4 @@
-"""nvbandwidth's test cases (0.8) by its names, order and titles; and one case for host memory."""
+"""nvbandwidth's test cases (0.8) with its names, order and titles, and one case for host memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.bench.copy import patterns
-from jobs.bench.copy.patterns import Pattern, Transfers
+from jobs.bench.copy.patterns import CopyTransfers, Pattern
 
-Engine = Literal["ce", "sm", "split", "chase", "host"]
-Report = Literal["first", "total", "each"]
+EngineName = Literal["ce", "sm", "split", "chase", "host"]
+ReportedRate = Literal["first", "total", "each"]
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class Case:
     """One test case.
 
     engine: a copy engine ("ce"), a kernel ("sm"), a kernel that copies both ways ("split"), a kernel that
-    follows a chain of addresses ("chase"), the processor ("host"). rows: what a row of the matrix is.
+    follows a chain of addresses ("chase"), the CPU ("host"). rows: the meaning of a row of the matrix.
     reports: the rate of the first transfer ("first"), of all by the time until the last ends ("total"), or of
     each and their sum ("each"). arrow: direction, for titles. about: a line of help.
     """
 
     name: str
-    engine: Engine
+    engine: EngineName
     arrow: str
     transfers: Pattern
     rows: Literal["host", "gpus"] = "host"
-    reports: Report = "first"
+    reports: ReportedRate = "first"
     about: str = ""
 
     @property
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def path(self) -> Literal["peer", "host", "local"]:
-        """How bytes travel: between GPUs, between host and GPU, or inside a memory."""
+        """The path of the bytes: between GPUs, between host and GPU, or inside a memory."""
         transfers = self.transfers(2, 0, 1)
         if all(transfer.between_gpus for transfer in transfers):
             return "peer"
@@ -69,8 +69,8 @@ class Case:
             )
         return ((self.name, f"memcpy {by} {self.arrow} bandwidth (GB/s)"),)
 
-    def cells(self, gpus: int) -> Iterator[tuple[int, int, Transfers]]:
-        """(row, column, transfers) of the cells that have a value, for so many GPUs."""
+    def cells(self, gpus: int) -> Iterator[tuple[int, int, CopyTransfers]]:
+        """Yield (row, column, transfers) of the cells that have a value, for `gpus` GPUs."""
         for row in range(gpus if self.rows == "gpus" else 1):
             for column in range(gpus):
                 transfers = self.transfers(gpus, row, column)
@@ -81,8 +81,8 @@ class Case:
 UP, DOWN, BOTH = "CPU(row) -> GPU(column)", "CPU(row) <- GPU(column)", "CPU(row) <-> GPU(column)"
 THERE, BACK, PEERS = "GPU(row) -> GPU(column)", "GPU(row) <- GPU(column)", "GPU(row) <-> GPU(column)"
 
-Twin = tuple[str, str, Literal["host", "gpus"], Report, Pattern, Engine, Pattern, str]
-# Name, arrow, rows, what is reported, pattern of copy engines, kind of kernel, its pattern, help.
+Twin = tuple[str, str, Literal["host", "gpus"], ReportedRate, Pattern, EngineName, Pattern, str]
+# Name, arrow, rows, reported rate, pattern of copy engines, kind of kernel, its pattern, help.
 TWINS: tuple[Twin, ...] = (
     ("host_to_device_memcpy", UP, "host", "first", patterns.host_to_device, "sm", patterns.host_to_device,
      "Host to one GPU."),
@@ -142,11 +142,11 @@ BY_NAME = {case.name: case for case in (*CASES, HOST)}
 
 
 class UnknownCase(ValueError):
-    """No such case; the text names similar ones."""
+    """There is no such case; the text names similar ones."""
 
 
 def chosen(words: Sequence[str], prefixes: Sequence[str] = ()) -> tuple[Case, ...]:
-    """The cases with these names or indices, in that order; else those with these prefixes, in nvbandwidth's.
+    """Select the cases with these names or indices, in that order, or with these prefixes, in nvbandwidth's.
 
     Raises UnknownCase.
     """
@@ -171,7 +171,7 @@ def _named(word: str) -> Case:
 
 
 def listing() -> str:
-    """Index, name and description of every case, a line each."""
+    """List index, name and description of every case, a line each."""
     numbers = {case.name: str(number) for number, case in enumerate(CASES)}
     width = max(map(len, BY_NAME))
     lines = [

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from jobs.bench.command_base import LAST, PLOT, OwnCommand, Size, run_on_ranks, with_options
+from jobs.bench.command_base import LAST, PLOT, NcclTestsSize, OwnCommand, run_on_ranks, with_options
 from jobs.bench.copy.cases import UnknownCase, chosen, listing
 
 UNIT = 16  # bytes
-MOST = 200  # operations that a stream takes while the gate before them is closed (jobs.measure.gate)
+MAX_COPIES = 200  # operations that can be queued behind a closed gate (jobs.measure.gate)
 
 
 @click.command(cls=OwnCommand, short_help="Copies inside a host: nvbandwidth's test cases.")
@@ -21,9 +21,9 @@ MOST = 200  # operations that a stream takes while the gate before them is close
         click.option("-p", "--prefix", "prefixes", multiple=True, metavar="PREFIX",
                      help="All cases whose names begin with it; may be repeated."),
         click.option("--list", "lists", is_flag=True, help="List the cases."),
-        click.option("-s", "--buffer-size", "size", type=Size(), default="512M", show_default=True,
+        click.option("-s", "--buffer-size", "size", type=NcclTestsSize(), default="512M", show_default=True,
                      metavar="BYTES", help="Size of a buffer."),
-        click.option("--copies", type=click.IntRange(1, MOST), default=16, show_default=True,
+        click.option("--copies", type=click.IntRange(1, MAX_COPIES), default=16, show_default=True,
                      help="Copies in a sample."),
         click.option("-n", "--samples", type=click.IntRange(min=1), default=3, show_default=True,
                      help="Samples of each cell; the median is reported."),
@@ -39,7 +39,7 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
     """Measure every copy path of a host: host to GPU, GPU to GPU, inside a GPU; nvbandwidth's test cases.
 
     \b
-    meshrun bench copy                            one process, all GPUs that it sees
+    meshrun bench copy                            one process, all visible GPUs
     meshrun -n 4 bench copy -t 4 -t 5             one process per GPU
     meshrun bench copy -p device_to_device --plot pairs.html
 
@@ -51,10 +51,10 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
     from jobs.bench.copy.run import CopyOptions, run
 
     if words["names"] and words["prefixes"]:
-        raise click.UsageError("-t and -p exclude each other")
+        raise click.UsageError("-t and -p cannot be combined")
     if words["size"] < UNIT or words["size"] % UNIT:
         raise click.UsageError(
-            f"-s {words['size']}: a buffer takes a multiple of {UNIT} bytes, at least {UNIT}"
+            f"-s {words['size']}: the size of a buffer is a multiple of {UNIT} bytes, at least {UNIT}"
         )
     try:
         chosen(words["names"], words["prefixes"])

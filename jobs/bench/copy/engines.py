@@ -1,4 +1,4 @@
-"""How one flow of bytes is put into a stream: by a copy engine, or by a kernel of the GPU that moves it."""
+"""Queue copies on a stream: by a copy engine, or by a kernel of the GPU that moves the bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from runner.device.raw.memory import Box, Gpu, Memory
 UNIT = 16  # bytes that a thread moves at a time
 THREADS = 512  # of a block of copy_streaming, one block a multiprocessor
 SMALL, SMALL_THREADS = 64 << 20, 1024  # below, a thread for each unit and no truncation
-PIECE = 512  # bytes that copy_split moves in one direction before the next go in the other
+PIECE = 512  # bytes: consecutive pieces go in opposite directions in copy_split
 
-# (box, GPU that moves, target, source, bytes, how often, stream)
+# (box, GPU that moves the bytes, target, source, bytes, copies, stream)
 Queue = Callable[[Box, Gpu, Memory, Memory, int, int, Any], None]
 
 
 @dataclass(frozen=True)
-class Engine:
-    """moved: of so many bytes, those that one copy moves on a GPU. queue: put copies into a stream.
+class TransferEngine:
+    """moved: (bytes, GPU) -> bytes that one copy moves. queue: queue copies on a stream.
 
     both_ways: half of the bytes go from target to source.
     """
@@ -44,7 +44,7 @@ def _by_copy_engine(
 
 
 def _whole_rounds(nbytes: int, gpu: Gpu) -> int:
-    """What is no whole round of the grid is left out, as nvbandwidth does."""
+    """Leave out the last partial round of the grid, as nvbandwidth does."""
     if nbytes < SMALL:
         return nbytes // UNIT * UNIT
     each = gpu.processors * THREADS * UNIT
@@ -85,8 +85,8 @@ def _addresses(target: Memory, source: Memory) -> tuple[np.uint64, np.uint64]:
     return np.uint64(target.address), np.uint64(source.address)
 
 
-ENGINES: dict[str, Engine] = {
-    "ce": Engine(_all, _by_copy_engine),
-    "sm": Engine(_whole_rounds, _by_kernel),
-    "split": Engine(lambda nbytes, gpu: nbytes // UNIT * UNIT, _both_ways, both_ways=True),
+ENGINES: dict[str, TransferEngine] = {
+    "ce": TransferEngine(_all, _by_copy_engine),
+    "sm": TransferEngine(_whole_rounds, _by_kernel),
+    "split": TransferEngine(lambda nbytes, gpu: nbytes // UNIT * UNIT, _both_ways, both_ways=True),
 }

@@ -1,4 +1,4 @@
-"""Matrices as heat maps."""
+"""Draw matrices as heat maps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 4  # heat maps side by side
-Panel = tuple[str, CaseResult, int]  # (host, or "" where there is one only; result; which matrix)
+Panel = tuple[str, CaseResult, int]  # (host, or "" if there is only one; result; number of the matrix)
 
 
 def draw(results: Sequence[tuple[str, CaseResult]], target: str) -> None:
-    """A heat map for each matrix; results: with their host. UserError as `plots.save`."""
+    """Draw a heat map of each matrix. results: (host, result). Raises UserError as `plots.save`."""
     several = len({host for host, _ in results}) > 1
     panels: list[Panel] = [
         (host if several else "", result, number)

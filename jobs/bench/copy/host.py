@@ -1,4 +1,4 @@
-"""Copies inside the host's memory by each rank: one at a time, then all at once."""
+"""Measure copies inside the host's memory by each rank: one at a time, then all at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from jobs.bench.copy.cases import HOST
-from jobs.bench.copy.measure import CaseResult, Cell, CopySettings
+from jobs.bench.copy.measure import CaseResult, CopySettings, MatrixCell
 from jobs.bench.copy.transfers import ELEMENT, WIDTH
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
@@ -16,13 +16,13 @@ from jobs.measure.timers import host_seconds
 from runner.comm.api import Control
 from runner.comm.collectives.api import DATATYPES
 
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+ByteArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def measure(group: Control, settings: CopySettings, progress: Callable[[str], None]) -> CaseResult:
-    """A column for each of the host's ranks; collective over them, the same result on all."""
+    """Measure a column for each of the host's ranks; collective over them, the same result on all."""
     source, target = (np.empty(settings.size, np.uint8) for _ in range(2))
-    source[...] = target[...] = 0  # touched, pages have their place in memory
+    source[...] = target[...] = 0  # the first touch maps the pages
     samples_of: list[list[tuple[float, ...]]] = [[] for _ in range(group.size)]
     mismatches: list[str] = []
     for sample in range(settings.samples):
@@ -43,24 +43,24 @@ def measure(group: Control, settings: CopySettings, progress: Callable[[str], No
     for column, samples in enumerate(samples_of):
         values = tuple(settings.middle(one) for one in zip(*samples, strict=True))
         (_, _, transfers) = next(cell for cell in HOST.cells(group.size) if cell[1] == column)
-        cells.append(Cell(0, column, transfers, values, tuple(samples)))
+        cells.append(MatrixCell(0, column, transfers, values, tuple(samples)))
     found = tuple(sentence for some in group.allgather(mismatches) for sentence in some)
     return CaseResult(HOST, group.size, tuple(cells), found)
 
 
-def copy(target: Bytes, source: Bytes) -> None:
+def copy(target: ByteArray, source: ByteArray) -> None:
     np.copyto(target, source)
 
 
-def _seconds(source: Bytes, target: Bytes, settings: CopySettings) -> float:
-    """Of one copy: the mean of a sample's, after one that does not count."""
+def _seconds(source: ByteArray, target: ByteArray, settings: CopySettings) -> float:
+    """Return mean seconds per copy of a sample, after one warm-up copy."""
     copy(target, source)
     return max(host_seconds(lambda: copy(target, source), settings.copies), 1e-12)
 
 
 @contextmanager
 def _checked(
-    source: Bytes, target: Bytes, settings: CopySettings, seed: int, rank: int, mismatches: list[str]
+    source: ByteArray, target: ByteArray, settings: CopySettings, seed: int, rank: int, mismatches: list[str]
 ) -> Iterator[None]:
     """Fill the source before the copies inside, verify the target after them."""
     kind = DATATYPES[ELEMENT]

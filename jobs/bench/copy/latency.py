@@ -1,4 +1,4 @@
-"""The latency of one load: a GPU follows a chain of addresses through peer or host memory."""
+"""Measure the latency of a load: a GPU follows a chain of addresses through peer or host memory."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from runner.device.raw.memory import Memory
 
 CHAIN = 2 << 20  # bytes
 NODE = 8  # bytes of an address
-STRIDE = 16  # nodes from one to the next: a cache line
+STRIDE = 16  # nodes from one load to the next: a cache line
 
 
 @dataclass(frozen=True)
 class ChaseResult:
-    """seconds: of one load. mismatch: why the chain ended in the wrong place; empty if it did not."""
+    """seconds: of one load. mismatch: a sentence if the chain ended at a wrong address, else empty."""
 
     seconds: float
     mismatch: str = ""
 
 
 def chase(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int) -> ChaseResult:
-    """Follow the chain `accesses` times in all, from every multiprocessor in turn; collective over the host.
+    """Time `accesses` loads in all, from every multiprocessor in turn; collective over the host.
 
     one: bound to CHAIN bytes of its source.
     """
@@ -39,14 +39,14 @@ def chase(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int) ->
 
 
 def chain(address: int) -> Words:
-    """The nodes of a chain at `address`: each holds the address of the node STRIDE further on."""
+    """Return the nodes of a chain at `address`: each holds the address of the node STRIDE further on."""
     following = np.roll(np.arange(CHAIN // NODE, dtype=np.uint64), -STRIDE)
     nodes: Words = np.uint64(address) + np.uint64(NODE) * following
     return nodes
 
 
 def end(address: int, steps: int) -> int:
-    """The address that `steps` loads from the beginning of the chain lead to."""
+    """Return the address that `steps` loads from the start of the chain lead to."""
     return address + NODE * (STRIDE * steps % (CHAIN // NODE))
 
 
@@ -93,11 +93,11 @@ def _launch(
 
 
 def _mismatch(ends: Words, expected: int, one: BoundTransfer) -> str:
-    astray = np.flatnonzero(ends != np.uint64(expected))
-    if not astray.size:
+    wrong = np.flatnonzero(ends != np.uint64(expected))
+    if not wrong.size:
         return ""
-    first = int(astray[0])
+    first = int(wrong[0])
     return (
-        f"{one.transfer.source} read by GPU {one.transfer.gpu}: {astray.size} of {ends.size} multiprocessors "
-        f"ended elsewhere, the first {first}: got 0x{int(ends[first]):x}, expected 0x{expected:x}"
+        f"{one.transfer.source} read by GPU {one.transfer.gpu}: {wrong.size} of {ends.size} multiprocessors "
+        f"ended at a wrong address, the first {first}: got 0x{int(ends[first]):x}, expected 0x{expected:x}"
     )

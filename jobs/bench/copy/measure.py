@@ -1,4 +1,4 @@
-"""A case measured cell by cell, and the statistics of its samples."""
+"""Measure a case cell by cell; statistics of samples."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import ENGINES
 from jobs.bench.copy.latency import CHAIN, chase
-from jobs.bench.copy.patterns import Transfer, Transfers
+from jobs.bench.copy.patterns import CopyTransfer, CopyTransfers
 from jobs.bench.copy.transfers import TransferRunner, TransferSample
 
-Values = tuple[float, ...]  # one for each matrix of a case
+CellValues = tuple[float, ...]  # one for each matrix of a case
 
 
 @dataclass(frozen=True)
 class CopySettings:
-    """How cells are measured.
+    """Settings of a measurement.
 
-    size: bytes of a buffer. copies: in a sample. mean: report the mean instead of the median. check: verify
-    data. accesses: loads of a chain.
+    size: bytes of a buffer. copies, samples: copies of a sample, samples of a cell. mean: report the mean,
+    not the median. check: verify data. accesses: loads of a latency sample.
     """
 
     size: int = 512 << 20
@@ -35,29 +35,29 @@ class CopySettings:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """values: in GB/s or ns; None if not measured. transfers: what was measured. why: why some were not."""
+class MatrixCell:
+    """values: GB/s or ns; None if not measured. transfers: those measured. why: why others were not."""
 
     row: int
     column: int
-    transfers: Transfers
-    values: Values | None
-    samples: tuple[Values, ...] = ()
+    transfers: CopyTransfers
+    values: CellValues | None
+    samples: tuple[CellValues, ...] = ()
     why: str = ""
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """gpus: number of columns. wrong: a sentence for each mismatch. waived: why it has none."""
+    """gpus: number of columns. wrong: a sentence per mismatch. waived: why no cell was measured, or empty."""
 
     case: Case
     gpus: int
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
     wrong: tuple[str, ...] = ()
     waived: str = ""
 
     def matrix(self, number: int) -> list[list[float | None]]:
-        """The values of the case's matrix of this number."""
+        """Return the values of the case's matrix of this number."""
         rows = self.gpus if self.case.rows == "gpus" else 1
         matrix: list[list[float | None]] = [[None] * self.gpus for _ in range(rows)]
         for cell in self.cells:
@@ -68,8 +68,8 @@ class CaseResult:
 def measure(
     case: Case, transfer_runner: TransferRunner, settings: CopySettings, progress: Callable[[str], None]
 ) -> CaseResult:
-    """All cells of a case; collective over the host's ranks, the same result on all."""
-    gpus, cells, wrong = len(transfer_runner.gpus), list[Cell](), list[str]()
+    """Measure all cells of a case; collective over the host's ranks, the same result on all."""
+    gpus, cells, wrong = len(transfer_runner.gpus), list[MatrixCell](), list[str]()
     for row, column, transfers in case.cells(gpus):
         progress(f"row {row}, column {column}")
         measured = _latency if case.engine == "chase" else _rates
@@ -78,7 +78,7 @@ def measure(
         wrong += [f"{case.name}, cell ({row}, {column}), {sentence}" for sentence in found]
     waived = ""
     if not cells:
-        waived = f"it takes two GPUs, and there is {gpus}"
+        waived = f"it needs two GPUs, and there is {gpus}"
     elif all(cell.values is None for cell in cells):
         waived = cells[0].why
     return CaseResult(case, gpus, tuple(cells), tuple(wrong), waived)
@@ -90,28 +90,28 @@ def _rates(
     settings: CopySettings,
     row: int,
     column: int,
-    transfers: Transfers,
-) -> tuple[Cell, list[str]]:
+    transfers: CopyTransfers,
+) -> tuple[MatrixCell, list[str]]:
     with transfer_runner.buffers.bound(transfers, settings.size) as binding:
         why = "; ".join(dict.fromkeys(binding.unavailable.values()))
         if not binding.transfers or (binding.unavailable and case.reports != "total"):
-            return Cell(row, column, (), None, why=why), []
+            return MatrixCell(row, column, (), None, why=why), []
         taken = [
             transfer_runner.run(binding.transfers, case.engine, settings.copies, settings.check)
             for _ in range(settings.samples)
         ]
     wrong = [f"sample {number}: {one}" for number, sample in enumerate(taken) for one in sample.mismatches]
-    ran: tuple[Transfer, ...] = tuple(one.transfer for one in binding.transfers)
+    ran: tuple[CopyTransfer, ...] = tuple(one.transfer for one in binding.transfers)
     if any(not sample.total or not all(sample.seconds) for sample in taken):
-        return Cell(row, column, ran, None, why="below event resolution; increase -s"), wrong
+        return MatrixCell(row, column, ran, None, why="below event resolution; increase -s"), wrong
     samples = tuple(reported(case, sample, settings.copies) for sample in taken)
     middles = tuple(settings.middle(column) for column in zip(*samples, strict=True))
     values = (*middles, sum(middles)) if case.reports == "each" else middles
-    return Cell(row, column, ran, values, samples, why), wrong
+    return MatrixCell(row, column, ran, values, samples, why), wrong
 
 
-def reported(case: Case, sample: TransferSample, copies: int) -> Values:
-    """GB/s of what a case reports of one sample; of "each" without the sum."""
+def reported(case: Case, sample: TransferSample, copies: int) -> CellValues:
+    """Return the rates that a case reports for one sample, GB/s; for "each" without the sum."""
     if case.reports == "total":
         return (sum(sample.nbytes) * copies / sample.total / 1e9,)
     ways = 2 if ENGINES[case.engine].both_ways else 1  # reported in each direction
@@ -128,12 +128,12 @@ def _latency(
     settings: CopySettings,
     row: int,
     column: int,
-    transfers: Transfers,
-) -> tuple[Cell, list[str]]:
-    """One sample: it has a million loads."""
+    transfers: CopyTransfers,
+) -> tuple[MatrixCell, list[str]]:
+    """Measure a single sample, which has a million loads."""
     with transfer_runner.buffers.bound(transfers, CHAIN, ends=("source",)) as binding:
         if binding.unavailable:
-            return Cell(row, column, (), None, why="; ".join(binding.unavailable.values())), []
+            return MatrixCell(row, column, (), None, why="; ".join(binding.unavailable.values())), []
         chased = chase(transfer_runner, binding.transfers[0], settings.accesses)
     values = (chased.seconds * 1e9,)
-    return Cell(row, column, transfers, values, (values,)), [chased.mismatch] if chased.mismatch else []
+    return MatrixCell(row, column, transfers, values, (values,)), [chased.mismatch] if chased.mismatch else []

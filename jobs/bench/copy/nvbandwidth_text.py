@@ -1,4 +1,4 @@
-"""Results in nvbandwidth's layout, with outliers marked and described below."""
+"""Format results in nvbandwidth's layout, with outliers marked and described below."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ RED, PLAIN = "\x1b[31m", "\x1b[0m"
 
 
 def devices(host: str, gpus: Sequence[MatrixGpu]) -> str:
-    """The host and its GPUs, whole lines."""
+    """List the host and its GPUs, as whole lines."""
     lines = [f"Device {number}: {one.gpu.name} ({bus(one.gpu.bus_id)})" for number, one in enumerate(gpus)]
     return "\n".join([host, *lines, ""]) + "\n"
 
 
 def bus(identity: str) -> str:
-    """A PCI bus ID with eight digits of domain, without the function."""
+    """Format a PCI bus ID with eight digits of domain, without the function."""
     domain, _, rest = identity.rpartition(":")[0].rpartition(":")
     device = identity.rpartition(":")[2].partition(".")[0]
     return f"{int(domain or '0', 16):08x}:{rest.lower()}:{device.lower()}"
 
 
 def text(result: CaseResult, peaks: Sequence[Peaks] = (), colour: bool = False) -> str:
-    """A case's matrices and the messages about them, whole lines."""
+    """Format a case's matrices and the messages about them, as whole lines."""
     if result.waived:
         return ""
     lines = [f"Running {result.case.name}."]
@@ -49,7 +49,7 @@ def mark(colour: bool) -> str:
 
 
 def matrix(result: CaseResult, number: int, colour: bool = False) -> list[str]:
-    """nvbandwidth's layout. Outliers are red or, without colour, have a star behind them."""
+    """Format a matrix in nvbandwidth's layout. Outliers are red or, without colour, marked with a star."""
     outliers = {(one.cell.row, one.cell.column) for one in find_outliers(result, number)}
     values = result.matrix(number)
     lines = ["  " + "".join(f"{column:>{WIDTH}}" for column in range(result.gpus))]
@@ -58,9 +58,8 @@ def matrix(result: CaseResult, number: int, colour: bool = False) -> list[str]:
         for column, value in enumerate(cells):
             word = "N/A" if value is None else f"{value:.2f}"
             marked = (row, column) in outliers
-            starred = (
-                not colour and (row, column - 1) in outliers
-            )  # a star took a place of this column's width
+            # The star of the cell before takes one character of this column.
+            starred = not colour and (row, column - 1) in outliers
             padded = word.rjust(WIDTH - starred)
             if marked:
                 padded = f"{RED}{padded}{PLAIN}" if colour else padded + "*"
@@ -70,7 +69,7 @@ def matrix(result: CaseResult, number: int, colour: bool = False) -> list[str]:
 
 
 def summary(result: CaseResult, number: int, key: str) -> list[str]:
-    """nvbandwidth's sum, and the spread."""
+    """Format nvbandwidth's sum, and the spread."""
     values = [value for _, value in measured_cells(result, number)]
     if not values:
         return []

@@ -12,7 +12,7 @@ from jobs.bench.copy.buffers import MatrixGpu
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.measure import CaseResult, CopySettings
 from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, messages
-from jobs.bench.copy.patterns import Transfer
+from jobs.bench.copy.patterns import CopyTransfer
 
 VERSION = 1
 Json = dict[str, Any]
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 @dataclass
 class HostResults:
-    """What was measured on one host. peaks: of each of its GPUs."""
+    """Results of one host. peaks: of each of its GPUs."""
 
     name: str
     ranks: int
@@ -32,7 +32,7 @@ class HostResults:
 def record(
     hosts: Sequence[HostResults], settings: CopySettings, words: Sequence[str], environment: Sequence[str]
 ) -> str:
-    """The file's text. words: of the command line. environment: NAME=value."""
+    """Return the file's text. words: of the command line. environment: NAME=value."""
     return (
         json.dumps(
             {
@@ -109,13 +109,13 @@ def _matrix(result: CaseResult, number: int, peaks: Sequence[Peaks]) -> Json:
         "values": result.matrix(number),
         "outliers": found,
         "messages": described,
-        "odd": found,  # this and the next: the former names, for one release
+        "odd": found,  # `odd` and `said`: the former names, for one release
         "said": described,
         "peak": (best_of_peak(result, number, peaks) or None) if peaks else None,
     }
 
 
-def _transfer(transfer: Transfer) -> Json:
+def _transfer(transfer: CopyTransfer) -> Json:
     return {
         "source": str(transfer.source),
         "target": str(transfer.target),

@@ -1,4 +1,4 @@
-"""The chosen cases, measured by every host's ranks at the same time; shown and recorded by rank 0."""
+"""Measure the chosen cases on every host at the same time; rank 0 prints and records the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from jobs.bench.copy import host, nvbandwidth_text
-from jobs.bench.copy.buffers import LARGEST_SHARE, Buffers, MatrixGpu, buffers_needed, fitting_size, gpus_of
+from jobs.bench.copy.buffers import (
+    LARGEST_SHARE,
+    MatrixGpu,
+    TransferBuffers,
+    buffers_needed,
+    fitting_size,
+    gpus_of,
+)
 from jobs.bench.copy.cases import CASES, HOST, Case, chosen
 from jobs.bench.copy.measure import CopySettings, measure
 from jobs.bench.copy.outliers import Peaks, peaks_of
@@ -27,7 +34,7 @@ from runner.system.host_memory import free_host_memory
 from runner.system.launcher import environment
 from runner.world.failure import FailureHandler
 
-MOST_NAMED = 4  # mismatches in the final error; all of them are in the text above it
+MAX_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class CopyOptions:
 
 
 def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context: Any) -> dict[str, Any]:
-    """Measure; returns the completion record. Raises WrongResults and NeedsGpu, after all is shown."""
+    """Measure; returns the completion record. Raises WrongResults and NeedsGpu, after printing."""
     options = world.control.broadcast(options)
     cases = _cases(options, on_gpu=world.here.device.kind == "cuda")
     path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
@@ -82,7 +89,7 @@ def measure_all(
     settings: CopySettings,
     cli_context: Any,
 ) -> tuple[list[HostResults], CopySettings]:
-    """Every case on every host; the same on all ranks. The settings returned have the size that memory holds.
+    """Measure every case on every host; the same on all ranks. The settings returned have the size that fits.
 
     group: this host's ranks. box: None if no case needs a GPU.
     """
@@ -95,7 +102,7 @@ def measure_all(
     printer = _Printer(world, cli_context)
     printer.begin(hosts, settings, replace(settings, size=size))
     settings = replace(settings, size=size)
-    buffers = Buffers(group, box, gpus) if box is not None else None
+    buffers = TransferBuffers(group, box, gpus) if box is not None else None
     transfer_runner = TransferRunner(buffers, world.backend.synchronize) if buffers is not None else None
     for number, case in enumerate(cases):
         printer.case = f"{case.name} ({number + 1} of {len(cases)})"
@@ -114,7 +121,7 @@ def measure_all(
 
 
 class _Printer:
-    """What rank 0 prints; nothing on the others. case: the one that is being measured."""
+    """Output of rank 0; nothing on the others. case: the current one."""
 
     def __init__(self, world: World, cli_context: Any) -> None:
         self.shows, self.colour = world.rank == 0, cli_context.colour
@@ -128,7 +135,7 @@ class _Printer:
             f"{settings.samples} samples, data {'checked' if settings.check else 'not checked'}"
         ]
         if settings.size < wanted.size:
-            lines.append(f"# Reduced from {wanted.size:,} bytes, which memory does not hold")
+            lines.append(f"# Reduced from {wanted.size:,} bytes, which do not fit in memory")
         for one in hosts:
             how = "one process" if one.ranks == 1 else f"{one.ranks} processes"
             devices = nvbandwidth_text.devices(one.name, one.gpus) if one.gpus else ""
@@ -186,7 +193,7 @@ def _size_that_fits(
     cases: Sequence[Case],
     settings: CopySettings,
 ) -> int:
-    """The buffer size that all GPUs and hosts of the run have memory for."""
+    """Return the buffer size that fits on all GPUs and hosts of the run."""
     on_gpus = [case for case in cases if case.needs_gpu]
     needed = buffers_needed(on_gpus, len(gpus))
     memories = []
@@ -207,8 +214,8 @@ def _raise_if_wrong(hosts: Sequence[HostResults]) -> None:
     results = [result for one in hosts for result in one.results]
     wrong = [sentence for result in results for sentence in result.wrong]
     if wrong:
-        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        raise WrongResults("wrong data: " + "; ".join(wrong[:MOST_NAMED]) + more, everywhere=True)
+        more = f"; and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        raise WrongResults("wrong data: " + "; ".join(wrong[:MAX_NAMED]) + more, everywhere=True)
     if all(result.waived for result in results):
         first = results[0]
         raise NeedsGpu(f"nothing could be measured: {first.case.name}: {first.waived}", everywhere=True)

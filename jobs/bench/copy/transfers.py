@@ -1,4 +1,4 @@
-"""Transfers run at the same time: filled, timed as nvbandwidth times them, and their targets verified."""
+"""Run simultaneous transfers: fill sources, time the copies as nvbandwidth does, and verify targets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobs.bench.copy.buffers import BoundTransfer, Buffers, End
-from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Engine
+from jobs.bench.copy.buffers import BoundTransfer, End, TransferBuffers
+from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, TransferEngine
 from jobs.measure import check, patterns
 from jobs.measure.gate import Gate
 from jobs.measure.patterns import Copied, Segment, Untouched
@@ -44,7 +44,7 @@ class TransferSample:
     """One sample, the same on all ranks of the host.
 
     nbytes: of one copy of each transfer. seconds: of all copies of each transfer. total: seconds from the
-    beginning until the last transfer ended; of several processes the longest.
+    start until the last transfer ended; the longest of all processes.
     """
 
     nbytes: tuple[int, ...]
@@ -54,12 +54,12 @@ class TransferSample:
 
 
 class TransferRunner:
-    """Runs transfers between `buffers`. synchronize: waits for fills on the current GPU.
+    """Run transfers between `buffers`. synchronize: waits for fills on the current GPU.
 
     Methods are collective over the host's ranks.
     """
 
-    def __init__(self, buffers: Buffers, synchronize: Callable[[], None]) -> None:
+    def __init__(self, buffers: TransferBuffers, synchronize: Callable[[], None]) -> None:
         self.buffers, self.box, self.group, self.gpus = buffers, buffers.box, buffers.group, buffers.gpus
         self._synchronize = synchronize
         first = next(one.gpu.index for one in self.gpus if one.rank == self.group.rank)
@@ -71,7 +71,7 @@ class TransferRunner:
     def run(
         self, transfers: Sequence[BoundTransfer], kind: str, copies: int, checked: bool
     ) -> TransferSample:
-        """One sample. kind: of ENGINES. Every sample moves other data."""
+        """Measure one sample. kind: of ENGINES. Every sample moves different data."""
         engine, seed = ENGINES[kind], self._seed
         self._seed += 1
         mine = [one for one in transfers if one.ends]
@@ -103,18 +103,18 @@ class TransferRunner:
         )
 
     def gpu_of(self, one: BoundTransfer) -> Gpu:
-        """The GPU that moves the bytes."""
+        """Return the GPU that moves the bytes."""
         return self.gpus[one.transfer.gpu].gpu
 
     def stream(self, gpu: int, number: int) -> Any:
-        """One of the streams of the GPU with this CUDA index."""
+        """Return one of the streams of the GPU with this CUDA index."""
         streams = self._streams.setdefault(gpu, [])
         while len(streams) <= number:
             streams.append(self.box.stream(gpu))
         return streams[number]
 
     def _load(self, one: BoundTransfer, kind: str) -> None:
-        """Load the kernels: one that is first launched behind a closed gate waits for the gate."""
+        """Load the kernels: a first launch behind a closed gate would wait for the gate."""
         gpu = self.gpu_of(one)
         small = one.nbytes < SMALL
         if (kind, gpu.index, small) in self._loaded:
@@ -126,9 +126,9 @@ class TransferRunner:
         self.box.synchronize(stream)
 
     def _queue(
-        self, transfers: Sequence[BoundTransfer], engine: Engine, copies: int
+        self, transfers: Sequence[BoundTransfer], engine: TransferEngine, copies: int
     ) -> tuple[list[Any], ConcurrentEvents | None]:
-        """Queue all transfers behind the gate, each on a stream; the streams and the events on them."""
+        """Queue all transfers behind the gate, each on a stream; returns the streams and their events."""
         streams = []
         for number, one in enumerate(transfers):
             gpu = self.gpu_of(one)
@@ -144,14 +144,14 @@ class TransferRunner:
         ]
         return streams, queue_concurrently(self.box, streams, work)
 
-    def _copy(self, one: BoundTransfer, engine: Engine, copies: int, stream: Any) -> None:
+    def _copy(self, one: BoundTransfer, engine: TransferEngine, copies: int, stream: Any) -> None:
         target, source = one.ends["target"], one.ends["source"]
         engine.queue(self.box, self.gpu_of(one), target, source, one.nbytes, copies, stream)
 
-    def _moved(self, one: BoundTransfer, engine: Engine) -> int:
+    def _moved(self, one: BoundTransfer, engine: TransferEngine) -> int:
         return engine.moved(one.nbytes, self.gpu_of(one))
 
-    def _fill(self, one: BoundTransfer, engine: Engine, seed: int) -> None:
+    def _fill(self, one: BoundTransfer, engine: TransferEngine, seed: int) -> None:
         """Fill the source with data and the target with poison."""
         for end, memory in one.own.items():
             with self.box.on(memory.gpu):
@@ -166,8 +166,8 @@ class TransferRunner:
                     check.poison(array)
                 self._synchronize()
 
-    def _expected(self, one: BoundTransfer, engine: Engine, seed: int) -> list[Segment]:
-        """What the target holds in the end: the bytes that were moved, then poison."""
+    def _expected(self, one: BoundTransfer, engine: TransferEngine, seed: int) -> list[Segment]:
+        """Return the expected contents of the target: the bytes that were moved, then poison."""
         moved = self._moved(one, engine)
         rest = one.nbytes - moved
         return [
@@ -176,7 +176,7 @@ class TransferRunner:
         ]
 
     def _verify(
-        self, transfers: Sequence[BoundTransfer], engine: Engine, seed: int
+        self, transfers: Sequence[BoundTransfer], engine: TransferEngine, seed: int
     ) -> tuple[TransferMismatch, ...]:
         found = []
         for one in transfers:
@@ -188,7 +188,7 @@ class TransferRunner:
         return tuple(one for some in self.group.allgather(found) for one in some)
 
     def _verify_end(
-        self, one: BoundTransfer, engine: Engine, seed: int, end: End, memory: Memory
+        self, one: BoundTransfer, engine: TransferEngine, seed: int, end: End, memory: Memory
     ) -> TransferMismatch | None:
         kind = DATATYPES[ELEMENT]
         mismatch = check.verify(self.box.array(memory), kind, self._expected(one, engine, seed))
@@ -206,7 +206,7 @@ class TransferRunner:
 
 
 def _poison_pieces(array: Any, parity: int) -> None:
-    """Poison the even (0) or odd (1) pieces of PIECE bytes: those that come from the other end."""
+    """Poison the even (0) or odd (1) pieces of PIECE bytes, which come from the other end."""
     pairs = len(array) // (2 * PIECE)
     array[: 2 * PIECE * pairs].reshape(pairs, 2, PIECE)[:, parity] = patterns.POISON
     rest = array[2 * PIECE * pairs :]

@@ -1,4 +1,4 @@
-"""`meshrun bench memory`: one command a lesson."""
+"""`meshrun bench memory`: one command per lesson."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from jobs.bench.command_base import LAST, PLOT, OwnCommand, OwnGroup, Size, run_on_ranks, with_options
+from jobs.bench.command_base import (
+    LAST,
+    PLOT,
+    NcclTestsSize,
+    OwnCommand,
+    OwnGroup,
+    run_on_ranks,
+    with_options,
+)
 
 Option = Callable[[Any], Any]
 DTYPES = ("float16", "float32", "float64")
@@ -15,26 +23,32 @@ DTYPES = ("float16", "float32", "float64")
 
 def first(default: str) -> Option:
     return click.option(
-        "-b", "minbytes", type=Size(), default=default, show_default=True, metavar="BYTES", help="First size."
+        "-b",
+        "minbytes",
+        type=NcclTestsSize(),
+        default=default,
+        show_default=True,
+        metavar="BYTES",
+        help="First size.",
     )
 
 
 def last(default: str, text: str = "Last size.") -> Option:
     return click.option(
-        "-e", "maxbytes", type=Size(), default=default, show_default=True, metavar="BYTES", help=text
+        "-e", "maxbytes", type=NcclTestsSize(), default=default, show_default=True, metavar="BYTES", help=text
     )
 
 
 COMMON = (
     click.option("-n", "samples", type=click.IntRange(min=1), default=5, show_default=True,
-                 help="Measurements of each figure; the median counts."),
+                 help="Measurements of each figure; the median is reported."),
     click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check data."),
     click.option("-J", "output_file", metavar="FILE.json", help="Write all measurements to this file."),
     PLOT,
     *LAST,
 )  # fmt: skip
 
-# name -> help and own options; a lesson is imported when it is run.
+# name -> help and own options; a lesson is imported when it runs.
 LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "transfer": (
         "Copies between host and GPU, by kind of host memory and by size.",
@@ -75,7 +89,7 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "pool": (
         "Allocation from the driver and from pools: time, peak, fragmentation.",
         (
-            last("1G", "Most memory to hold at a time."),
+            last("1G", "Most memory allocated at a time."),
             click.option("--watch", is_flag=True, help="Show memory in use over the run."),
         ),
     ),
@@ -84,7 +98,7 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
 
 @click.group(cls=OwnGroup, no_args_is_help=False)
 def memory() -> None:
-    """Memory performance lessons: each measures, and prints a table and what it shows.
+    """Run a memory performance lesson: measure, print tables and explain the figures.
 
     \b
     meshrun bench memory transfer                 kinds of host memory

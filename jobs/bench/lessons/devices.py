@@ -1,16 +1,13 @@
-"""Where a lesson's operations run: on one stream of the rank's GPU, or on the host with NumPy."""
+"""Run a lesson's operations: on one stream of the rank's GPU, or on the host with NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from jobs import kernels
 from jobs.bench.lessons.protocol import Context
-from jobs.measure.timers import sampled_host_seconds
-
-Operation = Callable[[], object]
+from jobs.measure.timers import Work, sampled_host_seconds
 
 
 @dataclass(frozen=True)
@@ -23,37 +20,37 @@ class Launch:
     threads: int = 256
 
 
-class Gpu:
+class GpuDevice:
     def __init__(self, context: Context) -> None:
         self.context, self.box, self.gpu = context, context.required_box, context.gpu
         self.stream = self.box.stream(self.gpu)
 
     def free(self) -> int:
-        """Bytes."""
+        """Return free memory in bytes."""
         return self.box.free_memory(self.gpu)
 
     def settle(self) -> None:
-        """Wait for all work so far, on whichever stream."""
+        """Wait for all work so far, on any stream."""
         self.context.world.backend.synchronize()
         self.box.synchronize(self.stream)
 
-    def operation(self, launch: Launch, arguments: tuple[Any, ...]) -> Operation:
-        """Loads the kernel; what is returned queues it."""
+    def operation(self, launch: Launch, arguments: tuple[Any, ...]) -> Work:
+        """Load the kernel; returns a function that queues it."""
         with self.box.on(self.gpu):
             run = kernels.load(launch.file, launch.instance)
         return lambda: run((launch.blocks,), (launch.threads,), arguments, stream=self.stream)
 
 
-class Host:
+class HostDevice:
     def __init__(self, context: Context) -> None:
         self.context = context
 
     def free(self) -> int:
-        """Bytes."""
+        """Return free memory in bytes."""
         return self.context.world.backend.free_memory()
 
     def settle(self) -> None:
-        """Nothing to wait for: every call returns when it is done."""
+        """Do nothing: every call returns when it is done."""
 
-    def seconds(self, operation: Operation) -> float:
+    def seconds(self, operation: Work) -> float:
         return self.context.median(lambda: sampled_host_seconds(operation))

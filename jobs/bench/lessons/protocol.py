@@ -1,4 +1,4 @@
-"""What a lesson measures with, and what it returns.
+"""The input of a lesson (Context) and its result (Lesson).
 
 A lesson is a package of this folder. Its module `lesson` has
 
@@ -20,18 +20,17 @@ from meshrun import World
 from runner.device.raw.memory import Box
 from runner.errors import UserError
 
-Cell = str | float | int | None  # None: not measured, printed as "-"
+TableCell = str | float | int | None  # None: not measured, printed as "-"
 Ranks = Literal["one", "several"]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a lesson measures with.
+    """The input of a lesson.
 
     box: this process's GPUs, None on a CPU. gpu: index of the rank's own GPU in it. samples: measurements of
-    each figure; the median counts. check: whether results are compared with what they must be. minbytes,
-    maxbytes: first and last size. options: those of this lesson only, by name. progress: is called with what
-    is measured next.
+    each figure, whose median is reported. check: whether to check results. minbytes, maxbytes: first and last
+    size. options: those of this lesson only, by name. progress: called with the name of the next step.
     """
 
     world: World
@@ -46,39 +45,39 @@ class Context:
 
     @property
     def required_box(self) -> Box:
-        """`box`, for code that runs on GPUs only. Raises NeedsGpu."""
+        """Return `box`, for code that runs on GPUs only. Raises NeedsGpu."""
         if self.box is None:
             raise NeedsGpu("this needs a GPU", hint="meshrun doctor lists the GPUs", everywhere=True)
         return self.box
 
     @property
     def device_name(self) -> str:
-        """For titles."""
+        """The device, for titles."""
         device = self.world.here.device
         return device.name if self.box is None else f"GPU {self.gpu}, {self.box.gpus[self.gpu].name}"
 
     @property
     def device(self) -> dict[str, Any]:
-        """For the JSON record."""
+        """The device, for the JSON record."""
         if self.box is None:
             return {"kind": "cpu", "name": self.world.here.device.name}
         gpu = self.box.gpus[self.gpu]
         return {"kind": "cuda", "name": gpu.name, "uuid": gpu.uuid, "bus_id": gpu.bus_id, "cache": gpu.cache}
 
     def sizes(self, factor: int = 4) -> list[int]:
-        """minbytes, times `factor`, ... up to maxbytes."""
+        """Return minbytes, times `factor`, ... up to maxbytes."""
         sizes = [self.minbytes]
         while sizes[-1] * factor <= self.maxbytes:
             sizes.append(sizes[-1] * factor)
         return sizes
 
     def median(self, seconds: Callable[[], float]) -> float:
-        """Median of `samples` calls, after one warm-up call."""
+        """Return the median of `samples` calls, after one warm-up call."""
         seconds()
         return statistics.median(seconds() for _ in range(self.samples))
 
     def require_host_memory(self, nbytes: int) -> None:
-        """Raise UserError if the host has less free memory: the kernel would kill some process."""
+        """Raise UserError if the host has less free memory: the kernel would kill a process."""
         free = self.world.backend.free_memory()
         if nbytes > free:
             raise UserError(
@@ -90,17 +89,17 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Table:
+class LessonTable:
     """titles: of the columns, with units, such as "copy (GB/s)". rows: a cell for each title; floats are
     printed with 4 digits. title: printed above, if there are several tables."""
 
     titles: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     title: str = ""
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """points: (x, y) in the order of x; y is None where nothing was measured."""
 
     label: str
@@ -111,12 +110,12 @@ class Line:
 class Chart:
     """Lines over x. bytes: x are sizes in bytes. y starts at 0 unless log_y.
 
-    names: of x = 0, 1, ... if x counts things, which are drawn as groups of bars.
+    names: of x = 0, 1, ... if x is a category; drawn as groups of bars.
     """
 
     x: str
     y: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     bytes: bool = False
     log_x: bool = True
     log_y: bool = False
@@ -125,7 +124,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Timeline:
-    """spans: (lane, label, begin, end), in seconds from a common zero."""
+    """spans: (row, label, begin, end), in seconds from a common zero."""
 
     spans: tuple[tuple[str, str, float, float], ...]
     title: str = ""
@@ -133,23 +132,23 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Lesson:
-    """name: of the command. title: what was measured, and on what. explanation: sentences about the figures
+    """name: of the command. title: the measurement and the device. explanation: sentences about the figures
     of this run. mismatches: a sentence for each wrong result; if there is any, the command fails after
     printing. facts: all that was measured, as plain values for JSON, in seconds and bytes.
     """
 
     name: str
     title: str
-    tables: tuple[Table, ...]
+    tables: tuple[LessonTable, ...]
     explanation: tuple[str, ...]
     charts: tuple[Chart | Timeline, ...] = ()
     mismatches: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def size_table(sizes: Sequence[int], lines: Sequence[Line], title: str = "") -> Table:
-    """Rates in GB/s: a row for each size, a column for each line; lines have a point for each size."""
-    return Table(
+def size_table(sizes: Sequence[int], lines: Sequence[ChartLine], title: str = "") -> LessonTable:
+    """Make a table of rates in GB/s: a row per size, a column per line; lines have a point for each size."""
+    return LessonTable(
         ("size", *(f"{line.label} (GB/s)" for line in lines)),
         tuple((size_name(n), *(line.points[at][1] for line in lines)) for at, n in enumerate(sizes)),
         title,
@@ -157,14 +156,14 @@ def size_table(sizes: Sequence[int], lines: Sequence[Line], title: str = "") -> 
 
 
 def rate(nbytes: float, seconds: float) -> float | None:
-    """GB/s; None if no time was measured."""
+    """Return GB/s; None if no time was measured."""
     return nbytes / seconds / 1e9 if seconds > 0 else None
 
 
-def crossings(lines: Sequence[Line]) -> list[tuple[float, str]]:
-    """Which line is highest from which x on: (x, label), in the order of x; the first from the smallest x.
+def crossings(lines: Sequence[ChartLine]) -> list[tuple[float, str]]:
+    """Find the highest line by x: (x from which it is highest, label), in the order of x.
 
-    Only x where every line has a value count, and a lead of less than 2 % changes nothing.
+    Only x where every line has a value count, and a lead of less than 2 % is ignored.
     """
     if not lines:
         return []

@@ -1,6 +1,6 @@
-"""Pseudorandom numbers that are a function of their index, made where they are needed.
+"""Pseudorandom numbers as a function of their index, computed where they are needed.
 
-All functions work on NumPy's and CuPy's arrays, a block at a time.
+All functions work on arrays of NumPy and CuPy, a block at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXPONENT_MASK, EXPONENT_BITS = ~np.uint64(1 << 62), np.uint64(1 << 61)
 
 
 def mixed(index: Any) -> Any:
-    """splitmix64 of `index` (uint64, any shape): 64 random bits, different for different indices."""
+    """Compute splitmix64 of `index` (uint64, any shape): 64 random bits, different for each index."""
     x = (index + np.uint64(1)) * GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -26,32 +26,32 @@ def mixed(index: Any) -> Any:
 
 
 def indices(xp: ModuleType, count: int, seed: int = 0) -> Iterator[tuple[int, Any]]:
-    """(first, uint64 indices from there) of 0 .. count - 1, in blocks; other seeds give other indices."""
+    """Yield 0 .. count - 1 in blocks: (first, uint64 indices from there); other seeds, other indices."""
     for first in range(0, count, BLOCK):
         index = xp.arange(first, min(first + BLOCK, count), dtype=xp.uint64)
         yield first, index + np.uint64(seed << 48)
 
 
 def words(index: Any, itemsize: int) -> Any:
-    """(n,) unsigned integers of `itemsize` bytes, the elements of a matrix that is to be moved.
+    """Return (n,) unsigned integers of `itemsize` bytes as matrix elements.
 
-    Read as floating point of any precision they are normal numbers below 2 of either sign: a method that
-    moves them by arithmetic (times 1 plus 0) keeps every bit, as it might not for a NaN.
+    As floating point of any precision they are normal numbers below 2 of either sign, so that a method that
+    moves them by arithmetic (times 1 plus 0) keeps every bit, which it might not for a NaN.
     """
     bits = mixed(index) & EXPONENT_MASK | EXPONENT_BITS
     return (bits >> np.uint64(64 - 8 * itemsize)).astype(f"u{itemsize}")
 
 
 def fill(xp: ModuleType, target: Any) -> None:
-    """Make every element tell its place; target: flat, unsigned."""
+    """Fill with elements that depend on their index. target: flat array of unsigned integers."""
     for first, index in indices(xp, target.size):
         target[first : first + index.size] = words(index, target.itemsize)
 
 
 def count_mismatches(xp: ModuleType, target: Any, source_of: Callable[[Any], Any]) -> tuple[int, int]:
-    """How many elements of `target` differ from those of a filled array, and the place of the first.
+    """Count the elements of `target` that differ from a filled array's; also return the index of the first.
 
-    source_of: places in `target` (uint64) -> places in the filled array.
+    source_of: indices in `target` (uint64) -> indices in the filled array.
     """
     count = first = 0
     for begin, place in indices(xp, target.size):
@@ -64,12 +64,12 @@ def count_mismatches(xp: ModuleType, target: Any, source_of: Callable[[Any], Any
 
 
 def uniform(index: Any) -> Any:
-    """(n,) float32 in [-1, 1)."""
+    """Return (n,) float32 in [-1, 1)."""
     return (mixed(index) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
 
 
 def signs(index: Any, probability: float) -> Any:
-    """(n,) float32: 1 and -1, each with half the probability, else 0."""
+    """Return (n,) float32: 1 and -1, each with half the probability, else 0."""
     x = mixed(index)
     nonzero = (x & np.uint64(0xFFFFFFFF)) < np.uint64(int(probability * 2**32))
     return nonzero.astype(np.float32) * (

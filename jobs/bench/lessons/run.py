@@ -12,7 +12,7 @@ from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from jobs.measure.record_file import create_outputs, recorded_environment
-from jobs.measure.status_line import CLEAR
+from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.device.raw.memory import open_box
 from runner.errors import UserError
@@ -23,7 +23,7 @@ from runner.world.failure import FailureHandler
 
 @dataclass(frozen=True)
 class LessonOptions:
-    """What was given on the command line. own: the options of this lesson only, by name."""
+    """The command's options. sizes: first and last, bytes. own: options of this lesson only, by name."""
 
     name: str
     samples: int
@@ -34,14 +34,14 @@ class LessonOptions:
     plot: str | None = None
 
 
-def run(world: World, handler: FailureHandler, options: LessonOptions, door: Any) -> dict[str, Any]:
-    """The completion record. Raises WrongResults, after everything is printed."""
+def run(world: World, handler: FailureHandler, options: LessonOptions, cli_context: Any) -> dict[str, Any]:
+    """Measure; returns the completion record. Raises WrongResults, after everything is printed."""
     options = world.control.broadcast(options)
     module = importlib.import_module(f"jobs.bench.lessons.{options.name}.lesson")
     _refuse(world, module, options.name)
     path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
     box = open_box() if world.here.device.kind == "cuda" else None
-    shown = world.rank == 0 and door.columns
+    status = StatusLine(cli_context.columns if world.rank == 0 else None)
     try:
         context = Context(
             world,
@@ -51,15 +51,14 @@ def run(world: World, handler: FailureHandler, options: LessonOptions, door: Any
             options.check,
             *options.sizes,
             options.own,
-            _progress if shown else lambda step: None,
+            status.show,
         )
         lesson: Lesson = module.measure(context)
     finally:
         if box is not None:
             box.close()
     if world.rank == 0:
-        if shown:
-            sys.stderr.write(CLEAR)
+        status.clear()
         sys.stdout.write(show.text(lesson))
         if path is not None:
             write_file(Path(path), show.record(lesson, recorded_environment(environment())))
@@ -95,8 +94,3 @@ def _refuse(world: World, module: Any, name: str) -> None:
             hint=f"meshrun -n 2 bench memory {name}",
             everywhere=True,
         )
-
-
-def _progress(step: str) -> None:
-    sys.stderr.write(f"{CLEAR}{step}")
-    sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A lesson as text, as JSON and as a drawing."""
+"""Format a lesson as text, JSON and plots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.lessons.protocol import Cell, Chart, Lesson, Table, Timeline
+from jobs.bench.lessons.protocol import Chart, Lesson, LessonTable, TableCell, Timeline
 from jobs.measure import plots
 from jobs.measure.sizes import size_name
 
@@ -23,7 +23,7 @@ WIDTH = 100
 
 
 def text(lesson: Lesson) -> str:
-    """Tables, then the explanation, as whole lines."""
+    """Format the tables, then the explanation, as whole lines."""
     lines = [f"# {lesson.title}", ""]
     for table in lesson.tables:
         lines += [*([table.title] if table.title else ()), *columns(table), ""]
@@ -32,8 +32,8 @@ def text(lesson: Lesson) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def columns(table: Table) -> list[str]:
-    """First column aligned to the left, the others to the right; units on a line of their own."""
+def columns(table: LessonTable) -> list[str]:
+    """Align the first column to the left, the others to the right; units have a line of their own."""
     titles = [title.partition(" (") for title in table.titles]
     heads = tuple(head for head, _, _ in titles)
     units = tuple(f"({unit}" if unit else "" for _, _, unit in titles)
@@ -48,7 +48,7 @@ def columns(table: Table) -> list[str]:
     ]
 
 
-def cell(value: Cell) -> str:
+def cell(value: TableCell) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if isinstance(value, float):
@@ -57,7 +57,7 @@ def cell(value: Cell) -> str:
 
 
 def record(lesson: Lesson, environment: Sequence[str]) -> str:
-    """JSON of all that was measured. environment: NAME=value."""
+    """Return all measurements as JSON. environment: NAME=value."""
     whole = {
         "version": version("meshrun"),
         "lesson": lesson.name,
@@ -75,7 +75,7 @@ def record(lesson: Lesson, environment: Sequence[str]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same, with null for numbers that JSON has no word for."""
+    """Replace numbers that JSON cannot represent with None."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -84,7 +84,7 @@ def _finite(value: Any) -> Any:
 
 
 def draw(lesson: Lesson, target: str | Path) -> None:
-    """The charts side by side, in .html with the tables below. Raises UserError as `plots.save` does."""
+    """Draw the charts side by side, in .html with the tables below. Raises UserError as `plots.save`."""
 
     def figure(canvas: Figure) -> None:
         panels = canvas.subplots(1, len(lesson.charts), squeeze=False)[0] if lesson.charts else ()
@@ -108,12 +108,12 @@ def _chart(axes: Axes, chart: Chart) -> None:
 
 
 def _groups(axes: Axes, chart: Chart) -> None:
-    """A group of bars for each name, one bar a line."""
+    """Draw a group of bars for each name, one bar per line."""
     wide = 0.8 / max(len(chart.lines), 1)
     for number, line in enumerate(chart.lines):
         known = [(x + (number + 0.5) * wide - 0.4, y) for x, y in line.points if y is not None]
         axes.bar([x for x, _ in known], [y for _, y in known], wide, label=line.label)
-    plots.names(axes, range(len(chart.names)), chart.names)
+    plots.label_ticks(axes, range(len(chart.names)), chart.names)
     plots.from_zero(axes)
     axes.set_xlabel(chart.x)
     axes.grid(True, axis="y", color="0.9")
@@ -132,20 +132,22 @@ def _lines(axes: Axes, chart: Chart) -> None:
     else:
         plots.from_zero(axes)
     if chart.log_x:
-        plots.against(axes, places, lambda x: size_name(round(x)) if chart.bytes else f"{x:g}", chart.x)
+        plots.logarithmic_axis(
+            axes, places, lambda x: size_name(round(x)) if chart.bytes else f"{x:g}", chart.x
+        )
     else:
         axes.set_xlabel(chart.x)
         axes.grid(True, color="0.9")
 
 
 def _timeline(axes: Axes, chart: Timeline) -> None:
-    lanes = list(dict.fromkeys(lane for lane, *_ in chart.spans))
+    rows = list(dict.fromkeys(row for row, *_ in chart.spans))
     labels = list(dict.fromkeys(label for _, label, *_ in chart.spans))
     zero = min((begin for *_, begin, _ in chart.spans), default=0.0)
-    for lane, label, begin, end in chart.spans:
+    for row, label, begin, end in chart.spans:
         colour = f"C{labels.index(label) % 10}"
-        axes.barh(lanes.index(lane), (end - begin) * 1e3, left=(begin - zero) * 1e3, color=colour, height=0.6)
-    axes.set_yticks(range(len(lanes)), lanes)
+        axes.barh(rows.index(row), (end - begin) * 1e3, left=(begin - zero) * 1e3, color=colour, height=0.6)
+    axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlabel("time (ms)")
     axes.set_title(chart.title)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from jobs.measure.link_rates import Assumed, Layout, assumed_algorithm, wire_rate
+from jobs.measure.link_rates import Assumed, RankLayout, assumed_algorithm, wire_rate
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import RankPlace
 from jobs.validate.report.model import HardwareLimit
@@ -161,7 +161,7 @@ def _link_assumption(hosts: Sequence[Members]) -> str:
 def _ring_of_host(host: Members) -> NominalRate:
     """Return the limit of bus bandwidth of an all_reduce inside one host."""
     link = _least(_intra_host_rates(host))
-    layout = Layout(len(host), 1, _link_kind(host))
+    layout = RankLayout(len(host), 1, _link_kind(host))
     return link if link.rate is None else _allreduce_limit(link, layout, _algorithm(host, layout))
 
 
@@ -176,7 +176,7 @@ def _ring_of_all(hosts: Sequence[Members]) -> NominalRate:
     if not all(one.capability for _, one in everyone):
         return NominalRate(None, "the algorithm that MPI uses between CPUs is unknown")
     network = _least([(rank, _network_path(one)) for rank, one in everyone])
-    layout = Layout(ranks, len(hosts))
+    layout = RankLayout(ranks, len(hosts))
     assumed = _algorithm(everyone, layout)
     if network.rate is None:
         return network
@@ -190,12 +190,12 @@ def _ring_of_all(hosts: Sequence[Members]) -> NominalRate:
     return NominalRate(tight.rate, f"{tight.source}; {assumes}")
 
 
-def _algorithm(members: Members, layout: Layout) -> Assumed:
+def _algorithm(members: Members, layout: RankLayout) -> Assumed:
     switch = layout.inside == "NVLink" and all(one.capability >= NVLS_CAPABILITY for _, one in members)
     return assumed_algorithm("all_reduce", layout, members[0][1].settings, switch)
 
 
-def _allreduce_limit(link: NominalRate, layout: Layout, assumed: Assumed) -> NominalRate:
+def _allreduce_limit(link: NominalRate, layout: RankLayout, assumed: Assumed) -> NominalRate:
     """Return the bus bandwidth of an all_reduce that saturates this link (between hosts: a NIC)."""
     n = layout.ranks
     wire = wire_rate("all_reduce", layout, assumed, n / (2 * (n - 1)), 1.0)  # for a bus bandwidth of 1

@@ -1,11 +1,11 @@
-"""Ranks as threads of this process for the measuring commands, and what can be put between them.
+"""Ranks as threads of this process for the measuring commands, and wrappers of their collectives.
 
     on_ranks(size, body)                    body(world) on every rank; the results in rank order
     bench_on(size, operation, body, ...)    body(bench) likewise, inside an opened session
-    disturbed(group, before, after)         collectives with something done round every call
-    recorded(bench)                         a bench whose calls, waits and barriers are written down
+    disturbed(group, before, after)         collectives with actions before and after every call
+    recorded(bench)                         a bench whose calls, waits and barriers are recorded
 
-`wrap` of the first two stands between the bench and every rank's collectives.
+`wrap` of the first two wraps every rank's collectives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _nothing(call: Call) -> None:
 
 
 class Around:
-    """Something that behaves like `inner` but for what a subclass changes."""
+    """Delegate to `inner` all that a subclass does not define."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -46,7 +46,7 @@ class Around:
 
 
 class Disturbed(Around):
-    """Collectives of one rank: `before(call)` and `after(call)` stand round every call that it makes."""
+    """Collectives of one rank, with `before(call)` and `after(call)` around every call."""
 
     def __init__(
         self, inner: Any, before: Callable[[Call], None] = _nothing, after: Callable[[Call], None] = _nothing
@@ -70,9 +70,9 @@ class Disturbed(Around):
 
 
 class Recorder(Around):
-    """Writes down one rank's calls by their places, such as "send+64 > recv+64", and its waits.
+    """Record one rank's calls by their places, such as "send+64 > recv+64", and its waits.
 
-    A call that finds poison where its result will be is "fresh"; calls of one group stand in braces, those of
+    A call that finds poison in its result buffer is "fresh"; calls of one group are in braces, those of
     a graph in brackets. queues: calls are carried out no sooner than they are waited for, as on a GPU.
     """
 
@@ -135,7 +135,7 @@ class Recorder(Around):
 
 
 class RecordedControl(Around):
-    """Writes barriers down."""
+    """Record barriers."""
 
     def __init__(self, inner: Control, journal: list[str]) -> None:
         super().__init__(inner)
@@ -148,7 +148,7 @@ class RecordedControl(Around):
 
 @dataclass
 class Recorded:
-    """bench: of this rank, writing what it does into `journal`."""
+    """bench: of this rank, recording its calls in `journal`."""
 
     bench: Bench
     queues: bool = False
@@ -203,11 +203,11 @@ def _bench_on(
     cudagraph: which a session on CPUs would refuse.
     """
     chosen = {"minbytes": 64, "maxbytes": 64, "stepfactor": 2, "iters": 1, "warmup_iters": 0} | settings
-    asked = BenchOptions((operation,), SweepSettings(**chosen), split=split, spread=spread, matrix=matrix)
+    wanted = BenchOptions((operation,), SweepSettings(**chosen), split=split, spread=spread, matrix=matrix)
 
     def on_rank(world: World) -> Any:
-        colors = session.colors_of(world, asked)
-        with session.opened(world, world.control, asked, operation, MeasurementProgress(), colors) as opened:
+        colors = session.colors_of(world, wanted)
+        with session.opened(world, world.control, wanted, operation, MeasurementProgress(), colors) as opened:
             opened.bench.settings = replace(opened.bench.settings, cudagraph=cudagraph)
             return body(opened.bench)
 

@@ -1,4 +1,4 @@
-"""`meshrun bench` as a user types it: one rank, no MPI; what it prints, writes and returns."""
+"""`meshrun bench` as a user types it: one rank, no MPI; output, files and exit status."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typed import LAUNCHERS, typed
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.nccl_tests_json import combined, record
-from jobs.bench.collectives.results import Footer, Header, Measurement, Row
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.results import Footer, Header, PlacementResult, ResultRow
+from jobs.bench.collectives.specs import SPECS
 from launch.cli.main import main
 from launch.mpi.rank_command import PROGRAM
 from runner.comm.collectives.api import DATATYPES
@@ -38,7 +38,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`meshrun bench` on words, in an empty folder, its output piped."""
+    """Run `meshrun bench` in an empty folder, its output piped."""
     for name in (*LAUNCHERS, *(name for name in os.environ if name.startswith("NCCL_"))):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def sizes_of(text: str) -> list[int]:
     return [int(row[0]) for row in rows_of(text)]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", SPECS)
 def test_every_operation_runs_on_one_rank(run: Run, operation: str) -> None:
     ended = run(operation, *SMALL)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -77,18 +77,18 @@ def test_every_operation_runs_on_one_rank(run: Run, operation: str) -> None:
     assert "# Out of bounds values : 0 OK" in lines
     assert "\x1b" not in ended.stdout
     assert len(rows_of(ended.stdout)) == len(SIZES)
-    wrong = ["0", "0" if OPERATIONS[operation].in_place else "N/A"]
+    wrong = ["0", "0" if SPECS[operation].in_place else "N/A"]
     assert [[row[n].split()[3] for n in (5, 6)] for row in rows_of(ended.stdout)] == [wrong] * len(SIZES)
 
 
 def test_all_operations_one_after_another(run: Run) -> None:
     ended = run("all", "-b", "64", "-e", "64", "-n", "1", "--device", "cpu", "-J", "out.json")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert re.findall(r"test starting: (\w+)_perf", ended.stdout) == list(OPERATIONS)
+    assert re.findall(r"test starting: (\w+)_perf", ended.stdout) == list(SPECS)
     assert ended.stdout.count("# Writing JSON output to") == 1
     assert [path.name for path in Path().iterdir()] == ["out.json"]
     documents = json.loads(Path("out.json").read_text())["operations"]
-    assert [*documents] == list(OPERATIONS)
+    assert [*documents] == list(SPECS)
     for name, document in documents.items():
         assert document["version"] == 3
         assert document["meshrun"]["program"] == f"{name}_perf"
@@ -124,8 +124,8 @@ def test_records_of_all_operations_are_compared_and_drawn(
 def document(operation: str, microseconds: float) -> str:
     """The JSON of a run of one operation."""
     header = Header(f"{operation}_perf", 0, "MPI, host memory", ())
-    cell = Measurement(microseconds * 1e-6, 0.0, 1.0, 1.0, 0)
-    row = Row(8, 2, "float", "sum", -1, cell, cell)
+    cell = PlacementResult(microseconds * 1e-6, 0.0, 1.0, 1.0, 0)
+    row = ResultRow(8, 2, "float", "sum", -1, cell, cell)
     return record(SweepSettings(), header, [row], Footer(0, 1.0), ["meshrun"], {}, 0.0, 1.0)
 
 
@@ -140,13 +140,13 @@ def test_types_reductions_and_cycles_are_rows(run: Run) -> None:
     assert {row[n].split()[3] for row in rows for n in (5, 6)} == {"0"}
 
 
-def test_without_checks_nothing_is_said_of_the_data(run: Run) -> None:
+def test_without_checks_no_data_is_reported(run: Run) -> None:
     ended = run("all_reduce", *SMALL, "-c", "0", "-w", "0")
     assert ended.returncode == 0
     assert {row[n].split()[3] for row in rows_of(ended.stdout) for n in (5, 6)} == {"N/A"}
 
 
-def test_more_columns_and_lines_only_when_asked_for(run: Run) -> None:
+def test_more_columns_and_lines_only_with_options(run: Run) -> None:
     plain, wide, named = (run("all_reduce", *SMALL, *more) for more in ([], ["--wide"], ["--names"]))
     assert all(ended.returncode == 0 for ended in (plain, wide, named))
     assert "wire" not in plain.stdout
@@ -185,7 +185,7 @@ def test_a_record_is_never_overwritten(run: Run) -> None:
         assert json.loads(path.read_text())["results"]
 
 
-def test_sizes_beyond_memory_are_reduced_and_that_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_beyond_memory_are_reduced_and_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "free_memory", lambda self: 5 << 20)
     ended = run("all_reduce", "-b", "8", "-e", "102400G", "-f", "1000000000000", "-n", "1", "--device", "cpu")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -195,7 +195,7 @@ def test_sizes_beyond_memory_are_reduced_and_that_is_said(run: Run, monkeypatch:
 
 
 def test_too_slow_on_average_is_status_7(run: Run) -> None:
-    """At one rank busbw of all_reduce is 0: below 0.9 of whatever is asked."""
+    """On one rank the busbw of all_reduce is 0, below any --min-busbw."""
     ended = run("all_reduce", *SMALL, NCCL_TESTS_MIN_BW="1e6")
     assert ended.returncode == 7
     assert re.search(r"^# Avg bus bandwidth    : 0 FAILED$", ended.stdout, re.M)
@@ -206,7 +206,7 @@ def test_too_slow_on_average_is_status_7(run: Run) -> None:
     assert re.search(r"^# Avg bus bandwidth    : \S+ OK$", ended.stdout, re.M)
 
 
-def test_the_split_of_the_environment_is_heard(run: Run) -> None:
+def test_the_split_of_the_environment_applies(run: Run) -> None:
     ended = run("all_reduce", *SMALL, NCCL_TESTS_SPLIT="OR 5")
     assert ended.returncode == 0
     assert re.search(r"^#  Rank  0 Group  5 ", ended.stdout, re.M)
@@ -263,8 +263,8 @@ def test_help_names_the_letters(run: Run, words: list[str]) -> None:
     assert ("--minbytes" in ended.stdout) == (len(words) > 1)
 
 
-def test_it_goes_on_when_nobody_reads_any_more(run: Run) -> None:
-    """`| head -1` is how people look at a header."""
+def test_a_closed_output_does_not_end_the_run(run: Run) -> None:
+    """As with `| head -1`."""
     command = " ".join([*PROGRAM, "bench", "all_reduce", *SMALL])
     ended = subprocess.run(
         ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"],
@@ -281,7 +281,7 @@ def test_it_goes_on_when_nobody_reads_any_more(run: Run) -> None:
 
 
 def on_terminal(*words: str, columns: int = COLUMNS, stdout: Path | None = None) -> tuple[int, str]:
-    """The exit status and all that a terminal got; with stdout, standard output goes there instead."""
+    """Return the exit status and the output to a terminal; stdout: redirect standard output there."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with stdout.open("wb") if stdout else os.fdopen(os.dup(follower), "wb", 0) as target:
@@ -289,60 +289,62 @@ def on_terminal(*words: str, columns: int = COLUMNS, stdout: Path | None = None)
             [*PROGRAM, *words], stdin=follower, stdout=target, stderr=follower, start_new_session=True
         )
     os.close(follower)
-    said = b""
+    output = b""
     while chunk := read(leader):
-        said += chunk
+        output += chunk
     os.close(leader)
-    return process.wait(DEADLOCK), said.decode()
+    return process.wait(DEADLOCK), output.decode()
 
 
 def read(leader: int) -> bytes:
     try:
         return os.read(leader, 1 << 16)
-    except OSError:  # Linux's way to say that nobody writes any more
+    except OSError:  # Linux's error for a terminal without a writer
         return b""
 
 
-def seen(said: str) -> list[str]:
-    """The lines that stay on the screen: without colour, and without what is drawn over."""
-    lines = [re.sub(r".*\r\x1b\[K", "", line) for line in said.replace("\r\n", "\n").split("\n")]
+def seen(output: str) -> list[str]:
+    """Return the lines that stay on the screen, without colour and overwritten text."""
+    lines = [re.sub(r".*\r\x1b\[K", "", line) for line in output.replace("\r\n", "\n").split("\n")]
     return [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
 
 
 def lengths(lines: list[str]) -> list[int]:
-    """Of all lines but the average, which is as long as it happens to be."""
+    """Return the lengths of all lines but the average, whose length varies."""
     return [len(line) for line in lines if "bandwidth" not in line]
 
 
 def test_a_terminal_gets_colour_and_progress_and_the_same_rows(run: Run) -> None:
-    status, said = on_terminal("bench", "broadcast", *SMALL)
+    status, output = on_terminal("bench", "broadcast", *SMALL)
     assert status == 0
-    assert re.findall(r"\[(\d)/5\] broadcast", said) == ["0", "1", "2", "3", "4", "5"]
-    assert "\x1b[32m" in said
+    assert re.findall(r"\[(\d)/5\] broadcast", output) == ["0", "1", "2", "3", "4", "5"]
+    assert "\x1b[32m" in output
     plain = run("broadcast", *SMALL).stdout
-    shown = "\n".join(seen(said))
+    shown = "\n".join(seen(output))
     assert "\x1b" not in shown
     assert sizes_of(shown) == sizes_of(plain) == SIZES
-    assert lengths(seen(said)) == lengths(plain.split("\n"))
+    assert lengths(seen(output)) == lengths(plain.split("\n"))
     comments = [line for line in plain.splitlines() if line.startswith("#") and "bandwidth" not in line]
     for line in comments:
-        assert re.sub(r"Pid +\d+", "Pid", line) in [re.sub(r"Pid +\d+", "Pid", other) for other in seen(said)]
+        assert re.sub(r"Pid +\d+", "Pid", line) in [
+            re.sub(r"Pid +\d+", "Pid", other) for other in seen(output)
+        ]
 
 
 @pytest.mark.parametrize("columns", [1, 20])
 def test_the_progress_line_fits_a_narrow_terminal(run: Run, columns: int) -> None:
-    status, said = on_terminal("bench", "broadcast", *SMALL, columns=columns)
+    status, output = on_terminal("bench", "broadcast", *SMALL, columns=columns)
     assert status == 0
-    drawn = re.findall(r"\x1b\[K(\[\d/[^\r\n]*)", said)
+    drawn = re.findall(r"\x1b\[K(\[\d/[^\r\n]*)", output)
     assert all(len(text) < columns for text in drawn)
     assert bool(drawn) == (columns > 1)
 
 
 def test_a_file_stays_plain_while_the_terminal_shows_progress(run: Run, tmp_path: Path) -> None:
-    status, said = on_terminal("bench", "broadcast", *SMALL, stdout=tmp_path / "out.txt")
+    status, output = on_terminal("bench", "broadcast", *SMALL, stdout=tmp_path / "out.txt")
     assert status == 0
-    assert "] broadcast" in said
-    assert "".join(seen(said)) == ""
+    assert "] broadcast" in output
+    assert "".join(seen(output)) == ""
     text = (tmp_path / "out.txt").read_text()
     assert sizes_of(text) == SIZES
     assert not {"\x1b", "\r"} & {*text}

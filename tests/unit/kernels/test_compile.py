@@ -33,7 +33,7 @@ from jobs.filters import convolve, elementwise, grayscale, laplacian
 from jobs.filters.dtypes import SUPPORTED, floating
 from jobs.filters.expression import FUNCTIONS, cpp, parse
 from jobs.kernels import instance
-from jobs.measure.exact_reductions import Kind
+from jobs.measure.exact_reductions import RecipeKind
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
 
@@ -87,7 +87,7 @@ def instances(file: str) -> Iterator[str]:
         yield from INSTANCES[file]
         return
     if file == "bench_data.cu":
-        for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), Kind):
+        for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), RecipeKind):
             yield instance(kernel, word, int(kind))
         return
     # int32, int64 and float64 sums
@@ -117,10 +117,10 @@ def golden_instances(file: str) -> Iterator[str]:
         return
     if file == "bench_data.cu":
         for word, kind in (
-            ("u1", Kind.COPIED),
-            ("u2", Kind.FLOAT_SUM),
-            ("u4", Kind.EXTREME),
-            ("u8", Kind.SUM),
+            ("u1", RecipeKind.COPIED),
+            ("u2", RecipeKind.FLOAT_SUM),
+            ("u4", RecipeKind.EXTREME),
+            ("u8", RecipeKind.SUM),
         ):
             yield instance("fill", word, int(kind))
             yield instance("verify", word, int(kind))

@@ -1,4 +1,4 @@
-"""What goes wrong with data in a collective, and whether the check sees it."""
+"""Faults of data in a collective, and their detection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.measure import check, patterns
-from jobs.measure.check import Mismatch
+from jobs.measure.check import DataMismatch
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 
@@ -105,7 +105,7 @@ def test_a_flipped_bit_is_found_and_named(datatype: Datatype, what: str, draw: i
     memory[bit // 8] ^= 1 << bit % 8
     [segment] = [one for one in segments if one.start <= offset < one.start + one.count]
     found = check.verify(memory, datatype, segments)
-    assert found == Mismatch(1, offset, int(words[offset]), expected, segment.source, 1)
+    assert found == DataMismatch(1, offset, int(words[offset]), expected, segment.source, 1)
 
 
 def test_the_first_is_the_first_in_the_order_of_the_segments() -> None:

@@ -1,4 +1,4 @@
-"""The rules that call a measurement slow, on figures worked out by hand."""
+"""The rules that call a measurement slow, on figures computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data promise: with the type's own arithmetic, in any order, contributions combine to `reduced`."""
+"""Contributions combine to `reduced` with the type's own arithmetic, in any order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jobs.measure import patterns
-from jobs.measure.exact_reductions import MOST, bias, largest, recipe, tolerance
+from jobs.measure.exact_reductions import MAX_CONTRIBUTORS, bias, largest, recipe, tolerance
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype, premultiplier
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes, the arithmetic of bfloat16 and fp8")
@@ -24,6 +24,20 @@ ALL = [pytest.param(datatype, id=name) for name, datatype in DATATYPES.items()]
 FLOATING = [pytest.param(datatype, id=name) for name, datatype in DATATYPES.items() if datatype.floating]
 
 
+def copied(datatype: Datatype, seed: int, index: int, count: int) -> Array:
+    return patterns.values(datatype, patterns.Copied(seed, index), 0, count)
+
+
+def contributed(
+    datatype: Datatype, reduction: str, ranks: int, rank: int, seed: int, index: int, count: int
+) -> Array:
+    return patterns.values(datatype, patterns.Contributed(seed, index, reduction, ranks, rank), 0, count)
+
+
+def reduced(datatype: Datatype, reduction: str, ranks: int, seed: int, index: int, count: int) -> Array:
+    return patterns.values(datatype, patterns.Reduced(seed, index, reduction, ranks), 0, count)
+
+
 def dtype(datatype: Datatype) -> np.dtype[Any]:
     return np.dtype(getattr(np, datatype.numpy, None) or getattr(ml_dtypes, datatype.numpy))
 
@@ -31,13 +45,13 @@ def dtype(datatype: Datatype) -> np.dtype[Any]:
 def inputs(datatype: Datatype, reduction: str, ranks: int, seed: int = 11, index: int = 77) -> list[Array]:
     """Every rank's contribution, as values of the type."""
     return [
-        patterns.contributed(datatype, reduction, ranks, rank, seed, index, COUNT).view(dtype(datatype))
+        contributed(datatype, reduction, ranks, rank, seed, index, COUNT).view(dtype(datatype))
         for rank in range(ranks)
     ]
 
 
 def expected(datatype: Datatype, reduction: str, ranks: int, seed: int = 11, index: int = 77) -> Array:
-    return patterns.reduced(datatype, reduction, ranks, seed, index, COUNT)
+    return reduced(datatype, reduction, ranks, seed, index, COUNT)
 
 
 def combiner(datatype: Datatype, reduction: str) -> Combine:
@@ -164,8 +178,8 @@ def test_tolerance_is_what_a_subnormal_reciprocal_loses() -> None:
 def test_where_the_reciprocal_is_zero_so_are_the_data() -> None:
     datatype = DATATYPES["f8e4m3"]
     assert ml_dtypes.float8_e4m3fn(1 / 1024) == 0
-    assert not patterns.contributed(datatype, "avg", 1024, 3, 1, 0, COUNT).any()
-    assert not patterns.reduced(datatype, "avg", 1024, 1, 0, COUNT).any()
+    assert not contributed(datatype, "avg", 1024, 3, 1, 0, COUNT).any()
+    assert not reduced(datatype, "avg", 1024, 1, 0, COUNT).any()
 
 
 @pytest.mark.parametrize("datatype", FLOATING)
@@ -192,7 +206,7 @@ def test_sums_do_cancel(datatype: Datatype) -> None:
 @pytest.mark.parametrize("datatype", ALL)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_every_contribution_counts(datatype: Datatype, reduction: str) -> None:
-    """Without one rank's contribution, whichever, some elements differ."""
+    """Without the contribution of any one rank, some elements differ."""
     # Seven bits of sum, averaged over many ranks, are next to nothing.
     few = reduction == "avg" and not datatype.floating and datatype.itemsize == 1
     ranks = 8 if few else 70
@@ -225,7 +239,7 @@ def combiner_without_checks(reduction: str) -> Combine:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_result_takes_a_bounded_number_of_draws(datatype: Datatype, reduction: str) -> None:
     for ranks in (1, 63, 64, 65, 10_000):
-        assert recipe(datatype, reduction, ranks).window <= min(ranks, MOST)
+        assert recipe(datatype, reduction, ranks).window <= min(ranks, MAX_CONTRIBUTORS)
 
 
 @pytest.mark.parametrize("datatype", FLOATING)
@@ -249,36 +263,36 @@ def test_the_layout_of_every_float_is_the_one_of_its_arithmetic() -> None:
 @pytest.mark.parametrize("datatype", ALL)
 def test_data_repeat_after_a_prime_period_only(datatype: Datatype) -> None:
     assert all(patterns.PERIOD % factor for factor in range(2, int(patterns.PERIOD**0.5) + 1))
-    whole = patterns.copied(datatype, 3, 0, 2 * patterns.PERIOD + 10)
+    whole = copied(datatype, 3, 0, 2 * patterns.PERIOD + 10)
     np.testing.assert_array_equal(whole[patterns.PERIOD :], whole[: patterns.PERIOD + 10])
     for index in (1, 999, patterns.PERIOD - 1, patterns.PERIOD, 5 * patterns.PERIOD + 7, 2**40):
         begin = index % patterns.PERIOD
-        np.testing.assert_array_equal(patterns.copied(datatype, 3, index, 2000), whole[begin : begin + 2000])
+        np.testing.assert_array_equal(copied(datatype, 3, index, 2000), whole[begin : begin + 2000])
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_an_element_does_not_depend_on_where_a_segment_begins(reduction: str) -> None:
     datatype = DATATYPES["bfloat16"]
-    whole = patterns.reduced(datatype, reduction, 5, 9, patterns.PERIOD - 40_000, 80_000)
+    whole = reduced(datatype, reduction, 5, 9, patterns.PERIOD - 40_000, 80_000)
     for begin, count in ((0, 1), (12_345, 40_000), (39_990, 30), (79_999, 1), (40, 0)):
-        piece = patterns.reduced(datatype, reduction, 5, 9, patterns.PERIOD - 40_000 + begin, count)
+        piece = reduced(datatype, reduction, 5, 9, patterns.PERIOD - 40_000 + begin, count)
         np.testing.assert_array_equal(piece, whole[begin : begin + count])
 
 
 def test_bits_are_random_between_elements_seeds_and_ranks() -> None:
     """Of unrelated words every bit differs half the time: within 6 standard deviations."""
     count, datatype = 100_000, DATATYPES["uint64"]
-    base = patterns.copied(datatype, 1, 0, count)
+    base = copied(datatype, 1, 0, count)
     others = [
-        patterns.copied(datatype, 2, 0, count),
-        patterns.copied(datatype, -1, 0, count),
-        patterns.copied(datatype, 1 + 2**32, 0, count),
-        patterns.copied(datatype, 1, 1, count),
-        patterns.copied(datatype, 1, 4096, count),
+        copied(datatype, 2, 0, count),
+        copied(datatype, -1, 0, count),
+        copied(datatype, 1 + 2**32, 0, count),
+        copied(datatype, 1, 1, count),
+        copied(datatype, 1, 4096, count),
     ]
-    first = patterns.contributed(datatype, "sum", 9, 0, 1, 0, count)
+    first = contributed(datatype, "sum", 9, 0, 1, 0, count)
     pairs = [(base, other) for other in others]
-    pairs += [(first, patterns.contributed(datatype, "sum", 9, rank, 1, 0, count)) for rank in range(1, 9)]
+    pairs += [(first, contributed(datatype, "sum", 9, rank, 1, 0, count)) for rank in range(1, 9)]
     pairs += [(base, first)]
     for a, b in pairs:
         differing = np.unpackbits((a ^ b).view(np.uint8)).reshape(count, 64)
@@ -292,7 +306,7 @@ def test_untouched_memory_is_poison() -> None:
 
 
 def test_the_bits_are_the_same_on_every_machine() -> None:
-    """Worked out apart from the code under test, with Python's integers."""
+    """Computed with Python's integers, independently of the code under test."""
     mask = 2**64 - 1
 
     def mix(x: int) -> int:
@@ -303,7 +317,7 @@ def test_the_bits_are_the_same_on_every_machine() -> None:
     assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # splitmix64's first output for seed 0
     datatype = DATATYPES["uint32"]
     element = mix(mix(42) + 1000)
-    assert patterns.copied(datatype, 42, 1000, 1)[0] == element & 0xFFFFFFFF
+    assert copied(datatype, 42, 1000, 1)[0] == element & 0xFFFFFFFF
     x = (element + 3 * 0x9E3779B97F4A7C15) & mask
     x = (x ^ x >> 32) * 0xBF58476D1CE4E5B9 & mask
-    assert patterns.contributed(datatype, "sum", 4, 3, 42, 1000, 1)[0] == (x ^ x >> 32) & 0xFFFFFFFF
+    assert contributed(datatype, "sum", 4, 3, 42, 1000, 1)[0] == (x ^ x >> 32) & 0xFFFFFFFF

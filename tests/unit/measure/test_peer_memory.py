@@ -1,4 +1,4 @@
-"""Memory of other ranks is opened once, for the GPU that reaches it, and given back before it is released."""
+"""Memory of other ranks is opened once, for the GPU that accesses it, and unmapped before it is freed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.device.raw.memory import Memory
 
 
 class Box:
-    """What a process does with CUDA IPC. shut: why it cannot export or attach; empty if it can."""
+    """The CUDA IPC calls of a process. shut: why it cannot export or attach; empty if it can."""
 
     def __init__(self, rank: int, shut: str = "") -> None:
         self.rank, self.shut = rank, shut

@@ -1,4 +1,4 @@
-"""The file of -J is whole at every moment."""
+"""The file of -J is complete at every moment."""
 
 from __future__ import annotations
 

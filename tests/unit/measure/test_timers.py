@@ -1,4 +1,4 @@
-"""Clocks call what they time as often as they say, and nothing else in between."""
+"""Timers call their work the reported number of times, and nothing else in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.measure import timers
 
 
 class Noted:
-    """A box, backend or group whose calls are written down; an event is the number of calls before it."""
+    """A box, backend or group that records its calls; an event is the number of calls before it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

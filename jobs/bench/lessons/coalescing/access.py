@@ -1,6 +1,6 @@
-"""Which pieces of memory a strided access touches: hardware moves whole pieces, however little is used.
+"""Compute which pieces of memory a strided access touches: the hardware always moves whole pieces.
 
-Element i of an access is number first + i * stride in memory. A piece is `size` neighbouring elements: a
+Element i of an access is element first + i * stride in memory. A piece is `size` consecutive elements: a
 sector of 32 bytes on a GPU, a cache line of 64 bytes on a CPU.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Access:
-    """Read `count` elements of 4 bytes, `stride` apart from `first` on, and write them next to each other."""
+    """Read `count` elements of 4 bytes, `stride` apart from `first` on, and write them contiguously."""
 
     stride: int
     first: int
@@ -24,7 +24,7 @@ class Access:
 
 
 def pieces(access: Access, size: int) -> int:
-    """How many different pieces the reads touch."""
+    """Count the different pieces that the reads touch."""
     if access.stride >= size:
         return access.count
     last = access.first + (access.count - 1) * access.stride
@@ -32,24 +32,24 @@ def pieces(access: Access, size: int) -> int:
 
 
 def moved(access: Access, size: int) -> int:
-    """Bytes that memory must move: each touched piece once, and what is written."""
+    """Return the bytes that memory must move: each touched piece once, and the written bytes."""
     return 4 * size * pieces(access, size) + 4 * access.count
 
 
 def pieces_of_load(access: Access, size: int, lanes: int = 32) -> int:
-    """How many pieces one load of a warp touches; its first lane reads element `first`."""
+    """Count the pieces that one load of a warp touches; its first lane reads element `first`."""
     return len({(access.first + lane * access.stride) // size for lane in range(lanes)})
 
 
 def ceiling(access: Access, size: int) -> float:
-    """Useful bytes divided by moved bytes: the access's best rate as a fraction of a plain copy's."""
+    """Return useful over moved bytes: the access's best rate as a fraction of a plain copy's."""
     return access.useful / moved(access, size)
 
 
 def shifted(access: Access, turn: int, size: int) -> Access:
-    """The same access elsewhere, so that repetitions do not find their pieces in a cache.
+    """Shift the access, so that repetitions do not find their pieces in a cache.
 
-    Strides below a piece touch every piece anyway, and stay where they are.
+    Strides below a piece touch every piece anyway, and are not shifted.
     """
     if access.stride <= size:
         return access

@@ -1,4 +1,4 @@
-"""Sentences about measured strides and misalignments."""
+"""Explain measured strides and misalignments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jobs.measure.sizes import size_name
 def sentences(
     size: int, strided: Mapping[Access, float], misaligned: Mapping[Access, float], nbytes: int, cache: int
 ) -> tuple[str, ...]:
-    """size: elements of a piece. strided, misaligned: useful rates as fractions of a copy's.
+    """Explain the rates. size: elements of a piece. strided, misaligned: useful rates as fractions of a
+    copy's.
 
     nbytes: of the buffer. cache: bytes of the last-level cache, 0 if unknown.
     """
@@ -24,7 +25,7 @@ def sentences(
         if access.stride in (1, size, list(strided)[-1].stride)
     )
     found = [
-        f"Useful rate as part of a copy's: {rates}. At most: if whole pieces moved at a copy's rate.",
+        f"Useful rate as a share of a copy's: {rates}. Limits assume that pieces move at a copy's rate.",
         f"Misaligned reads lose at most {loss:.1%} (offset {worst.first}).",
     ]
     if nbytes < 4 * cache:

@@ -1,4 +1,4 @@
-"""A kernel's bandwidth by the stride and the misalignment of what it reads; on a CPU, NumPy's."""
+"""Measure a kernel's bandwidth by stride and misalignment of its reads; on a CPU, NumPy's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jobs.bench.lessons.coalescing.access import Access, moved, pieces_of_load
 from jobs.bench.lessons.coalescing.explain import sentences
 from jobs.bench.lessons.coalescing.methods import CpuReads, GpuReads, Reads
-from jobs.bench.lessons.protocol import Cell, Chart, Context, Lesson, Line, Ranks, Table, rate
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, Ranks, TableCell, rate
 from jobs.measure.sizes import size_name
 from runner.errors import UserError
 
@@ -15,7 +15,7 @@ RANKS: Ranks = "one"
 CPU = True
 STRIDES = (1, 2, 3, 4, 5, 8, 16, 32, 33, 64)
 OFFSETS = (0, 1, 2, 4, 8, 16, 32)
-ROOM = max(*STRIDES, *OFFSETS)  # elements at the end of the buffer, so that an access can begin anywhere
+ROOM = max(*STRIDES, *OFFSETS)  # elements at the end of the buffer, so that an access can be shifted
 LEAST = 1 << 12  # bytes
 
 
@@ -79,10 +79,10 @@ def measure(context: Context) -> Lesson:
 
 def _tables(
     reads: Reads, copy: TimedAccess, strided: list[TimedAccess], misaligned: list[TimedAccess]
-) -> tuple[Table, Table]:
+) -> tuple[LessonTable, LessonTable]:
     size, lanes = reads.piece, reads.lanes
 
-    def row(first: int, one: TimedAccess) -> tuple[Cell, ...]:
+    def row(first: int, one: TimedAccess) -> tuple[TableCell, ...]:
         rates = (rate(one.access.useful, one.seconds), rate(moved(one.access, size), one.seconds))
         load = (pieces_of_load(one.access, size, lanes),) if lanes else ()
         return first, *rates, *load, 100 * one.useful / copy.useful
@@ -90,17 +90,17 @@ def _tables(
     load = (f"{reads.pieces} (of a warp's load)",) if lanes else ()
     titles = ("useful (GB/s)", "moved (GB/s)", *load, "of a copy (%)")
     plain = rate(copy.access.useful, copy.seconds)
-    last: tuple[Cell, ...] = ("copy", plain, plain, *((None,) if lanes else ()), 100.0)
+    last: tuple[TableCell, ...] = ("copy", plain, plain, *((None,) if lanes else ()), 100.0)
     return (
-        Table(
+        LessonTable(
             ("stride (elements)", *titles),
             (*(row(one.access.stride, one) for one in strided), last),
-            title="Elements of 4 bytes read at a stride, written next to each other:",
+            title="Elements of 4 bytes read at a stride, written contiguously:",
         ),
-        Table(
+        LessonTable(
             ("offset (elements)", *titles),
             tuple(row(one.access.first, one) for one in misaligned),
-            title="Elements read next to each other, from an offset past an aligned address:",
+            title="Elements read contiguously, from an offset to an aligned address:",
         ),
     )
 
@@ -109,9 +109,9 @@ def _charts(size: int, strided: list[TimedAccess], misaligned: list[TimedAccess]
     useful = tuple((one.access.stride, one.useful / 1e9) for one in strided)
     whole = tuple((one.access.stride, rate(moved(one.access, size), one.seconds)) for one in strided)
     level = misaligned[0].useful / 1e9
-    aligned = Line("aligned", ((OFFSETS[1], level), (OFFSETS[-1], level)))
-    offsets = Line("misaligned", tuple((one.access.first, one.useful / 1e9) for one in misaligned[1:]))
+    aligned = ChartLine("aligned", ((OFFSETS[1], level), (OFFSETS[-1], level)))
+    offsets = ChartLine("misaligned", tuple((one.access.first, one.useful / 1e9) for one in misaligned[1:]))
     return (
-        Chart("stride (elements)", "read (GB/s)", (Line("useful", useful), Line("moved", whole))),
+        Chart("stride (elements)", "read (GB/s)", (ChartLine("useful", useful), ChartLine("moved", whole))),
         Chart("offset (elements)", "useful (GB/s)", (aligned, offsets)),
     )

@@ -1,4 +1,4 @@
-"""Strided reads and a plain copy of a buffer, by a kernel and by NumPy, and the check of what was read."""
+"""Strided reads and a plain copy of a buffer, by a kernel and by NumPy, and the check of the data."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ from jobs.measure import check
 from jobs.measure.timers import gated_event_seconds, sampled_host_seconds
 
 THREADS, ELEMENTS_PER_THREAD = 256, 8
-SPREAD = (
-    0x9E3779B1  # odd: multiplied by it modulo 2^32, different numbers stay different and differ in all bits
-)
-BLOCK = 1 << 22  # elements filled and compared at a time
 
 
 class Reads(Protocol):
-    """piece: elements that memory moves together. pieces: what they are called. lanes: of a warp, else 0.
+    """piece: elements that memory moves together. pieces: their name. lanes: of a warp; 0 on a CPU.
 
-    cache: bytes of the last cache before memory, 0 if unknown.
+    cache: bytes of the last-level cache, 0 if unknown.
     """
 
     piece: int
@@ -35,13 +31,13 @@ class Reads(Protocol):
     cache: int
 
     def copy(self) -> float:
-        """Median seconds of a copy of the whole buffer."""
+        """Return median seconds of a copy of the whole buffer."""
 
     def gather(self, access: Access) -> float:
-        """Median seconds of one access."""
+        """Return median seconds of one access."""
 
     def mismatches(self, access: Access) -> int:
-        """Number of wrong elements after one access into poisoned memory."""
+        """Return the number of wrong elements after one access into poisoned memory."""
 
 
 class GpuReads:
@@ -111,7 +107,7 @@ class CpuReads:
 
 
 def count_mismatches(xp: Any, target: Any, access: Access) -> int:
-    """How many of the first `count` elements are not those that the access reads from a filled buffer."""
+    """Count the elements that are not those which the access reads from a filled buffer."""
 
     def source_of(place: Any) -> Any:
         return place * np.uint64(access.stride) + np.uint64(access.first)

@@ -1,4 +1,4 @@
-"""Sentences about measured matrix products."""
+"""Explain measured matrix products."""
 
 from __future__ import annotations
 

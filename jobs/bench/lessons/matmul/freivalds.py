@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.matmul.methods import DOUBLE, Matrices, Precision, Shape
+from jobs.bench.lessons.matmul.methods import DOUBLE, Matrices, Precision, ProductShape
 
 DEVIATIONS = 8.0  # standard deviations that a sum of random signs stays within, except for one in 10^13
 SPREAD = 16.0  # standard deviation of integer products: bfloat16 holds 16 of these, 256, exactly
 LARGEST = 1 << 20  # largest number in r, for integer products
 
 
-def fill(xp: Any, matrices: Matrices, shape: Shape, precision: Precision, *, exact: bool) -> None:
-    """Random factors: -1, 0, 1 where `exact`, else uniform in [-1, 1)."""
+def fill(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision, *, exact: bool) -> None:
+    """Fill the factors with random numbers: -1, 0, 1 if `exact`, else uniform in [-1, 1)."""
     probability = min(0.5, SPREAD / math.sqrt(shape[2]))
     for seed, words in enumerate((matrices.a, matrices.b), 1):
         for first, index in pseudorandom.indices(xp, words.size, seed):
@@ -30,10 +30,10 @@ def fill(xp: Any, matrices: Matrices, shape: Shape, precision: Precision, *, exa
             words[first : first + index.size] = _stored(values, precision, words.dtype)
 
 
-def wrong_rows(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) -> int:
-    """How many rows of the product of `exact` factors have a wrong element, by one random r.
+def wrong_rows(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision) -> int:
+    """Count the rows of the product of `exact` factors that have a wrong element, with one random r.
 
-    A wrong row goes unnoticed with a probability of 2^-21.
+    A wrong row is missed with a probability of 2^-21.
     """
     vector = pseudorandom.mixed(xp.arange(shape[1], dtype=xp.uint64) + np.uint64(7 << 48))
     # Every sum below is of integers, and less than k^2 2^20: exact in float64 up to k = 2^16.
@@ -46,9 +46,9 @@ def wrong_rows(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) 
     return wrong
 
 
-def error(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) -> float:
-    """Largest |C r - A (B r)| of a row for random signs r, relative to the row of |A| times the 2-norms of
-    B's rows; infinite if any is NaN. At most `bound` if only rounding was at work."""
+def error(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision) -> float:
+    """Return the largest |C r - A (B r)| of a row for random signs r, relative to the row of |A| times the
+    2-norms of B's rows; infinite if any is NaN. At most `bound` if only rounding contributes."""
     bits = pseudorandom.mixed(xp.arange(shape[1], dtype=xp.uint64) + np.uint64(9 << 48))
     vector = 1.0 - 2.0 * (bits >> np.uint64(63)).astype(np.float64)
     through = _times(xp, matrices.b, shape[2], shape[1], precision, vector)
@@ -62,8 +62,8 @@ def error(xp: Any, matrices: Matrices, shape: Shape, precision: Precision) -> fl
     return largest
 
 
-def bound(shape: Shape, precision: Precision) -> float:
-    """The part of `error` that rounding explains.
+def bound(shape: ProductShape, precision: Precision) -> float:
+    """Return the largest `error` that rounding explains.
 
     An element's error is at most k eps (|A| |B|), eps being that of the sums, plus the rounding of inputs and
     results. The errors of a row have random signs and add up to less than 8 times their 2-norm, except for
@@ -76,7 +76,7 @@ def bound(shape: Shape, precision: Precision) -> float:
 
 
 def _stored(values: Any, precision: Precision, words: Any) -> Any:
-    """float32 values as the bits of the precision's elements."""
+    """Convert float32 values to the bits of the precision's elements."""
     if precision.name != "bfloat16":
         return values.astype(precision.dtype).view(words)
     bits = values.view(np.uint32)  # round half to even; there is no NaN
@@ -92,15 +92,15 @@ def _float64(words: Any, precision: Precision) -> Any:
 
 
 def _blocks(words: Any, rows: int, columns: int, precision: Precision) -> Iterator[Any]:
-    """Whole rows of a matrix, as float64."""
+    """Yield whole rows of a matrix, as float64."""
     step = max(1, pseudorandom.BLOCK // columns)
     for begin in range(0, rows, step):
         part = words[begin * columns : min(begin + step, rows) * columns]
         yield _float64(part, precision).reshape(-1, columns)
 
 
-def _rows(matrices: Matrices, shape: Shape, precision: Precision) -> Iterator[tuple[Any, Any]]:
-    """Rows of A and the same of C, as float64."""
+def _rows(matrices: Matrices, shape: ProductShape, precision: Precision) -> Iterator[tuple[Any, Any]]:
+    """Yield rows of A and the same rows of C, as float64."""
     m, n, k = shape
     step = max(1, pseudorandom.BLOCK // max(n, k))
     for begin in range(0, m, step):

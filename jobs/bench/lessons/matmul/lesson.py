@@ -1,22 +1,22 @@
-"""Products of square matrices by kernels of growing data reuse, beside the vendor's library."""
+"""Measure products of square matrices by kernels with increasing data reuse, and by the vendor's library."""
 
 from __future__ import annotations
 
-from jobs.bench.lessons.devices import Operation
 from jobs.bench.lessons.matmul import freivalds
 from jobs.bench.lessons.matmul.explain import sentences
 from jobs.bench.lessons.matmul.methods import (
     PRECISIONS,
+    CpuProducts,
+    GpuProducts,
     Matrices,
-    OnCpu,
-    OnGpu,
     Precision,
-    Shape,
+    ProductShape,
     TimedProduct,
 )
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, Ranks
 from jobs.bench.lessons.pseudorandom import BLOCK
 from jobs.measure import patterns
+from jobs.measure.timers import Work
 
 RANKS: Ranks = "one"
 CPU = True
@@ -25,7 +25,7 @@ TITLES = ("elements", "kernel", "time (ms)", "rate (TFLOP/s)", "of the best (%)"
 
 
 def measure(context: Context) -> Lesson:
-    device = OnCpu(context) if context.box is None else OnGpu(context)
+    device = CpuProducts(context) if context.box is None else GpuProducts(context)
     side = context.options.get("side") or SIDES["cpu" if context.box is None else "cuda"]
     timed: list[TimedProduct] = []
     mismatches: list[str] = []
@@ -42,18 +42,18 @@ def measure(context: Context) -> Lesson:
 
 def _products(
     context: Context,
-    device: OnCpu | OnGpu,
-    shape: Shape,
+    device: CpuProducts | GpuProducts,
+    shape: ProductShape,
     precision: Precision,
     matrices: Matrices,
     mismatches: list[str],
 ) -> list[TimedProduct]:
-    """All methods of one precision, each checked with exact factors, then timed with real ones."""
+    """Measure all methods of one precision: check each with exact factors, then time it with real ones."""
     xp, timed = context.world.xp, []
     bound = freivalds.bound(shape, precision)
 
-    def compute(operation: Operation) -> None:
-        """Into poisoned memory."""
+    def compute(operation: Work) -> None:
+        """Run the operation into poisoned memory."""
         matrices.c.view("u1")[...] = patterns.POISON
         device.settle()
         operation()
@@ -105,7 +105,7 @@ def _lesson(
     )
     precisions = list(best)
     lines = tuple(
-        Line(
+        ChartLine(
             method,
             tuple((precisions.index(one.precision), one.rate) for one in timed if one.method == method),
         )
@@ -114,7 +114,7 @@ def _lesson(
     return Lesson(
         "matmul",
         f"Matrix products, {side} x {side}, random numbers; {context.device_name}",
-        (Table(TITLES, rows),),
+        (LessonTable(TITLES, rows),),
         (*sentences(timed), *skipped),
         (Chart("elements", "TFLOP/s", lines, names=tuple(precisions)),),
         tuple(mismatches),

@@ -12,18 +12,18 @@ import ml_dtypes
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
-from jobs.measure.timers import event_seconds
+from jobs.bench.lessons.devices import GpuDevice, HostDevice, Launch
+from jobs.measure.timers import Work, event_seconds
 
 BLOCK = 64  # rows, columns and depth that the CPU multiplies at a time
 SAMPLE_SECONDS = 20e-3  # shortest sample: products may take long
-Shape = tuple[int, int, int]  # m, n, k
+ProductShape = tuple[int, int, int]  # m, n, k
 
 
 @dataclass(frozen=True)
 class Precision:
     """dtype: of the elements. inputs, results: largest relative error of rounding an input before it is
-    multiplied, and a sum before it is stored. sums: largest error that each addition adds."""
+    multiplied, and a sum before it is stored. sums: largest relative error of an addition."""
 
     name: str
     dtype: np.dtype[Any]
@@ -53,8 +53,8 @@ KERNELS = {
 }
 
 
-def launch(method: str, precision: Precision, shape: Shape, *addresses: int) -> Launch:
-    """How a kernel multiplies (m, k) by (k, n); method: naive, tiled or, for float32, register."""
+def launch(method: str, precision: Precision, shape: ProductShape, *addresses: int) -> Launch:
+    """Plan a kernel that multiplies (m, k) by (k, n). method: naive, tiled or, for float32, register."""
     m, n, k = shape
     down, across, threads = TILES[method]
     if method == "register":
@@ -68,12 +68,12 @@ def launch(method: str, precision: Precision, shape: Shape, *addresses: int) -> 
 
 @dataclass(frozen=True)
 class Matrices:
-    """a, b, c: factors and room for the product, as flat unsigned integers; the operations, by method."""
+    """a, b, c: factors and memory for the product, flat unsigned integers. operations: by method."""
 
     a: Any
     b: Any
     c: Any
-    operations: dict[str, Operation]
+    operations: dict[str, Work]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class TimedProduct:
 
     precision: str
     method: str
-    shape: Shape
+    shape: ProductShape
     seconds: float
     error: float | None
     bound: float
@@ -99,11 +99,11 @@ class TimedProduct:
         return self.flops / self.seconds / 1e12 if self.seconds > 0 else None
 
 
-class OnGpu(Gpu):
+class GpuProducts(GpuDevice):
     PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 
     @contextmanager
-    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Matrices]:
+    def matrices(self, shape: ProductShape, precision: Precision) -> Iterator[Matrices]:
         m, n, k = shape
         itemsize = precision.dtype.itemsize
         memories = [
@@ -129,21 +129,21 @@ class OnGpu(Gpu):
             for memory in memories:
                 self.box.release(memory)
 
-    def seconds(self, operation: Operation) -> float:
+    def seconds(self, operation: Work) -> float:
         def sample(calls: int) -> float:
             return event_seconds(self.box, self.stream, operation, calls)
 
-        sample(1)  # loads what is launched
+        sample(1)  # loads the kernel
         once = sample(1)
         calls = math.ceil(SAMPLE_SECONDS / once) if once > 0 else 1
         return self.context.median(lambda: sample(calls))
 
 
-class OnCpu(Host):
+class CpuProducts(HostDevice):
     PRECISIONS = ("float32", "float64")
 
     @contextmanager
-    def matrices(self, shape: Shape, precision: Precision) -> Iterator[Matrices]:
+    def matrices(self, shape: ProductShape, precision: Precision) -> Iterator[Matrices]:
         m, n, k = shape
         a, b, c = (np.empty(size, precision.dtype) for size in ((m, k), (k, n), (m, n)))
 

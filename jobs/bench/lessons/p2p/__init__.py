@@ -1,1 +1,1 @@
-"""`bench memory p2p`: methods of moving bytes between the memories of ranks."""
+"""`bench memory p2p`: methods to move bytes between ranks."""

@@ -1,4 +1,4 @@
-"""Sentences about measured methods between ranks."""
+"""Explain measured methods between ranks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from jobs.bench.lessons.p2p.methods import HOST
 from jobs.bench.lessons.p2p.results import Pair, PeerResults
-from jobs.bench.lessons.protocol import Line, crossings, rate
+from jobs.bench.lessons.protocol import ChartLine, crossings, rate
 from jobs.measure.sizes import size_name
 
 PAIRS_NAMED = 3  # in a sentence
 
 
-def sentences(found: PeerResults, lines: Sequence[Line]) -> list[str]:
-    """lines: bandwidth by size, as charted."""
+def sentences(found: PeerResults, lines: Sequence[ChartLine]) -> list[str]:
+    """Explain the results. lines: bandwidth by size, as plotted."""
     return [
         *_fastest(lines),
         *_best(found),
@@ -23,7 +23,7 @@ def sentences(found: PeerResults, lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _fastest(lines: Sequence[Line]) -> list[str]:
+def _fastest(lines: Sequence[ChartLine]) -> list[str]:
     known = [line for line in lines if all(y is not None for _, y in line.points)]
     if len(known) < 2:
         return []
@@ -35,7 +35,7 @@ def _fastest(lines: Sequence[Line]) -> list[str]:
 
 
 def _best(found: PeerResults) -> list[str]:
-    """The best direct method at the largest size, against the host, a local copy and the links' peak."""
+    """Compare the best direct method at the largest size with the host, a local copy and the links' peak."""
     pair, size = found.first, found.sizes[-1]
     rates = {method: found.bandwidth(method, pair) for method in found.methods if method != HOST}
     best = max((method for method in rates if rates[method]), key=lambda m: rates[m] or 0.0, default=None)
@@ -65,7 +65,7 @@ def _best(found: PeerResults) -> list[str]:
 
 
 def _over_pairs(found: PeerResults) -> list[str]:
-    """The slowest and the fastest pair of each method."""
+    """Name the slowest and the fastest pair of each method."""
     extremes = []
     for method in found.methods:
         values = [(value, pair) for pair in found.pairs if (value := found.bandwidth(method, pair))]
@@ -83,7 +83,7 @@ def _shared(found: PeerResults) -> list[str]:
 
 
 def _cases(cases: Sequence[tuple[str, Pair]]) -> str:
-    """Such as "copy engine, kernel stores (0 to 1, 0 to 2)"."""
+    """Format methods and pairs, such as "copy engine, kernel stores (0 to 1, 0 to 2)"."""
     methods = ", ".join(dict.fromkeys(method for method, _ in cases))
     return f"{methods} ({_named(list(dict.fromkeys(pair for _, pair in cases)))})"
 

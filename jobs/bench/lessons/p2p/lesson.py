@@ -1,8 +1,8 @@
-"""Methods of moving bytes between ranks: direct copies, a kernel's loads and stores, messages, the host.
+"""Measure methods to move bytes between ranks: direct copies, kernel loads and stores, messages, the host.
 
 A time is from a barrier of all ranks until both ranks of a pair are done; one pair is active at a time.
-Bandwidth is of transfers that follow one another; latency is of a single small one, its call included. If one
-process issues all of several transfers, they wait behind a gate when the time begins.
+Bandwidth is of consecutive transfers; latency is of a single small one, including its call. If one process
+issues all transfers of a series, they are queued behind a gate before the time begins.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ from typing import Any
 import numpy as np
 
 from jobs.bench.lessons.p2p.explain import sentences
-from jobs.bench.lessons.p2p.methods import GUARD, Direct, Endpoints, Method, opened
+from jobs.bench.lessons.p2p.methods import GUARD, DirectCopy, Method, RankArrays, opened
 from jobs.bench.lessons.p2p.results import Nominal, Pair, PeerResults
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table, rate, size_table
+from jobs.bench.lessons.protocol import (
+    Chart,
+    ChartLine,
+    Context,
+    Lesson,
+    LessonTable,
+    Ranks,
+    rate,
+    size_table,
+)
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
@@ -28,12 +37,12 @@ from runner.system.links import gpu_links
 
 RANKS: Ranks = "several"
 CPU = True
-SERIES, SERIES_BYTES = 16, 512 << 20  # transfers one after another: as many, and at least one
+SERIES, SERIES_BYTES = 16, 512 << 20  # consecutive transfers: at most, and their bytes; at least one
 BYTES = DATATYPES["uint8"]
 
 
 def measure(context: Context) -> Lesson:
-    """All methods between all pairs of ranks; collective.
+    """Measure all methods between all pairs of ranks; collective.
 
     Raises UserError, on every rank, if there is not enough memory.
     """
@@ -70,9 +79,9 @@ def measure(context: Context) -> Lesson:
 def timed(
     context: Context, act: Callable[[], None], queued: AbstractContextManager[None] | None = None
 ) -> float:
-    """Seconds from a barrier to the end of `act` on the slowest rank; collective.
+    """Return seconds from a barrier to the end of `act` on the slowest rank; collective.
 
-    queued: entered before the barrier; leaving it, when the time begins, starts what it has queued.
+    queued: context that queues work; entered before the barrier, left when the time begins, which starts it.
     """
     with queued or nullcontext():
         context.world.control.barrier()
@@ -83,8 +92,8 @@ def timed(
 
 
 def transfer_seconds(context: Context, method: Method, pair: Pair, nbytes: int, count: int) -> float:
-    """Median seconds of one of `count` transfers that follow one another."""
-    if isinstance(method, Direct) and count > 1:
+    """Return median seconds per transfer of `count` consecutive ones."""
+    if isinstance(method, DirectCopy) and count > 1:
         return context.median(
             lambda: timed(context, method.finish, method.queued(*pair, nbytes, count)) / count
         )
@@ -92,12 +101,12 @@ def transfer_seconds(context: Context, method: Method, pair: Pair, nbytes: int, 
 
 
 def series(nbytes: int) -> int:
-    """How many transfers outweigh the time to begin and to end."""
+    """Return how many transfers make the time to start and to end negligible."""
     return max(1, min(SERIES, SERIES_BYTES // nbytes))
 
 
-def copy_seconds(context: Context, ends: Endpoints, nbytes: int) -> float:
-    """Median seconds of a copy inside rank 0, while the others wait."""
+def copy_seconds(context: Context, ends: RankArrays, nbytes: int) -> float:
+    """Return median seconds of a copy inside rank 0, while the others wait."""
     count = series(nbytes)
 
     def copies() -> None:
@@ -108,8 +117,8 @@ def copy_seconds(context: Context, ends: Endpoints, nbytes: int) -> float:
     return context.median(lambda: timed(context, copies) / count)
 
 
-def mismatches(context: Context, ends: Endpoints, method: Method, pair: Pair, nbytes: int) -> list[str]:
-    """One transfer of new data into poisoned memory: what is wrong there, on every rank; collective."""
+def mismatches(context: Context, ends: RankArrays, method: Method, pair: Pair, nbytes: int) -> list[str]:
+    """Check one transfer of new data into poisoned memory; the mismatches on every rank. Collective."""
     world, (source, target) = context.world, pair
     seed = zlib.crc32(f"{method.label} {pair} {nbytes}".encode())
     sent = Segment(0, nbytes, Copied(seed, 0), source)
@@ -136,7 +145,7 @@ def mismatches(context: Context, ends: Endpoints, method: Method, pair: Pair, nb
 
 
 def nominal(context: Context) -> tuple[Nominal, ...]:
-    """What the links of every rank's GPU can carry, nothing on CPUs; collective."""
+    """Return the nominal rates of every rank's GPU links, empty on CPUs; collective."""
     if context.box is None:
         return ()
     links = gpu_links(context.world.here.device.uuid)
@@ -145,7 +154,7 @@ def nominal(context: Context) -> tuple[Nominal, ...]:
 
 
 def present(found: PeerResults) -> Lesson:
-    """All that is printed, drawn and recorded."""
+    """Make the tables, charts and facts of the results."""
     where = "GPUs" if any(found.devices) else "ranks, host memory"
     lines, (source, target) = _lines(found), found.first
     return Lesson(
@@ -163,30 +172,30 @@ def present(found: PeerResults) -> Lesson:
     )
 
 
-def _lines(found: PeerResults) -> tuple[Line, ...]:
-    """Bandwidth by size of the first pair."""
+def _lines(found: PeerResults) -> tuple[ChartLine, ...]:
+    """Return bandwidth by size of the first pair."""
     pair = found.first
     lines = [
-        Line(method, tuple((float(size), found.bandwidth(method, pair, size)) for size in found.sizes))
+        ChartLine(method, tuple((float(size), found.bandwidth(method, pair, size)) for size in found.sizes))
         for method in found.methods
     ]
     if found.inside:
         copies = tuple((float(size), rate(size, found.inside[size])) for size in found.sizes)
-        lines.append(Line("copy in a rank", copies))
+        lines.append(ChartLine("copy in a rank", copies))
     return tuple(lines)
 
 
-def _matrix(found: PeerResults, method: str) -> Table:
+def _matrix(found: PeerResults, method: str) -> LessonTable:
     ranks = range(len(found.devices))
-    return Table(
+    return LessonTable(
         ("from", *(f"to {target} (GB/s)" for target in ranks)),
         tuple((source, *(found.bandwidth(method, (source, t)) for t in ranks)) for source in ranks),
         f"{method}, {size_name(found.sizes[-1])}",
     )
 
 
-def _latencies(found: PeerResults) -> Table:
-    return Table(
+def _latencies(found: PeerResults) -> LessonTable:
+    return LessonTable(
         ("from, to", *(f"{method} (us)" for method in found.methods)),
         tuple(
             (f"{s}, {t}", *(found.microseconds(method, (s, t)) for method in found.methods))
@@ -197,7 +206,7 @@ def _latencies(found: PeerResults) -> Table:
 
 
 def _facts(found: PeerResults) -> dict[str, Any]:
-    """Seconds and bytes. `way` is the earlier name of `method`, kept for one release."""
+    """Return the JSON record, in seconds and bytes. `way` is the former name of `method`, for one release."""
     return {
         "messages": found.messages,
         "devices": list(found.devices),

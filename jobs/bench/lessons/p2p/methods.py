@@ -1,4 +1,4 @@
-"""Methods that move bytes from one rank's memory into another's, behind one call."""
+"""Methods that move bytes from one rank's memory into another's, with one interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshrun import World
 from runner.device.raw.memory import Box, Gpu, Memory
 
 HOST = "through host"  # label of that method
-GUARD = 64  # bytes behind what arrives, which must stay as they are
+GUARD = 64  # bytes after the received data that must not change
 THREADS, DEPTH, BLOCKS_PER_PROCESSOR = 256, 4, 8  # DEPTH: of kernels/peer.cu
 
 
@@ -30,20 +30,20 @@ class Method(Protocol):
 
     @property
     def pipelined(self) -> bool:
-        """Whether a transfer can be issued before the one before is done."""
+        """Whether a transfer can be issued before the previous one is done."""
 
     def missing(self, source: int, target: int) -> str | None:
-        """Why it cannot move bytes from rank `source` to `target`; the same on every rank."""
+        """Return why it cannot move bytes from rank `source` to `target`, or None; the same on every rank."""
 
     def move(self, source: int, target: int, nbytes: int, count: int) -> None:
-        """This rank's part of `count` transfers, one after another; returns when they are done.
+        """Do this rank's part of `count` consecutive transfers; returns when they are done.
 
         From `source`'s outgoing to `target`'s incoming memory. Every rank calls it; the others do nothing.
         """
 
 
 @dataclass(frozen=True)
-class PeerBuffers:
+class RankMemory:
     """A rank's device memory, or another's as this rank's GPU reaches it; incoming is GUARD bytes longer."""
 
     outgoing: Memory
@@ -51,7 +51,7 @@ class PeerBuffers:
 
 
 @dataclass(frozen=True)
-class Endpoints:
+class RankArrays:
     """A rank's memory as flat uint8 arrays; incoming is GUARD bytes longer."""
 
     outgoing: Any
@@ -63,7 +63,7 @@ class Messages:
     """Messages between ranks: NCCL's between GPUs, else MPI's."""
 
     world: World
-    ends: Endpoints
+    ends: RankArrays
     pipelined: bool = True
 
     @property
@@ -86,11 +86,11 @@ class Messages:
 
 
 class ThroughHost:
-    """Device to pinned host memory, MPI, pinned host memory to device, each step after the last is done."""
+    """Device to pinned host memory, MPI, pinned host memory to device; no overlap of the steps."""
 
     label, pipelined = HOST, False
 
-    def __init__(self, context: Context, own: PeerBuffers, pinned: Memory) -> None:
+    def __init__(self, context: Context, own: RankMemory, pinned: Memory) -> None:
         self.world, self.box, self.own, self.pinned = context.world, context.required_box, own, pinned
         self.host = self.box.host_array(pinned)
         self.stream = self.box.stream(context.gpu)
@@ -114,20 +114,20 @@ class ThroughHost:
 
 @dataclass(frozen=True)
 class Reach:
-    """own: this rank's memory. peers: the other ranks', by rank, if this rank's GPU reaches it.
+    """own: this rank's memory. peers: that of other ranks which this rank's GPU reaches, by rank.
 
-    reasons: why not, of every rank, by the peer's rank.
+    reasons: of every rank, why it does not reach a peer, by the peer's rank.
     """
 
-    own: PeerBuffers
-    peers: dict[int, PeerBuffers]
+    own: RankMemory
+    peers: dict[int, RankMemory]
     reasons: Sequence[dict[int, str]]
 
 
-class Direct:
-    """Without the host: `queue` issues copies by a GPU's copy engine or by its threads.
+class DirectCopy:
+    """Copies between GPUs without the host; `queue` issues them to a copy engine or to a kernel.
 
-    pulls: the receiving GPU does it, by loads; else the sending one, by stores.
+    pulls: the receiving GPU loads the data; else the sending one stores it.
     """
 
     pipelined = True
@@ -151,9 +151,9 @@ class Direct:
 
     @contextmanager
     def queued(self, source: int, target: int, nbytes: int, count: int) -> Iterator[None]:
-        """Queue what `move` does; it begins at the end of this context, and `finish` waits for it.
+        """Queue the transfers of `move`; they start at the end of this context, and `finish` waits for them.
 
-        Call `move` once before: behind the closed gate no kernel may be loaded.
+        Call `move` once before: no kernel may be loaded behind the closed gate.
         """
         if not self._acts(source, target):
             yield
@@ -181,22 +181,22 @@ class Direct:
 def peer_copies(
     box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, count: int, stream: Any
 ) -> None:
-    """Queue copies by threads of `gpu`; both memories begin at a multiple of 16 bytes.
+    """Queue copies by a kernel of `gpu`; both memories begin at a multiple of 16 bytes.
 
-    Unlike the kernels of `bench copy`, which move whole rounds of 16 bytes, it moves any number of bytes.
+    Unlike the kernels of `bench copy`, which move multiples of 16 bytes, it moves any number of bytes.
     """
     blocks = math.ceil(nbytes / (16 * THREADS * DEPTH))
     grid = min(blocks, gpu.processors * BLOCKS_PER_PROCESSOR)
     arguments = tuple(np.uint64(value) for value in (source.address, target.address, nbytes))
     with box.on(gpu.index):
         kernel = kernels.load("peer.cu", "peer_copy")
-        for _ in range(count):  # with nothing else between two launches
+        for _ in range(count):  # nothing else between two launches
             kernel((grid,), (THREADS,), arguments, stream=stream)
 
 
 @contextmanager
-def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
-    """Every method that there is, and this rank's memory; collective.
+def opened(context: Context) -> Iterator[tuple[Sequence[Method], RankArrays]]:
+    """Open every available method, and this rank's memory; collective.
 
     Raises UserError, on every rank, if there is not enough memory.
     """
@@ -204,26 +204,26 @@ def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
     if box is None:
         here = [rank.host_id for rank in world.ranks].count(world.here.host_id)
         world.collective_call(lambda: context.require_host_memory(here * (context.maxbytes + nbytes)))
-        ends = Endpoints(_touched(context.maxbytes), _touched(nbytes))
+        ends = RankArrays(_touched(context.maxbytes), _touched(nbytes))
         yield (Messages(world, ends),), ends
         return
 
-    def allocated() -> tuple[PeerBuffers, Memory, Gate]:
+    def allocated() -> tuple[RankMemory, Memory, Gate]:
         out, into = (allocate_exportable(box, nbytes, context.gpu) for _ in range(2))
         gate, stream = Gate(box, context.gpu), box.stream(context.gpu)
-        gate.hold(context.gpu, stream)  # open: its kernel is loaded now
+        gate.hold(context.gpu, stream)  # while the gate is open: load its kernel
         box.synchronize(stream)
-        return PeerBuffers(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
+        return RankMemory(out, into), box.allocate("pinned", context.maxbytes, context.gpu), gate
 
     own, pinned, gate = world.collective_call(allocated)
-    ends = Endpoints(box.array(own.outgoing), box.array(own.incoming))
+    ends = RankArrays(box.array(own.outgoing), box.array(own.incoming))
     shared = PeerMemory(world.control, box)
     reach = _reach(context, shared, own)
     yield (
         (
-            Direct(context, reach, gate, "copy engine", ENGINES["ce"].queue, pulls=False),
-            Direct(context, reach, gate, "kernel stores", peer_copies, pulls=False),
-            Direct(context, reach, gate, "kernel loads", peer_copies, pulls=True),
+            DirectCopy(context, reach, gate, "copy engine", ENGINES["ce"].queue, pulls=False),
+            DirectCopy(context, reach, gate, "kernel stores", peer_copies, pulls=False),
+            DirectCopy(context, reach, gate, "kernel loads", peer_copies, pulls=True),
             Messages(world, ends),
             ThroughHost(context, own, pinned),
         ),
@@ -235,12 +235,12 @@ def opened(context: Context) -> Iterator[tuple[Sequence[Method], Endpoints]]:
     box.release(own.incoming)
 
 
-def _reach(context: Context, shared: PeerMemory, own: PeerBuffers) -> Reach:
-    """The peers whose memory this rank's GPU reaches, and why not the others; collective."""
+def _reach(context: Context, shared: PeerMemory, own: RankMemory) -> Reach:
+    """Map the memory of the peers that this rank's GPU reaches, with reasons for the others; collective."""
     world, box = context.world, context.required_box
     handles = shared.publish({(world.rank, name): memory for name, memory in vars(own).items()})
     indices = {gpu.uuid: gpu.index for gpu in box.gpus}
-    peers: dict[int, PeerBuffers] = {}
+    peers: dict[int, RankMemory] = {}
     reasons: dict[int, str] = {}
     for peer, there in enumerate(world.ranks):
         problem = "; ".join(dict.fromkeys(handles[peer, name].problem for name in vars(own)))
@@ -248,7 +248,7 @@ def _reach(context: Context, shared: PeerMemory, own: PeerBuffers) -> Reach:
         if peer == world.rank:
             continue
         if there.host_id != world.here.host_id:
-            reasons[peer] = "on another host, whose memory is not reached directly"
+            reasons[peer] = "on another host, whose memory cannot be accessed directly"
         elif problem:
             reasons[peer] = f"rank {peer}'s memory cannot be exported: {problem}"
         elif index is None:
@@ -257,7 +257,7 @@ def _reach(context: Context, shared: PeerMemory, own: PeerBuffers) -> Reach:
             reasons[peer] = f"rank {world.rank}'s GPU has no peer access to rank {peer}'s"
         else:
             try:
-                peers[peer] = PeerBuffers(
+                peers[peer] = RankMemory(
                     **{name: shared.open(handles[peer, name], context.gpu, index) for name in vars(own)}
                 )
             except Unreachable as reason:

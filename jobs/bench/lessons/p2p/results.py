@@ -1,4 +1,4 @@
-"""What was measured between ranks."""
+"""Results of measurements between ranks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from jobs.bench.lessons.protocol import rate
 
-Pair = tuple[int, int]  # the rank that bytes come from, the rank that they go to
+Pair = tuple[int, int]  # source rank, target rank
 
 
 @dataclass(frozen=True)
 class Nominal:
-    """GB/s that a GPU's links carry in one direction, all NVLinks together; None if unknown."""
+    """Nominal GB/s of a GPU's links in one direction, all NVLinks together; None if unknown."""
 
     nvlink: float | None
     nvlink_source: str
@@ -23,9 +23,10 @@ class Nominal:
 class PeerResults:
     """methods: labels. sizes: bytes. devices: UUIDs of the ranks' GPUs, "" on CPUs. messages: the library.
 
-    nominal: each rank's, empty on CPUs. seconds: of one of several transfers, by method, pair and bytes.
-    latency: of a single one of the first size. missing: reason -> methods and pairs not measured. inside:
-    seconds of a copy inside rank 0 by bytes, on CPUs. mismatches: a sentence for each wrong transfer.
+    nominal: of each rank, empty on CPUs. seconds: per transfer of a series, by method, pair and bytes.
+    latency: seconds of a single transfer of the first size. missing: reason -> methods and pairs not
+    measured. inside: seconds of a copy inside rank 0 by bytes, on CPUs. mismatches: a sentence for each wrong
+    transfer.
     """
 
     methods: tuple[str, ...]
@@ -42,13 +43,13 @@ class PeerResults:
 
     @property
     def first(self) -> Pair:
-        """The pair that is shown by size: the first with the most methods measured."""
+        """The pair shown by size: the first with the most methods measured."""
         return max(
             self.pairs, key=lambda pair: sum((method, pair) in self.latency for method in self.methods)
         )
 
     def bandwidth(self, method: str, pair: Pair, nbytes: int | None = None) -> float | None:
-        """GB/s; by default of the largest size."""
+        """Return GB/s; by default of the largest size."""
         nbytes = self.sizes[-1] if nbytes is None else nbytes
         seconds = self.seconds.get((method, pair, nbytes))
         return None if seconds is None else rate(nbytes, seconds)

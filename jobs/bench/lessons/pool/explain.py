@@ -1,30 +1,30 @@
-"""Sentences about measured allocators."""
+"""Explain measured allocators."""
 
 from __future__ import annotations
 
 from jobs.bench.lessons.pool.results import PoolResults
 from jobs.measure.sizes import size_name
 
-USUAL = 1 << 20  # bytes of the allocation that is compared, if it was measured
+USUAL = 1 << 20  # bytes of the allocation to compare, if it was measured
 
 
 def sentences(found: PoolResults) -> list[str]:
     lines = [_speed(found), _overhead(found)]
     if found.most < found.requested:
         lines.append(
-            f"At most {size_name(found.most)} were held at a time, a quarter of free memory, instead of "
+            f"At most {size_name(found.most)} were allocated at a time, a quarter of free memory, instead of "
             f"{size_name(found.requested)}."
         )
     return lines
 
 
 def _speed(found: PoolResults) -> str:
-    """Of an allocation and its release, again and again."""
+    """Compare the times of a repeated allocation and its release."""
     size = USUAL if USUAL in found.sizes else found.sizes[-1]
 
     def pair(pool: str) -> float:
         times = found.times[pool, size]
-        # Host memory costs its price when it is touched.
+        # On a host the cost of memory is in the first touch.
         return times.release + (times.again if found.on_gpu else times.again_settled)
 
     own, *pools = found.pools
@@ -39,7 +39,7 @@ def _times(slow: float, fast: float) -> str:
 
 
 def _overhead(found: PoolResults) -> str:
-    """The pool that holds most memory beyond what is in use."""
+    """Name the pool that holds the most memory beyond that in use."""
     pool = max(found.accounts, key=lambda pool: found.accounts[pool].peak.fragmentation)
     peak = found.accounts[pool].peak
     return (

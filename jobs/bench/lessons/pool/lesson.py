@@ -1,4 +1,4 @@
-"""Allocation from the driver and from pools: time by size, time of a whole workload, and memory held."""
+"""Measure allocation from the driver and from pools: time by size, time of a workload, and memory held."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 
 from jobs.bench.lessons.pool.explain import sentences
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
-from jobs.bench.lessons.pool.results import CallTimes, PassTimes, PoolResults
-from jobs.bench.lessons.pool.workload import LEAST, Step, account, play, workload
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.bench.lessons.pool.results import AllocationTimes, PassTimes, PoolResults
+from jobs.bench.lessons.pool.workload import LEAST, AllocationStep, account, play, workload
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, Ranks
 from jobs.measure.sizes import size_name
 from runner.device.raw.allocators import Pool, open_pools
 
 RANKS: Ranks = "one"
 CPU = True
 ALLOCATIONS = 300  # in the workload
-PASSES = 3  # samples of it at most: on a host, where pages are touched, each takes seconds
-REPEATED, REPEATED_BYTES = 20, 1 << 30  # allocations of a size after the first: as many, and at least one
+PASSES = 3  # most samples of it: on a host, where pages are touched, each takes seconds
+REPEATED, REPEATED_BYTES = 20, 1 << 30  # repeated allocations of a size: at most, and their bytes
 MIB = 1 << 20
-INTERVALS = 50  # of the workload, in a chart of digits
-POINTS = 200  # of the workload, in a chart
+INTERVALS = 50  # of the workload in a row of digits
+POINTS = 200  # of the workload in a chart
 
 
 def measure(context: Context) -> Lesson:
-    """All pools. At most a quarter of free memory is allocated at a time; a pool holds at most half.
+    """Measure all pools. At most a quarter of free memory is allocated at a time; a pool holds at most half.
 
     Raises UserError if a pool gives no memory.
     """
@@ -48,13 +48,13 @@ def measure(context: Context) -> Lesson:
             allocations=ALLOCATIONS,
         )
         for pool in pools:
-            cycle(pool, LEAST, settled=True)  # what the library does once
+            cycle(pool, LEAST, settled=True)  # the library initialises itself
             for nbytes in found.sizes:
                 context.progress(f"{pool.label}, {size_name(nbytes)}")
                 found.times[pool.label, nbytes] = call_times(pool, nbytes, context.samples)
             context.progress(f"{pool.label}, {ALLOCATIONS} allocations")
             found.passes[pool.label] = pass_times(pool, steps, min(context.samples, PASSES))
-            # The host takes memory only when it is touched.
+            # A host maps memory only when it is touched.
             found.accounts[pool.label] = account(pool, steps, used, settle=not found.on_gpu)
     if context.check:
         found.mismatches.extend(line for account in found.accounts.values() for line in account.overlaps)
@@ -63,7 +63,7 @@ def measure(context: Context) -> Lesson:
 
 @contextmanager
 def opened(context: Context, most: int) -> Iterator[Sequence[Pool]]:
-    """The pools of this rank's device, the driver's or the system's own calls first; closed at the end."""
+    """Open the pools of this rank's device, the driver's or system's own calls first; close at the end."""
     with ExitStack() as stack:
         if context.box is None:
             pools: Sequence[Pool] = (Malloc(), FreeLists(most))
@@ -76,15 +76,15 @@ def opened(context: Context, most: int) -> Iterator[Sequence[Pool]]:
 
 
 def sizes(most: int) -> list[int]:
-    """LEAST, times 4, ... up to `most`."""
+    """Return LEAST, times 4, ... up to `most`."""
     found = [min(LEAST, most)]
     while found[-1] * 4 <= most:
         found.append(found[-1] * 4)
     return found
 
 
-def call_times(pool: Pool, nbytes: int, samples: int) -> CallTimes:
-    """Medians: of allocations when the pool holds nothing, and of those that follow."""
+def call_times(pool: Pool, nbytes: int, samples: int) -> AllocationTimes:
+    """Return median times of allocations from an empty pool, and of repeated ones."""
     firsts, repeats, releases = ({False: list[float](), True: list[float]()} for _ in range(3))
     for settled in (False, True):
         for _ in range(samples):
@@ -96,25 +96,25 @@ def call_times(pool: Pool, nbytes: int, samples: int) -> CallTimes:
                 repeats[settled].append(taken)
                 releases[settled].append(given)
     kinds = (firsts, repeats, releases)
-    return CallTimes(*(statistics.median(kind[s]) for kind in kinds for s in (False, True)))
+    return AllocationTimes(*(statistics.median(kind[s]) for kind in kinds for s in (False, True)))
 
 
 def cycle(pool: Pool, nbytes: int, settled: bool) -> tuple[float, float]:
-    """Seconds of an allocation and of its release; settled: each until it is done."""
+    """Return seconds of an allocation and of its release; settled: each until it is done."""
     begin = time.perf_counter()
     handle = pool.allocate(nbytes)
     if settled:
         pool.settle(handle)
     allocated = time.perf_counter()
     pool.release(handle)
-    del handle  # on a host, this gives it back
+    del handle  # on a host, this frees it
     if settled:
         pool.settle()
     return allocated - begin, time.perf_counter() - allocated
 
 
-def pass_times(pool: Pool, steps: Sequence[Step], samples: int) -> PassTimes:
-    """Medians of the workload's times: when the pool holds nothing, and with what it has kept since."""
+def pass_times(pool: Pool, steps: Sequence[AllocationStep], samples: int) -> PassTimes:
+    """Return median times of the workload: from an empty pool, then from the memory that it kept."""
     found = list[tuple[float, float, float]]()
     for _ in range(samples):
         pool.settle()
@@ -125,7 +125,7 @@ def pass_times(pool: Pool, steps: Sequence[Step], samples: int) -> PassTimes:
 
 
 def _used(context: Context) -> Callable[[], int]:
-    """Bytes in use: of the GPU, by any process; on a host, this process's pages."""
+    """Return a function for bytes in use: on the GPU by any process, or this process's pages on a host."""
     if context.box is None:
         statm, page = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
         return lambda: int(statm.read_text().split()[1]) * page
@@ -151,21 +151,21 @@ def _lesson(found: PoolResults, device: str, *, watch: bool) -> Lesson:
     )
 
 
-def _calls(found: PoolResults, pool: str) -> Table:
-    """Times of single calls by size."""
+def _calls(found: PoolResults, pool: str) -> LessonTable:
+    """Make the table of times of single calls by size."""
     more = "sync" if found.on_gpu else "touch"
     kinds = {"first": "first", f"first+{more}": "first_settled"}
     kinds |= {"again": "again", f"again+{more}": "again_settled", "release": "release"}
-    if found.on_gpu:  # on a host a release is done when the call is
+    if found.on_gpu:  # on a host the release is synchronous
         kinds[f"release+{more}"] = "release_settled"
     rows = tuple(
         (size_name(size), *(getattr(found.times[pool, size], name) * 1e6 for name in kinds.values()))
         for size in found.sizes
     )
-    return Table(("size", *(f"{title} (us)" for title in kinds)), rows, pool)
+    return LessonTable(("size", *(f"{title} (us)" for title in kinds)), rows, pool)
 
 
-def _workload(found: PoolResults) -> Table:
+def _workload(found: PoolResults) -> LessonTable:
     more = "sync" if found.on_gpu else "touch"
     titles = (
         "pool", f"first+{more} (ms)", f"again+{more} (ms)", "again (ms)",
@@ -178,7 +178,7 @@ def _workload(found: PoolResults) -> Table:
         )
         for pool, spent, kept in ((pool, found.passes[pool], found.accounts[pool]) for pool in found.pools)
     )  # fmt: skip
-    return Table(
+    return LessonTable(
         titles,
         rows,
         f"{found.allocations} allocations and releases, at most {size_name(found.most)} at a time",
@@ -188,7 +188,7 @@ def _workload(found: PoolResults) -> Table:
 def _by_size(found: PoolResults) -> Chart:
     kinds = ("first", "again") if found.on_gpu else ("first_settled", "again_settled")
     lines = tuple(
-        Line(
+        ChartLine(
             f"{pool}, {kind.partition('_')[0]}",
             tuple((float(size), getattr(found.times[pool, size], kind) * 1e6) for size in found.sizes),
         )
@@ -198,11 +198,11 @@ def _by_size(found: PoolResults) -> Chart:
     return Chart("size", "allocation (us)", lines, bytes=True, log_y=True)
 
 
-Rows = list[tuple[str, list[int]]]  # label, bytes after each step
+MemorySeries = list[tuple[str, list[int]]]  # label, bytes after each step
 
 
-def _memory_over_run(found: PoolResults) -> list[tuple[str, str, Rows]]:
-    """(title, unit, rows): bytes that each pool held, and bytes in use on the device while it ran."""
+def _memory_over_run(found: PoolResults) -> list[tuple[str, str, MemorySeries]]:
+    """Return (title, unit, series): bytes that each pool held, and bytes in use while it ran."""
     accounts = list(found.accounts.items())
     held = [("requested", [moment.live for moment in accounts[0][1].moments])]
     held += [(pool, [moment.reserved for moment in kept.moments]) for pool, kept in accounts]
@@ -211,40 +211,40 @@ def _memory_over_run(found: PoolResults) -> list[tuple[str, str, Rows]]:
     return [("Held", "held (MiB)", held), (whose, "in use (MiB)", used)]
 
 
-def _digits_table(what: str, rows: Rows) -> Table:
+def _digits_table(what: str, rows: MemorySeries) -> LessonTable:
     top = max(max(values) for _, values in rows)
     drawn = tuple((name, digits(values, top), max(values) / MIB) for name, values in rows)
-    return Table(
-        ("", "from begin to end", "most (MiB)"), drawn, f"{what} over the run, 9 is {size_name(top)}"
+    return LessonTable(
+        ("", "from start to end", "most (MiB)"), drawn, f"{what} over the run, 9 is {size_name(top)}"
     )
 
 
-def _over_run(unit: str, rows: Rows) -> Chart:
+def _over_run(unit: str, rows: MemorySeries) -> Chart:
     lines = tuple(
-        Line(label, tuple((float(at), value / MIB) for at, value in thinned(values)))
+        ChartLine(label, tuple((float(at), value / MIB) for at, value in thinned(values)))
         for label, values in rows
     )
     return Chart("step", unit, lines, log_x=False)
 
 
 def digits(values: Sequence[int], top: int) -> str:
-    """The highest value of each of INTERVALS parts of the run as a digit, 9 for `top`."""
+    """Format the highest value of each of INTERVALS parts of the run as a digit, 9 for `top`."""
     return "".join(str(9 * value // top if top else 0) for _, value in thinned(values, INTERVALS))
 
 
 def thinned(values: Sequence[int], points: int = POINTS) -> list[tuple[int, int]]:
-    """At most so many (step, value): the highest of each interval, steps from 1."""
+    """Reduce to at most `points` (step, value): the highest of each interval, steps from 1."""
     length = -(-len(values) // points)
     starts = range(0, len(values), length)
     return [(start + 1, max(values[start : start + length])) for start in starts]
 
 
 def _facts(found: PoolResults, device: str, watch: bool) -> dict[str, Any]:
-    """Seconds and bytes."""
+    """Return the JSON record, in seconds and bytes."""
     return {
         "device": device,
         "requested": found.requested,
-        "asked": found.requested,  # its earlier name, kept for one release
+        "asked": found.requested,  # its former name, for one release
         "most": found.most,
         "times": [{"pool": pool, "bytes": n, **asdict(times)} for (pool, n), times in found.times.items()],
         "workload": [

@@ -1,4 +1,4 @@
-"""What was measured of allocators."""
+"""Results of measured allocators."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from jobs.bench.lessons.pool.workload import Account
 
 
 @dataclass(frozen=True)
-class CallTimes:
-    """Seconds of one call; settled: until the device has done it.
+class AllocationTimes:
+    """Seconds of one call; settled: until the device has completed it.
 
-    first: an allocation when the pool holds nothing. again: one of a size that was released just before.
+    first: an allocation from an empty pool. again: one of a size that was released just before.
     """
 
     first: float
@@ -24,7 +24,7 @@ class CallTimes:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of the workload, settled after each step: from an empty pool; again; and again, not settled."""
+    """Seconds of the workload. first: from an empty pool. again, alone: repeated; alone is not settled."""
 
     first: float
     again: float
@@ -33,9 +33,9 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class PoolResults:
-    """requested, most: bytes held at a time, as requested and as used. pools: labels; the driver's or the
-    system's own calls come first. allocations: in the workload. times: by pool and bytes. passes, accounts:
-    by pool. mismatches: a sentence for each overlap of two allocations.
+    """requested, most: bytes allocated at a time, as requested and as used. pools: labels; the driver's or
+    the system's own calls come first. allocations: in the workload. times: by pool and bytes. passes,
+    accounts: by pool. mismatches: a sentence for each overlap of two allocations.
     """
 
     on_gpu: bool
@@ -44,7 +44,7 @@ class PoolResults:
     pools: tuple[str, ...]
     sizes: tuple[int, ...]
     allocations: int
-    times: dict[tuple[str, int], CallTimes] = field(default_factory=dict)
+    times: dict[tuple[str, int], AllocationTimes] = field(default_factory=dict)
     passes: dict[str, PassTimes] = field(default_factory=dict)
     accounts: dict[str, Account] = field(default_factory=dict)
     mismatches: list[str] = field(default_factory=list)

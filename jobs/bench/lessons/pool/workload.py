@@ -1,4 +1,4 @@
-"""A random sequence of allocations and releases, and what a pool makes of it."""
+"""A random sequence of allocations and releases, and the memory that a pool holds during it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LARGEST_SHARE = 8  # the largest allocation is an eighth of the limit
 
 
 @dataclass(frozen=True)
-class Step:
-    """An allocation of `nbytes`, or its release; name: its number."""
+class AllocationStep:
+    """An allocation of `nbytes`, or its release. name: number of the allocation."""
 
     name: int
     nbytes: int
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Moment:
-    """Bytes after a step: allocated and not released; held by the pool; in use as the device reports."""
+    """Bytes after a step. live: allocated. reserved: held by the pool. used: reported by the device."""
 
     live: int
     reserved: int
@@ -41,8 +41,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Account:
-    """moments: after each step. left: bytes that the pool holds when all is released; trimmed: after it was
-    told to give them back. overlaps: a sentence for each allocation of memory that was in use."""
+    """moments: after each step. left: bytes that the pool holds when all is released; trimmed: after a call
+    of `trim`. overlaps: a sentence for each allocation of memory that was in use."""
 
     moments: tuple[Moment, ...]
     left: int
@@ -51,24 +51,23 @@ class Account:
 
     @property
     def live(self) -> int:
-        """The most that was allocated at a time."""
+        """Most bytes allocated at a time."""
         return max(moment.live for moment in self.moments)
 
     @property
     def peak(self) -> Moment:
-        """When the pool first held the most."""
+        """The moment when the pool first held the most."""
         return max(self.moments, key=lambda moment: moment.reserved)
 
 
-def workload(most: int, count: int, seed: int = 0) -> list[Step]:
-    """`count` allocations and their releases, never more than `most` bytes at a time.
+def workload(most: int, count: int, seed: int = 0) -> list[AllocationStep]:
+    """Generate `count` allocations and their releases, with at most `most` bytes allocated at a time.
 
-    Sizes are log-uniform from LEAST to `most` / LARGEST_SHARE, equally frequent in each doubling. Releases
-    are of random allocations: as many as are needed when there is no room, and now and then when there is.
-    At the end everything is released.
+    Sizes are log-uniform from LEAST to `most` / LARGEST_SHARE. Releases are of random allocations: as many as
+    needed when there is no room, otherwise with probability 0.3. At the end everything is released.
     """
-    generator, steps = random.Random(seed), list[Step]()
-    live: list[Step] = []
+    generator, steps = random.Random(seed), list[AllocationStep]()
+    live: list[AllocationStep] = []
     held = 0
     largest = max(most // LARGEST_SHARE, 1)
     least = min(LEAST, largest)
@@ -77,7 +76,7 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
         nonlocal held
         step = live.pop(generator.randrange(len(live)))
         held -= step.nbytes
-        steps.append(Step(step.name, step.nbytes, release=True))
+        steps.append(AllocationStep(step.name, step.nbytes, release=True))
 
     for name in range(count):
         nbytes = min(round(math.exp(generator.uniform(math.log(least), math.log(largest)))), largest)
@@ -85,7 +84,7 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
             release()
         while held + nbytes > most:
             release()
-        live.append(Step(name, nbytes))
+        live.append(AllocationStep(name, nbytes))
         steps.append(live[-1])
         held += nbytes
     while live:
@@ -93,8 +92,8 @@ def workload(most: int, count: int, seed: int = 0) -> list[Step]:
     return steps
 
 
-def play(pool: Pool, steps: Sequence[Step], *, settle: bool) -> float:
-    """Seconds of all steps; settle: wait after each until it is done."""
+def play(pool: Pool, steps: Sequence[AllocationStep], *, settle: bool) -> float:
+    """Run all steps; returns seconds. settle: wait after each until it is done."""
     handles: dict[int, Any] = {}
     begin = time.perf_counter()
     try:
@@ -114,8 +113,8 @@ def play(pool: Pool, steps: Sequence[Step], *, settle: bool) -> float:
             pool.release(handle)
 
 
-def account(pool: Pool, steps: Sequence[Step], used: Callable[[], int], *, settle: bool) -> Account:
-    """The same steps, with a look at memory after each. used: bytes in use, from the device or system."""
+def account(pool: Pool, steps: Sequence[AllocationStep], used: Callable[[], int], *, settle: bool) -> Account:
+    """Run all steps and record memory after each. used: returns bytes in use on the device or system."""
     pool.trim()
     handles: dict[int, Any] = {}
     moments, overlaps = list[Moment](), list[str]()
@@ -144,7 +143,7 @@ def account(pool: Pool, steps: Sequence[Step], used: Callable[[], int], *, settl
 
 
 def _overlap(places: Sequence[tuple[int, int]], new: tuple[int, int], label: str) -> list[str]:
-    """Overlaps of a new allocation with live ones: those do not overlap, so that only neighbours can."""
+    """Report overlaps of a new allocation with live ones; only its neighbours by address can overlap."""
     at = bisect.bisect(places, new)
     return [
         f"{label}: {new[1] - new[0]:,} bytes at 0x{new[0]:x} overlap {end - begin:,} in use at 0x{begin:x}"

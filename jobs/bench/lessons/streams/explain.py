@@ -1,15 +1,15 @@
-"""Sentences about a map on streams."""
+"""Explain a map on streams."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.bench.lessons.streams.schedule import STAGES, Variant
+from jobs.bench.lessons.streams.schedule import STAGES, StreamVariant
 
 
-def sentences(stage_seconds: Sequence[float], variants: Sequence[Variant]) -> list[str]:
-    """stage_seconds: of each stage of a chunk by itself. variants: the first runs one step after another, the
-    last is from pageable memory."""
+def sentences(stage_seconds: Sequence[float], variants: Sequence[StreamVariant]) -> list[str]:
+    """Explain the times. stage_seconds: of each stage of a chunk by itself. variants: the first runs one step
+    after another, the last uses pageable memory."""
     sequential, *pinned, pageable = variants
     best = min(pinned, key=lambda one: one.seconds)
     found = [

@@ -1,22 +1,22 @@
-"""A map in chunks on one to four streams against one step after another, and a timeline of each."""
+"""Measure a map in chunks on one to four streams against one step after another, with timelines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from jobs.bench.lessons.protocol import Cell, Context, Lesson, Ranks, Table, Timeline
+from jobs.bench.lessons.protocol import Context, Lesson, LessonTable, Ranks, TableCell, Timeline
 from jobs.bench.lessons.streams.explain import sentences
 from jobs.bench.lessons.streams.pipeline import MOST_STREAMS, ChunkedMap
 from jobs.bench.lessons.streams.schedule import (
     IDLE,
     LETTERS,
     STAGES,
-    Variant,
+    StreamVariant,
     cut,
-    lanes,
     lower_bound,
     rounds_for,
+    stream_lines,
     without_waiting,
 )
 from jobs.measure.sizes import size_name
@@ -25,7 +25,7 @@ from runner.errors import UserError
 RANKS: Ranks = "one"
 CPU = False
 FEW, MANY = 64, 1024  # rounds of arithmetic that calibrate the kernel
-SHORTER = 5  # elements that the last chunk lacks: not a whole number of warps
+SHORTER = 5  # elements missing from the last chunk: not a whole number of warps
 WIDTH = 84
 SEQUENTIAL = "one step after another"
 DRAWN = 3  # streams
@@ -43,15 +43,15 @@ def measure(context: Context) -> Lesson:
     chunks = cut(elements, wanted)
     mismatches: list[str] = []
 
-    def variant(chunked: ChunkedMap, label: str, streams: int, *, waiting: bool = False) -> Variant:
+    def variant(chunked: ChunkedMap, label: str, streams: int, *, waiting: bool = False) -> StreamVariant:
         context.progress(label)
         seconds = context.median(lambda: chunked.run(streams, rounds, waiting=waiting)[0])
-        chunked.spoil()
+        chunked.poison()
         _, spans = chunked.run(streams, rounds, waiting=waiting)
         if context.check:
             mismatches.extend(f"{label}: {fault}" for fault in chunked.mismatches(rounds))
         bound = lower_bound(stage_seconds, len(chunks), streams) if chunked is pinned else None
-        return Variant(label, streams, seconds, bound, tuple(without_waiting(spans)))
+        return StreamVariant(label, streams, seconds, bound, tuple(without_waiting(spans)))
 
     context.progress("calibrating the kernel")
     pinned = ChunkedMap(context, chunks, "pinned")
@@ -73,7 +73,7 @@ def measure(context: Context) -> Lesson:
         (
             _stages(stage_seconds, 4 * chunks[0].count),
             _compared(variants, stage_seconds, len(chunks)),
-            *map(_lanes, drawn),
+            *map(_text_timeline, drawn),
         ),
         tuple(sentences(stage_seconds, variants)),
         tuple(map(_timeline, drawn)),
@@ -89,16 +89,16 @@ def measure(context: Context) -> Lesson:
     )
 
 
-def _stages(stage_seconds: Sequence[float], nbytes: int) -> Table:
+def _stages(stage_seconds: Sequence[float], nbytes: int) -> LessonTable:
     rows = zip(STAGES, stage_seconds, strict=True)
-    return Table(
+    return LessonTable(
         ("stage of a chunk, by itself", "time (ms)", "rate (GB/s)"),
         tuple((stage, seconds * 1e3, nbytes / seconds / 1e9) for stage, seconds in rows),
     )
 
 
-def _compared(variants: Sequence[Variant], stage_seconds: Sequence[float], chunks: int) -> Table:
-    def row(one: Variant) -> tuple[Cell, ...]:
+def _compared(variants: Sequence[StreamVariant], stage_seconds: Sequence[float], chunks: int) -> LessonTable:
+    def row(one: StreamVariant) -> tuple[TableCell, ...]:
         measured = (one.label, one.seconds * 1e3, variants[0].seconds / one.seconds)
         if one.bound is None:
             return *measured, None, None, None
@@ -110,19 +110,19 @@ def _compared(variants: Sequence[Variant], stage_seconds: Sequence[float], chunk
         )
 
     titles = ("time (ms)", "speed-up", "bound (ms)", "bound (speed-up)", "of the bound (%)")
-    return Table(("variant", *titles), tuple(map(row, variants)))
+    return LessonTable(("variant", *titles), tuple(map(row, variants)))
 
 
-def _lanes(variant: Variant) -> Table:
+def _text_timeline(variant: StreamVariant) -> LessonTable:
     last = max(span.end for span in variant.spans)
     legend = ", ".join(f"{letter} {stage}" for letter, stage in zip(LETTERS, STAGES, strict=True))
-    return Table(
+    return LessonTable(
         ("stream", f"0 to {last * 1e3:.4g} ms: {legend}, {IDLE} idle".ljust(WIDTH)),
-        tuple(enumerate(lanes(variant.spans, WIDTH))),
+        tuple(enumerate(stream_lines(variant.spans, WIDTH))),
         title=f"{variant.label}:",
     )
 
 
-def _timeline(variant: Variant) -> Timeline:
+def _timeline(variant: StreamVariant) -> Timeline:
     spans = tuple((f"stream {one.stream}", STAGES[one.stage], one.begin, one.end) for one in variant.spans)
     return Timeline(spans, title=variant.label)

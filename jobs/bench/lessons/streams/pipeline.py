@@ -12,7 +12,7 @@ import numpy as np
 
 from jobs import kernels
 from jobs.bench.lessons.protocol import Context
-from jobs.bench.lessons.streams.schedule import STAGES, Chunk, Span, composed
+from jobs.bench.lessons.streams.schedule import STAGES, Chunk, StageSpan, composed
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import gated_event_seconds
@@ -48,7 +48,7 @@ class ChunkedMap:
             self.box.release(memory)
 
     def stages(self, chunk: Chunk, stream: int, rounds: int) -> tuple[Callable[[], None], ...]:
-        """The calls that queue each of STAGES for one chunk."""
+        """Return the calls that queue each of STAGES for one chunk."""
         nbytes, slot, queue = 4 * chunk.count, self.slots[stream], self.streams[stream]
         source, target = (
             replace(memory, address=memory.address + 4 * chunk.begin, nbytes=nbytes)
@@ -68,32 +68,33 @@ class ChunkedMap:
         )
 
     def stage_seconds(self, stage: int, rounds: int) -> float:
-        """Median seconds of one of STAGES for the first chunk, by itself."""
+        """Return median seconds of one of STAGES for the first chunk, by itself."""
         queue = self.stages(self.chunks[0], 0, rounds)[stage]
         return gated_event_seconds(
             self.box, self.gpu, self.streams[0], lambda turn: queue(), self.context.median
         )
 
-    def run(self, streams: int, rounds: int, *, waiting: bool = False) -> tuple[float, list[Span]]:
-        """Chunk i on stream i modulo `streams`; the seconds of all, and when each stage ran or waited to.
+    def run(self, streams: int, rounds: int, *, waiting: bool = False) -> tuple[float, list[StageSpan]]:
+        """Run chunk i on stream i modulo `streams`; returns total seconds, and a span from queue to end per
+        stage.
 
         waiting: the host waits for each stage before it queues the next.
         """
         box, used = self.box, self.streams[:streams]
-        # Without a gate: streams may not take so many chunks and events while it is closed, a call that
-        # copies pageable memory waits for the copy, and streams are for calls that go on beside the work.
+        # Without a gate: streams may not take this many chunks and events while it is closed, and a call that
+        # copies pageable memory waits for the copy. Calls overlap with the work here, as in a real pipeline.
         start = box.mark(used[0])
         for stream in used[1:]:
             box.wait(stream, start)
         marks = []
         for chunk in self.chunks:
-            lane = chunk.number % streams
-            passed = [box.mark(used[lane])]
-            for queue in self.stages(chunk, lane, rounds):
+            at = chunk.number % streams
+            passed = [box.mark(used[at])]
+            for queue in self.stages(chunk, at, rounds):
                 queue()
-                passed.append(box.mark(used[lane]))
+                passed.append(box.mark(used[at]))
                 if waiting:
-                    box.synchronize(used[lane])
+                    box.synchronize(used[at])
             marks.append(passed)
         for stream in used[1:]:
             box.wait(used[0], box.mark(stream))
@@ -101,17 +102,19 @@ class ChunkedMap:
         for stream in used:
             box.synchronize(stream)
         spans = [
-            Span(chunk.number % streams, chunk.number, stage, *(box.elapsed(start, mark) for mark in pair))
+            StageSpan(
+                chunk.number % streams, chunk.number, stage, *(box.elapsed(start, mark) for mark in pair)
+            )
             for chunk, passed in zip(self.chunks, marks, strict=True)
             for stage, pair in zip(range(len(STAGES)), pairwise(passed), strict=True)
         ]
         return box.elapsed(start, end), spans
 
-    def spoil(self) -> None:
+    def poison(self) -> None:
         check.poison(self.box.host_array(self.target))
 
     def mismatches(self, rounds: int) -> list[str]:
-        """A sentence for each chunk with wrong results."""
+        """Return a sentence for each chunk with wrong results."""
         multiplier, increment = np.array(composed(MULTIPLIER, INCREMENT, rounds), np.uint32)
         source, target = (self.box.host_array(m).view(np.uint32) for m in (self.source, self.target))
         found = []

@@ -1,5 +1,5 @@
-"""A map in chunks: how to cut it, how much arithmetic makes its stages equally long, the least time it takes,
-and its timeline. Pure arithmetic."""
+"""Schedule of a map in chunks: cuts, the arithmetic that makes its stages equally long, the lower bound of
+its time, and its timeline. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Span:
+class StageSpan:
     """One stage of a chunk, in seconds from the common start. stage: an index of STAGES."""
 
     stream: int
@@ -34,19 +34,19 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way to run the map. bound: the least seconds that the single stages allow; None if they were not
-    measured for this kind of memory."""
+class StreamVariant:
+    """A measured variant of the map. bound: lower bound of its seconds by the single stages; None if they
+    were not measured for this kind of memory."""
 
     label: str
     streams: int
     seconds: float
     bound: float | None
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
 
 
 def cut(elements: int, chunks: int) -> list[Chunk]:
-    """At most so many chunks of equal size, except for a smaller last one."""
+    """Cut into at most `chunks` chunks of equal size, except for a smaller last one."""
     each = math.ceil(elements / chunks)
     return [
         Chunk(number, begin, min(each, elements - begin))
@@ -55,7 +55,7 @@ def cut(elements: int, chunks: int) -> list[Chunk]:
 
 
 def rounds_for(seconds: float, few: tuple[int, float], many: tuple[int, float]) -> int:
-    """Number of rounds that takes so many seconds, from two measurements (rounds, seconds); at least 1."""
+    """Return the rounds that take `seconds`, from two measurements (rounds, seconds); at least 1."""
     slope = (many[1] - few[1]) / (many[0] - few[0])
     if slope <= 0:
         return 1
@@ -63,7 +63,7 @@ def rounds_for(seconds: float, few: tuple[int, float], many: tuple[int, float]) 
 
 
 def composed(multiplier: int, increment: int, rounds: int) -> tuple[int, int]:
-    """x -> multiplier * x + increment modulo 2^32, `rounds` times, as one such function."""
+    """Compose x -> multiplier * x + increment modulo 2^32, `rounds` times, into one such function."""
     total, added = 1, 0
     for bit in bin(rounds)[2:]:
         total, added = total * total % WORD, (total * added + added) % WORD
@@ -73,7 +73,7 @@ def composed(multiplier: int, increment: int, rounds: int) -> tuple[int, int]:
 
 
 def lower_bound(stages: Sequence[float], chunks: int, streams: int) -> float:
-    """The least seconds that a map takes. stages: seconds of each for one chunk.
+    """Return the least seconds that a map takes. stages: seconds of each for one chunk.
 
     A stage serves one chunk at a time, the first chunk passes all stages, and a stream runs one operation
     after another.
@@ -82,9 +82,9 @@ def lower_bound(stages: Sequence[float], chunks: int, streams: int) -> float:
     return max(whole + (chunks - 1) * longest, math.ceil(chunks / streams) * whole)
 
 
-def without_waiting(spans: Sequence[Span]) -> list[Span]:
-    """Spans less the time that they waited for their stage's engine, which serves one chunk at a time."""
-    found: list[Span] = []
+def without_waiting(spans: Sequence[StageSpan]) -> list[StageSpan]:
+    """Subtract the time that spans waited for their stage's engine, which serves one chunk at a time."""
+    found: list[StageSpan] = []
     for stage in range(len(STAGES)):
         free = 0.0
         for span in sorted((one for one in spans if one.stage == stage), key=lambda one: one.end):
@@ -93,8 +93,8 @@ def without_waiting(spans: Sequence[Span]) -> list[Span]:
     return sorted(found, key=lambda one: (one.begin, one.stage))
 
 
-def lanes(spans: Sequence[Span], width: int) -> list[str]:
-    """A line of `width` letters for each stream: what it did for most of each interval."""
+def stream_lines(spans: Sequence[StageSpan], width: int) -> list[str]:
+    """Draw a line of `width` letters for each stream: the stage that took most of each interval."""
     last = max(span.end for span in spans)
     step = last / width
     lines = []

@@ -1,4 +1,4 @@
-"""The lesson without a GPU: copies inside the host's memory, and the cost of fresh pages."""
+"""Measure without a GPU: copies inside the host's memory, and the cost of fresh pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, rate, size_table
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, rate, size_table
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.sizes import size_name
@@ -19,15 +19,15 @@ BYTE = DATATYPES["uint8"]
 
 
 class Pages:
-    """Memory that the system has promised and not yet backed."""
+    """Memory that is allocated but not yet mapped to pages."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.renew()
 
     def renew(self) -> None:
-        promised = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.array = np.frombuffer(promised, np.uint8)
+        unmapped = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.array = np.frombuffer(unmapped, np.uint8)
 
     def touch(self) -> None:
         self.array.fill(1)
@@ -57,7 +57,7 @@ def measure(context: Context) -> Lesson:
         seconds["first touch"].append(context.median(partial(sampled_host_seconds, pages.touch, pages.renew)))
         seconds["second touch"].append(context.median(partial(sampled_host_seconds, pages.touch)))
     lines = [
-        Line(column, tuple((n, rate(n, t)) for n, t in zip(sizes, times, strict=True)))
+        ChartLine(column, tuple((n, rate(n, t)) for n, t in zip(sizes, times, strict=True)))
         for column, times in seconds.items()
     ]
     return Lesson(

@@ -1,4 +1,4 @@
-"""Sentences about measured transfers."""
+"""Explain measured transfers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from jobs.measure.sizes import size_name
 
-Seconds = Mapping[str, Mapping[str, Sequence[float | None]]]  # direction -> method -> by size
+SecondsByMethod = Mapping[str, Mapping[str, Sequence[float | None]]]  # direction -> method -> by size
 
 
 def sentences(
-    sizes: Sequence[int], seconds: Seconds, allocated: Mapping[str, tuple[int, float]]
+    sizes: Sequence[int], seconds: SecondsByMethod, allocated: Mapping[str, tuple[int, float]]
 ) -> list[str]:
-    """allocated: bytes and seconds of the allocation of each kind of memory."""
+    """Explain the times. allocated: bytes and seconds of the allocation of each kind of memory."""
     found = []
     for direction, methods in seconds.items():
         found += slower(direction, sizes, "pinned", methods["pinned"], "pageable", methods["pageable"])
@@ -35,7 +35,7 @@ def slower(
     bad: str,
     bad_seconds: Sequence[float | None],
 ) -> list[str]:
-    """How much slower the second method is at the largest size that both have."""
+    """Compare the second method with the first at the largest size that both have."""
     known = [(n, a, b) for n, a, b in zip(sizes, good_seconds, bad_seconds, strict=True) if a and b]
     if not known:
         return []
@@ -45,9 +45,9 @@ def slower(
 
 
 def break_even(
-    sizes: Sequence[int], seconds: Seconds, allocated: Mapping[str, tuple[int, float]]
+    sizes: Sequence[int], seconds: SecondsByMethod, allocated: Mapping[str, tuple[int, float]]
 ) -> list[str]:
-    """After how many copies the allocation of pinned memory has paid off."""
+    """Return after how many copies the allocation of pinned memory has paid off."""
     slow, fast = seconds["to GPU"]["pageable"][-1], seconds["to GPU"]["pinned"][-1]
     if not {"pinned", "pageable"} <= allocated.keys() or not slow or not fast:
         return []

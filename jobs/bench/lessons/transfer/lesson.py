@@ -1,4 +1,4 @@
-"""Copies between host and GPU by kind of host memory and by size; on a CPU, copies inside its memory.
+"""Measure copies between host and GPU by kind of host memory and by size; on a CPU, inside its memory.
 
 One transfer at a time is timed on the host's clock, from the call until the other side can use the bytes, so
 that copy engines, kernels and page faults are timed alike.
@@ -15,7 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.lessons.protocol import Cell, Chart, Context, Lesson, Line, Ranks, Table, crossings, rate
+from jobs.bench.lessons.protocol import (
+    Chart,
+    ChartLine,
+    Context,
+    Lesson,
+    LessonTable,
+    Ranks,
+    TableCell,
+    crossings,
+    rate,
+)
 from jobs.bench.lessons.transfer import cpu
 from jobs.bench.lessons.transfer.explain import sentences
 from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS, Direction, Methods
@@ -26,12 +36,12 @@ from runner.errors import RunError, UserError
 
 RANKS: Ranks = "one"
 CPU = True
-HOST_ACCESS_BYTES = 1 << 24  # read and written by the processor
+HOST_ACCESS_BYTES = 1 << 24  # read and written by the CPU
 
 
 @dataclass(frozen=True)
-class HostBuffer:
-    """What one kind of memory costs. allocate: seconds. read, write: by the processor, in bytes a second."""
+class HostMemoryCosts:
+    """Costs of one kind of memory. allocate: seconds. read, write: by the CPU, in bytes per second."""
 
     nbytes: int
     allocate: float
@@ -40,7 +50,7 @@ class HostBuffer:
 
 
 @dataclass
-class Transfers:
+class TransferResults:
     """seconds: by direction, method and size, None if not measured. buffers: by the first method of a kind.
 
     unmoved: (direction, method, bytes) of prefetches after which the driver still reports the pages at the
@@ -48,7 +58,7 @@ class Transfers:
     """
 
     seconds: dict[str, dict[str, list[float | None]]]
-    buffers: dict[str, HostBuffer] = field(default_factory=dict)
+    buffers: dict[str, HostMemoryCosts] = field(default_factory=dict)
     unmoved: set[tuple[str, str, int]] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
@@ -59,9 +69,9 @@ def measure(context: Context) -> Lesson:
         return cpu.measure(context)
     sizes = context.sizes()
     methods = Methods(context, sizes[-1])
-    # A virtual machine gets its memory now.
+    # A virtual machine maps its memory on first use: here.
     context.required_box.release(_allocated(context, "pageable", sizes[-1])[0])
-    found = Transfers(
+    found = TransferResults(
         {direction: {method: [None] * len(sizes) for method in METHODS} for direction in DIRECTIONS}
     )
     for number, (method, kind) in enumerate(METHODS.items()):
@@ -77,7 +87,7 @@ def measure(context: Context) -> Lesson:
             found.missing.append(f"Not measured, {method}: {reason}.")
             continue
         if kind not in map(METHODS.get, found.buffers):
-            found.buffers[method] = HostBuffer(host.nbytes, allocate, *_host_access(context, host))
+            found.buffers[method] = HostMemoryCosts(host.nbytes, allocate, *_host_access(context, host))
         for turn, direction in enumerate(DIRECTIONS):
             try:
                 _transfer(context, methods, method, direction, host, fitting, 2 * number + turn + 1, found)
@@ -95,9 +105,9 @@ def _transfer(
     host: Memory,
     sizes: Sequence[int],
     seed: int,
-    found: Transfers,
+    found: TransferResults,
 ) -> None:
-    """All sizes by one method in one direction."""
+    """Measure all sizes by one method in one direction."""
     methods.fill(method, direction, host, seed)
     for at, nbytes in enumerate(sizes):
         context.progress(f"{method}, {direction}, {size_name(nbytes)}")
@@ -108,7 +118,7 @@ def _transfer(
         else:
             found.unmoved.add((direction, method, nbytes))
             found.mismatches.append(
-                f"{method}, {direction}: {size_name(nbytes)} did not move, says the driver"
+                f"{method}, {direction}: {size_name(nbytes)} did not move, according to the driver"
             )
         fault = methods.verified(transfer, nbytes, seed) if context.check else None
         if fault:
@@ -116,7 +126,7 @@ def _transfer(
 
 
 def _allocated(context: Context, kind: Any, nbytes: int) -> tuple[Memory, float]:
-    """Host memory, and the seconds that it took to allocate and touch every page."""
+    """Allocate host memory; also returns the seconds to allocate and touch every page."""
     begin = perf_counter()
     host = context.required_box.allocate(kind, nbytes, context.gpu)
     context.required_box.host_array(host)[:: mmap.PAGESIZE] = 0
@@ -124,7 +134,7 @@ def _allocated(context: Context, kind: Any, nbytes: int) -> tuple[Memory, float]
 
 
 def _host_access(context: Context, host: Memory) -> tuple[float, float]:
-    """Bytes per second at which the processor reads and writes it."""
+    """Return the bytes per second at which the CPU reads and writes it."""
     part = context.required_box.host_array(host)[:HOST_ACCESS_BYTES]
     private = np.zeros_like(part)
     read = context.median(lambda: sampled_host_seconds(lambda: np.copyto(private, part)))
@@ -132,10 +142,10 @@ def _host_access(context: Context, host: Memory) -> tuple[float, float]:
     return part.size / read, part.size / write
 
 
-def _lesson(context: Context, sizes: list[int], found: Transfers) -> Lesson:
+def _lesson(context: Context, sizes: list[int], found: TransferResults) -> Lesson:
     lines = {
         direction: [
-            Line(method, tuple((n, t and rate(n, t)) for n, t in zip(sizes, times, strict=True)))
+            ChartLine(method, tuple((n, t and rate(n, t)) for n, t in zip(sizes, times, strict=True)))
             for method, times in methods.items()
         ]
         for direction, methods in found.seconds.items()
@@ -160,34 +170,34 @@ def _lesson(context: Context, sizes: list[int], found: Transfers) -> Lesson:
     )
 
 
-def _by_size(direction: str, sizes: list[int], lines: list[Line], found: Transfers) -> Table:
-    def cell(line: Line, at: int) -> Cell:
+def _by_size(direction: str, sizes: list[int], lines: list[ChartLine], found: TransferResults) -> LessonTable:
+    def cell(line: ChartLine, at: int) -> TableCell:
         return "not moved" if (direction, line.label, sizes[at]) in found.unmoved else line.points[at][1]
 
-    return Table(
+    return LessonTable(
         ("size", *(f"{line.label} (GB/s)" for line in lines)),
         tuple((size_name(n), *(cell(line, at) for line in lines)) for at, n in enumerate(sizes)),
         title=f"{direction[0].upper()}{direction[1:]}:",
     )
 
 
-def _fastest(lines: dict[str, list[Line]]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
+def _fastest(lines: dict[str, list[ChartLine]]) -> LessonTable:
+    rows: list[tuple[TableCell, ...]] = []
     for direction, group in lines.items():
         heights = {(line.label, x): y for line in group for x, y in line.points}
         rows += (
             (direction, size_name(round(x)), method, heights[method, x])
             for x, method in crossings([line for line in group if any(y for _, y in line.points)])
         )
-    return Table(
+    return LessonTable(
         ("direction", "from", "fastest", "rate (GB/s)"),
         tuple(rows),
-        title="Fastest method from which size on:",
+        title="Fastest method, by size:",
     )
 
 
-def _host_memory(found: Transfers, accessed: int) -> Table:
-    return Table(
+def _host_memory(found: TransferResults, accessed: int) -> LessonTable:
+    return LessonTable(
         ("memory", "size", "allocate (ms)", "a GiB (s)", "read (GB/s)", "write (GB/s)"),
         tuple(
             (method, size_name(one.nbytes), one.allocate * 1e3, one.allocate * (1 << 30) / one.nbytes,

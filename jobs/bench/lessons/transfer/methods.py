@@ -1,4 +1,4 @@
-"""How bytes get from the host to a GPU and back, and whether all of them arrived."""
+"""Methods to move bytes from the host to a GPU and back, and the check that all of them arrived."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ THREADS, BLOCKS_PER_PROCESSOR = 256, 8  # as many threads as a multiprocessor ho
 
 @dataclass(frozen=True)
 class HostTransfer:
-    """So many bytes by one method in one direction.
+    """A transfer of some bytes by one method in one direction.
 
-    move: returns when the other side can use the bytes. prepare: undoes `move` where that is needed before
-    the next one. spoil: makes sure that only the sending side has the bytes. arrived: (nbytes,) uint8 as the
-    receiving side sees them. moved: whether the driver reports them there: reading a page that a prefetch
-    left behind moves it, so that `arrived` does not show that.
+    move: returns when the other side can use the bytes. prepare: undoes `move` where the next one needs that.
+    spoil: makes sure that only the sending side has the bytes. arrived: (nbytes,) uint8 as the receiving side
+    sees them. moved: whether the driver reports them there; `arrived` cannot show this, because reading a
+    page that a prefetch left behind moves it.
     """
 
     move: Callable[[], object]
@@ -65,9 +65,9 @@ class Methods:
     def transfer(
         self, method: str, direction: Direction, host: Memory, nbytes: int, seed: int
     ) -> HostTransfer:
-        """Of the first `nbytes` of `host`, which is of the method's kind, to or from device memory.
+        """Make the transfer of the first `nbytes` of `host`, of the method's kind, to or from device memory.
 
-        `fill` has written the data of `seed` on the sending side.
+        Call `fill` first, which writes the data of `seed` on the sending side.
         """
         make = self._to_gpu if direction == "to GPU" else self._to_host
         return make(method, host, nbytes, seed)
@@ -125,12 +125,12 @@ class Methods:
         if method == "prefetched":
             here = partial(self.box.prefetched, part, host=True)
             return HostTransfer(lambda: self._prefetch(part, host=True), spoil_pages, target, take_away, here)
-        # The processor reads write-combined memory a few bytes at a time: let the GPU read it in place.
+        # The CPU reads write-combined memory a few bytes at a time: let the GPU read it in place.
         arrived = self.box.array(part) if method == "write-combined" else target
         return HostTransfer(lambda: self._copy(host, self.device, nbytes), spoil, arrived)
 
     def verified(self, transfer: HostTransfer, nbytes: int, seed: int) -> str | None:
-        """Spoil and move once; what is wrong with the bytes then, None if nothing is."""
+        """Spoil and move once; returns what is wrong with the bytes then, or None."""
         transfer.spoil()
         transfer.prepare()
         transfer.move()

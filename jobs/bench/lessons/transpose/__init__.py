@@ -1,1 +1,1 @@
-"""`bench memory transpose`: transposes of a matrix beside a plain copy."""
+"""`bench memory transpose`: transposes of a matrix, against a plain copy."""

@@ -1,4 +1,4 @@
-"""Sentences about measured transposes."""
+"""Explain measured transposes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobs.bench.lessons.transpose.methods import TimedTranspose
 
 
 def sentences(timed: Sequence[TimedTranspose], cache: int) -> list[str]:
-    """cache: bytes of the GPU's L2 cache, 0 on a CPU."""
+    """Explain the rates. cache: bytes of the GPU's L2 cache, 0 on a CPU."""
     if not timed:
         return []
     found = []
@@ -30,14 +30,12 @@ def sentences(timed: Sequence[TimedTranspose], cache: int) -> list[str]:
     found += gain([one for one in timed if one.aligned], "tiled", "vectorised")
     small = [str(one) for one in timed if one.nbytes <= cache]
     if small:
-        found.append(
-            f"Measured in the L2 cache of {cache >> 20} MiB, which matrix and result fit: {'; '.join(small)}."
-        )
+        found.append(f"Matrix and result fit in the L2 cache of {cache >> 20} MiB: {'; '.join(small)}.")
     return found
 
 
 def gain(timed: Sequence[TimedTranspose], before: str, after: str) -> list[str]:
-    """How many times faster the second method is: the median over all matrices."""
+    """Compare the second method with the first: median speed-up over all matrices."""
     gains = [
         b / a
         for one in timed

@@ -1,4 +1,4 @@
-"""Transposes of a matrix beside a plain copy, which moves the same number of bytes."""
+"""Measure transposes of a matrix, and a plain copy, which moves the same number of bytes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Ranks, Table
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, Ranks
 from jobs.bench.lessons.transpose.explain import sentences
-from jobs.bench.lessons.transpose.methods import Matrix, OnCpu, OnGpu, Shape, TimedTranspose
+from jobs.bench.lessons.transpose.methods import (
+    CpuTransposes,
+    GpuTransposes,
+    MatrixPair,
+    MatrixShape,
+    TimedTranspose,
+)
 from jobs.measure import patterns
 from runner.errors import UserError
 
@@ -24,7 +30,7 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def measure(context: Context) -> Lesson:
-    device = OnCpu(context) if context.box is None else OnGpu(context)
+    device = CpuTransposes(context) if context.box is None else GpuTransposes(context)
     shapes = [parse(text) for text in context.options.get("shapes") or ()]
     timed: list[TimedTranspose] = []
     mismatches: list[str] = []
@@ -45,8 +51,8 @@ def measure(context: Context) -> Lesson:
     return _lesson(context, device.METHODS, timed, skipped, mismatches)
 
 
-def parse(text: str) -> Shape:
-    """ "8192x512" -> (8192, 512). Raises UserError."""
+def parse(text: str) -> MatrixShape:
+    """Parse a shape: "8192x512" -> (8192, 512). Raises UserError."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if found is None:
         raise UserError("not a matrix shape", got=text, expected="such as 8192x512")
@@ -54,9 +60,14 @@ def parse(text: str) -> Shape:
 
 
 def _seconds(
-    context: Context, device: OnCpu | OnGpu, title: str, shape: Shape, matrix: Matrix, mismatches: list[str]
+    context: Context,
+    device: CpuTransposes | GpuTransposes,
+    title: str,
+    shape: MatrixShape,
+    matrix: MatrixPair,
+    mismatches: list[str],
 ) -> dict[str, float | None]:
-    """By method; each is checked before it is timed."""
+    """Measure seconds by method; each is checked before it is timed."""
     xp = context.world.xp
     if context.check:
         context.progress(f"{title}: filling")
@@ -81,8 +92,8 @@ def _seconds(
     return seconds
 
 
-def count_mismatches(xp: Any, target: Any, shape: Shape) -> tuple[int, int]:
-    """How many elements differ from the transpose of a filled matrix, and the place of the first.
+def count_mismatches(xp: Any, target: Any, shape: MatrixShape) -> tuple[int, int]:
+    """Count the elements that differ from the transpose of a filled matrix; also return the first's index.
 
     shape: (rows, columns) of the matrix.
     """
@@ -114,14 +125,16 @@ def _lesson(
             )
             for name, one in zip(names, group, strict=True)
         )
-        tables.append(Table(titles, rows, dtype.name))
-        lines = tuple(Line(method, tuple(enumerate(one.rate(method) for one in group))) for method in methods)
+        tables.append(LessonTable(titles, rows, dtype.name))
+        lines = tuple(
+            ChartLine(method, tuple(enumerate(one.rate(method) for one in group))) for method in methods
+        )
         charts.append(Chart(f"shape, {dtype.name}", "GB/s", lines, names=names))
     cache = 0 if context.box is None else context.box.gpus[context.gpu].cache
     return Lesson(
         "transpose",
         f"Transposes, read plus written bytes a second; {context.device_name}",
-        tuple(tables) or (Table(titles, ()),),
+        tuple(tables) or (LessonTable(titles, ()),),
         (*sentences(timed, cache), *skipped),
         tuple(charts),
         tuple(mismatches),

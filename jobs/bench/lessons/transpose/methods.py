@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.lessons.devices import Gpu, Host, Launch, Operation
+from jobs.bench.lessons.devices import GpuDevice, HostDevice, Launch
 from jobs.bench.lessons.protocol import rate
-from jobs.measure.timers import gated_event_seconds
+from jobs.measure.timers import Work, gated_event_seconds
 from runner.device.raw.memory import Memory
 from runner.errors import UserError
 
 THREADS = 256
 BLOCK = 128  # rows and columns that the CPU transposes at a time
-Shape = tuple[int, int]
+MatrixShape = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Variant:
+class TransposeVariant:
     """Of transpose_vectorised.cu: cells down and across a tile, tiles in a band, whether accesses stream."""
 
     down: int
@@ -35,29 +35,36 @@ class Variant:
         words = kernels.CTYPE[f"uint{8 * itemsize}"], vector, self.down, self.across, self.group
         return f"transpose_vectorised<{', '.join(map(str, words))}, {str(self.stream).lower()}>"
 
-    def tile(self, vector: int) -> Shape:
+    def tile(self, vector: int) -> MatrixShape:
         return self.down * vector, self.across * vector
 
 
 # By bytes of an element: of the tiles that fit shared memory, the fastest for float32 over 8192 x 8192 and
 # 32768 x 32768 on an H200, by the geometric mean (benchmarks/lessons_math.py).
-BEST = {2: Variant(16, 16, 1, False), 4: Variant(32, 16, 32, False), 8: Variant(32, 16, 32, False)}
-SINGLE = Variant(64, 64, 32, True)  # moves single elements, where rows are not aligned to 16 bytes
+BEST = {
+    2: TransposeVariant(16, 16, 1, False),
+    4: TransposeVariant(32, 16, 32, False),
+    8: TransposeVariant(32, 16, 32, False),
+}
+SINGLE = TransposeVariant(64, 64, 32, True)  # moves single elements, where rows are not aligned to 16 bytes
 
 
-def variants(itemsize: int) -> list[Variant]:
-    """Those worth a comparison: tiles that fit shared memory, each order, with and without streaming."""
+def variants(itemsize: int) -> list[TransposeVariant]:
+    """List the variants to compare: tiles that fit shared memory, each order, with and without streaming."""
     # A cell has 16 bytes of rows and columns each.
     tiles = [(d, a) for d, a in ((16, 16), (32, 16), (16, 32)) if d * a * 256 // itemsize <= 48 << 10]
     return [
-        Variant(d, a, group, stream) for d, a in tiles for group in (1, 8, 32, 0) for stream in (True, False)
+        TransposeVariant(d, a, group, stream)
+        for d, a in tiles
+        for group in (1, 8, 32, 0)
+        for stream in (True, False)
     ]
 
 
 def launch(
-    method: str, shape: Shape, itemsize: int, *addresses: int, variant: Variant | None = None
+    method: str, shape: MatrixShape, itemsize: int, *addresses: int, variant: TransposeVariant | None = None
 ) -> Launch:
-    """How to transpose a matrix of this shape at these addresses.
+    """Plan the launch that transposes a matrix of this shape at these addresses.
 
     method: naive, tiled or vectorised; the last moves 16 bytes at a time (by `variant`, else BEST) where
     rows, columns and addresses are multiples of 16 bytes, and single elements otherwise.
@@ -79,37 +86,37 @@ def launch(
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A matrix and room for its transpose, as flat unsigned integers; the operations, by method.
+class MatrixPair:
+    """A matrix and memory for its transpose, as flat unsigned integers. operations: by method.
 
-    An operation is None if the method has none for this type.
+    An operation is None if the method does not support the type.
     """
 
     source: Any
     target: Any
-    operations: dict[str, Operation | None]
+    operations: dict[str, Work | None]
 
 
 @dataclass(frozen=True)
 class TimedTranspose:
     """shape: (rows, columns) of the matrix. seconds: by method, None if there is none for this type."""
 
-    shape: Shape
+    shape: MatrixShape
     dtype: np.dtype[Any]
     seconds: dict[str, float | None]
 
     @property
     def nbytes(self) -> int:
-        """Read plus written."""
+        """Bytes read plus written."""
         return 2 * self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     def rate(self, method: str) -> float | None:
-        """GB/s."""
+        """Return GB/s."""
         seconds = self.seconds[method]
         return None if seconds is None else rate(self.nbytes, seconds)
 
     def of_copy(self, method: str) -> float | None:
-        """Fraction of a plain copy's rate."""
+        """Return the fraction of a plain copy's rate."""
         own, copy = self.rate(method), self.rate("copy")
         return own / copy if own is not None and copy else None
 
@@ -122,17 +129,17 @@ class TimedTranspose:
         return f"{self.dtype.name}, {self.shape[0]} x {self.shape[1]}"
 
 
-class OnGpu(Gpu):
+class GpuTransposes(GpuDevice):
     METHODS = ("copy", "naive", "tiled", "vectorised", "cuBLAS geam")
 
     @contextmanager
-    def matrix(self, shape: Shape, dtype: np.dtype[Any]) -> Iterator[Matrix]:
+    def matrix(self, shape: MatrixShape, dtype: np.dtype[Any]) -> Iterator[MatrixPair]:
         from runner.device.raw.blas import geam
 
         rows, columns = shape
         nbytes = rows * columns * dtype.itemsize
         source, target = (self.box.allocate("device", nbytes, self.gpu) for _ in range(2))
-        operations: dict[str, Operation | None] = {
+        operations: dict[str, Work | None] = {
             "copy": lambda: self.box.copy(target, source, nbytes, self.stream)
         }
         for method in ("naive", "tiled", "vectorised"):
@@ -146,27 +153,27 @@ class OnGpu(Gpu):
         flat, out = (self.box.array(memory).view(f"u{dtype.itemsize}") for memory in (source, target))
         try:
             with self.box.on(self.gpu):
-                yield Matrix(flat, out, operations)
+                yield MatrixPair(flat, out, operations)
         finally:
             self.settle()
             self.box.release(source)
             self.box.release(target)
 
-    def kernel(self, launch: Launch, source: Memory, target: Memory, shape: Shape) -> Operation:
+    def kernel(self, launch: Launch, source: Memory, target: Memory, shape: MatrixShape) -> Work:
         arrays = self.box.array(source), self.box.array(target)
         return self.operation(launch, (*arrays, *np.array(shape, np.int64)))
 
-    def seconds(self, operation: Operation) -> float:
+    def seconds(self, operation: Work) -> float:
         return gated_event_seconds(
             self.box, self.gpu, self.stream, lambda turn: operation(), self.context.median
         )
 
 
-class OnCpu(Host):
+class CpuTransposes(HostDevice):
     METHODS = ("copy", "strided", "blocked")
 
     @contextmanager
-    def matrix(self, shape: Shape, dtype: np.dtype[Any]) -> Iterator[Matrix]:
+    def matrix(self, shape: MatrixShape, dtype: np.dtype[Any]) -> Iterator[MatrixPair]:
         rows, columns = shape
         source, target = (np.empty(rows * columns, f"u{dtype.itemsize}") for _ in range(2))
         matrix, out = source.reshape(shape), target.reshape(columns, rows)
@@ -176,9 +183,9 @@ class OnCpu(Host):
                 for x in range(0, columns, BLOCK):
                     out[x : x + BLOCK, y : y + BLOCK] = matrix[y : y + BLOCK, x : x + BLOCK].T
 
-        operations: dict[str, Operation | None] = {
+        operations: dict[str, Work | None] = {
             "copy": lambda: np.copyto(target, source),
             "strided": lambda: np.copyto(out, matrix.T),
             "blocked": blocked,
         }
-        yield Matrix(source, target, operations)
+        yield MatrixPair(source, target, operations)

@@ -1,4 +1,4 @@
-"""The side-by-side scripts in benchmarks/: what they read, what they make of it, when they refuse.
+"""The side-by-side scripts in benchmarks/: their inputs, results and refusals.
 
 The stand-ins are programs that print tables in nccl-tests' layout: times are 10 us on a first run and 1 us
 more each run, stretched for the one that plays meshrun.
@@ -62,7 +62,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of benchmarks/, which finds its neighbours as it does when it is run."""
+    """Import a script of benchmarks/ so that it finds its neighbours."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module(name)
 
@@ -175,7 +175,7 @@ def stand_in(
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two GPUs to ask for, a launcher, and both programs for two operations."""
+    """Make a folder with nvidia-smi for two GPUs, a launcher, and both programs for two operations."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\nprintf 'NVIDIA H200, 580.1.2\\nNVIDIA H200, 580.1.2\\n'\n")
     launch = tmp_path / "launch"
@@ -334,7 +334,7 @@ def test_a_program_that_hangs_is_ended_with_its_children(machine: Path) -> None:
 
 
 def alive(process: int) -> bool:
-    """Whether it runs; a process that ended but was not yet waited for does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

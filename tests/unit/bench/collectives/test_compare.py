@@ -1,4 +1,4 @@
-"""Two records compared: nothing missing, wrong or slow passes."""
+"""Compare two records: missing, wrong or slow rows fail."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 import pytest
 
 from jobs.bench.collectives.compare import compare, render, verdict
-from jobs.bench.collectives.reader import Figures, Key, Record
+from jobs.bench.collectives.reader import BenchRecord, Figures, RowKey
 from runner.errors import UserError
 
-KEYS = [Key(size, size // 4, "float", "sum", -1) for size in (8, 1024, 1048576)]
+KEYS = [RowKey(size, size // 4, "float", "sum", -1) for size in (8, 1024, 1048576)]
 
 
 def a_record(
     name: str, times: list[float], wrong: int | None = 0, clock: str = "time", program: str | None = None
-) -> Record:
+) -> BenchRecord:
     """The same times in both placements; bandwidth is 1000 / time."""
     rows = {
         key: {
@@ -24,7 +24,7 @@ def a_record(
         }
         for key, time in zip(KEYS, times, strict=False)
     }
-    return Record(name, rows, clock, program)
+    return BenchRecord(name, rows, clock, program)
 
 
 A = a_record("a", [10.0, 20.0, 400.0])
@@ -33,7 +33,7 @@ A = a_record("a", [10.0, 20.0, 400.0])
 def test_equal_records_pass() -> None:
     found = compare(A, A, 0.0)
     assert found.ok
-    assert [line.ratio for line in found.lines] == [1.0] * 6
+    assert [line.ratio for line in found.rows] == [1.0] * 6
     assert verdict(found) == (
         "ok: all 6 values of B are within 0 % of A's; "
         "the farthest is 1.000 times A's, at 8 B float sum out of place"
@@ -44,22 +44,22 @@ def test_equal_records_pass() -> None:
     ("time", "ok", "word"),
     [(21.0, True, "ok"), (19.0, True, "ok"), (21.1, False, "slower"), (18.9, False, "faster")],
 )
-def test_the_tolerance_holds_both_ways(time: float, ok: bool, word: str) -> None:
+def test_the_tolerance_holds_in_both_directions(time: float, ok: bool, word: str) -> None:
     found = compare(A, a_record("b", [10.0, time, 400.0]), 0.05)
     assert found.ok is ok
-    assert [line.verdict for line in found.lines] == ["ok", "ok", word, word, "ok", "ok"]
+    assert [line.verdict for line in found.rows] == ["ok", "ok", word, word, "ok", "ok"]
 
 
 def test_more_bandwidth_is_faster() -> None:
     found = compare(A, a_record("b", [10.0, 10.0, 400.0]), 0.05, metric="busbw")
-    assert [line.verdict for line in found.lines][2:4] == ["faster", "faster"]
-    assert found.lines[2].ratio == 2.0
+    assert [line.verdict for line in found.rows][2:4] == ["faster", "faster"]
+    assert found.rows[2].ratio == 2.0
 
 
 def test_a_row_that_b_lacks_fails() -> None:
     found = compare(A, a_record("b", [10.0, 20.0]), 0.05)
     assert not found.ok
-    assert [line.verdict for line in found.lines][4:] == ["missing in B"] * 2
+    assert [line.verdict for line in found.rows][4:] == ["missing in B"] * 2
     assert verdict(found).endswith(
         "2 of 6 values fail (tolerance 5 %); the worst is missing in B, at 1048576 B float sum out of place"
     )
@@ -67,15 +67,18 @@ def test_a_row_that_b_lacks_fails() -> None:
 
 def test_a_placement_that_b_lacks_fails() -> None:
     rows = {key: {"out_of_place": placements["out_of_place"]} for key, placements in A.rows.items()}
-    assert [line.verdict for line in compare(A, Record("b", rows), 1.0).lines][:2] == ["ok", "missing in B"]
-    assert not compare(A, Record("b", rows), 1.0).ok
-    assert compare(Record("a", rows), A, 1.0).ok
+    assert [line.verdict for line in compare(A, BenchRecord("b", rows), 1.0).rows][:2] == [
+        "ok",
+        "missing in B",
+    ]
+    assert not compare(A, BenchRecord("b", rows), 1.0).ok
+    assert compare(BenchRecord("a", rows), A, 1.0).ok
 
 
-def test_rows_only_in_b_are_told_and_pass() -> None:
+def test_rows_only_in_b_are_listed_and_pass() -> None:
     found = compare(a_record("a", [10.0, 20.0]), A, 0.05)
     assert found.ok
-    assert [line.verdict for line in found.lines][4:] == ["only in B"] * 2
+    assert [line.verdict for line in found.rows][4:] == ["only in B"] * 2
     assert verdict(found).startswith("ok: all 4 values")
 
 
@@ -87,13 +90,13 @@ def test_wrong_data_never_passes(a: int, b: int, word: str) -> None:
     times = [10.0, 20.0, 400.0]
     found = compare(a_record("a", times, a), a_record("b", times, b), math.inf)
     assert not found.ok
-    assert {line.verdict for line in found.lines} == {word}
+    assert {line.verdict for line in found.rows} == {word}
     assert word in verdict(found)
 
 
 def test_wrong_data_in_a_row_that_only_b_has_fails() -> None:
     rows = {**A.rows, KEYS[2]: {"in_place": (Figures(1.0, 1.0, 1.0, 5),)}}
-    found = compare(a_record("a", [10.0, 20.0]), Record("b", rows), 0.05)
+    found = compare(a_record("a", [10.0, 20.0]), BenchRecord("b", rows), 0.05)
     assert not found.ok
     assert "the worst is wrong data in B, at 1048576 B float sum in place" in verdict(found)
 
@@ -105,7 +108,7 @@ def test_what_was_not_checked_may_pass() -> None:
 @pytest.mark.parametrize(("a", "b"), [(math.nan, 10.0), (10.0, math.nan), (10.0, math.inf), (0.0, 10.0)])
 def test_what_is_no_number_never_passes(a: float, b: float) -> None:
     found = compare(a_record("a", [a]), a_record("b", [b]), math.inf)
-    assert [line.verdict for line in found.lines] == ["not a number"] * 2
+    assert [line.verdict for line in found.rows] == ["not a number"] * 2
     assert not found.ok
 
 
@@ -117,17 +120,17 @@ def test_cycles_compare_by_their_medians() -> None:
     cycles = tuple(Figures(time, 1.0, 1.0, 0) for time in (10.0, 11.0, 500.0))
     found = compare(
         a_record("a", [11.0]),
-        Record("b", {KEYS[0]: dict.fromkeys(("out_of_place", "in_place"), cycles)}),
+        BenchRecord("b", {KEYS[0]: dict.fromkeys(("out_of_place", "in_place"), cycles)}),
         0.0,
     )
-    assert [line.b for line in found.lines] == [11.0, 11.0]
+    assert [line.b for line in found.rows] == [11.0, 11.0]
     assert found.ok
 
 
 def test_one_wrong_cycle_is_wrong() -> None:
     cycles = (Figures(10.0, 1.0, 1.0, 0), Figures(10.0, 1.0, 1.0, 3))
-    found = compare(a_record("a", [10.0]), Record("b", {KEYS[0]: {"out_of_place": cycles}}), 0.0)
-    assert found.lines[0].verdict == "wrong data in B"
+    found = compare(a_record("a", [10.0]), BenchRecord("b", {KEYS[0]: {"out_of_place": cycles}}), 0.0)
+    assert found.rows[0].verdict == "wrong data in B"
 
 
 def test_the_worst_is_the_farthest_in_proportion() -> None:
@@ -174,7 +177,7 @@ def test_the_table_ends_with_the_verdict() -> None:
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused(b: Record, arguments: dict, sentence: str) -> None:
+def test_what_cannot_be_compared_is_refused(b: BenchRecord, arguments: dict, sentence: str) -> None:
     a = a_record("a", [1.0], program="all_reduce_perf_mpi")
     with pytest.raises(UserError, match=sentence):
         compare(a, b, **arguments)

@@ -1,7 +1,7 @@
-"""Data planted wrong is found and named: on which rank, where, what, and whose it should have been.
+"""Planted wrong data is found and named: rank, offset, values, and the rank whose data was expected.
 
-Every operation, datatype, reduction, placement and number of ranks, on ranks as threads; the damage is
-done by a wrapper round one rank's collectives, after or before each call.
+Every operation, datatype, reduction, placement and number of ranks, on ranks as threads; a wrapper of one
+rank's collectives does the damage, before or after each call.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.bench.collectives.measure import measure
-from jobs.bench.collectives.results import Measurement
+from jobs.bench.collectives.results import PlacementResult
 from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import at_size
 from jobs.measure.patterns import POISON
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
@@ -41,7 +41,7 @@ COUNTS = [
 
 @dataclass(frozen=True)
 class Bit:
-    """What was flipped: an element of a rank's result, its bits before and after."""
+    """A flipped bit: the element of a rank's result, its bits before and after."""
 
     element: int
     right: int
@@ -49,7 +49,7 @@ class Bit:
 
 
 class Flip:
-    """Flips one bit of what a rank has just received, in the element a fraction of the way into it."""
+    """Flip one bit of the data that a rank has just received, in the element at this fraction of it."""
 
     def __init__(self, fraction: float = 0.0, bit: int = 0) -> None:
         self.fraction, self.bit = fraction, bit
@@ -65,28 +65,28 @@ class Flip:
 
 
 def points(bench: Bench, datatypes: Sequence[str], reductions: Sequence[str] = REDUCTIONS) -> Iterator[Point]:
-    """Everything that is checked of one size; the root changes from each to the next."""
+    """Yield every check of one size; the root changes from one to the next."""
     operation, ranks = bench.operation, bench.group.size
     roots = itertools.cycle(range(ranks))
     for name in datatypes:
         for reduction in reductions if operation.name in REDUCING else ("sum",):
             for in_place in (False, True) if operation.in_place else (False,):
-                shape = bench.shape(0, DATATYPES[name])
+                counts = bench.counts(0, DATATYPES[name])
                 root = next(roots) if operation.rooted else 0
-                blank = Point(shape, DATATYPES[name], reduction, root, False, 0)
+                blank = Point(counts, DATATYPES[name], reduction, root, False, 0)
                 yield at_size(bench, blank, bench.settings.maxbytes, in_place)
 
 
 def owner(point: Point, operation: str, ranks: int, rank: int, element: int) -> int | None:
-    """Whose data belongs at an element of a rank's result; None for all ranks' or nobody's."""
-    count = point.shape.count
+    """Return the rank whose data belongs at an element of a rank's result; None for reductions and poison."""
+    count = point.counts.count
     if operation == "gather" and rank != point.root:
         return rank if point.in_place and element // count == rank else None
     if operation in (*GATHERING, "alltoall"):
         return element // count
     if operation == "alltoallv":
-        assert point.shape.traffic is not None
-        received = itertools.accumulate(row[rank] for row in point.shape.traffic)
+        assert point.counts.traffic is not None
+        received = itertools.accumulate(row[rank] for row in point.counts.traffic)
         return next((peer for peer, end in enumerate(received) if element < end), None)
     if operation in ("broadcast", "scatter"):
         return point.root
@@ -96,9 +96,9 @@ def owner(point: Point, operation: str, ranks: int, rank: int, element: int) -> 
 
 
 def misnamed(
-    measured: Measurement, flipped: Bit | None, point: Point, operation: str, ranks: int, rank: int
+    measured: PlacementResult, flipped: Bit | None, point: Point, operation: str, ranks: int, rank: int
 ) -> list[str]:
-    """In what the findings are not exactly the one bit that was flipped on `rank`."""
+    """List the differences of the findings from the one bit that was flipped on `rank`."""
     if flipped is None or len(measured.findings) != 1 or measured.wrong != 1:
         return [f"{operation} on {ranks}, {point}, rank {rank}: {flipped}, found {measured.findings}"]
     [found] = measured.findings
@@ -136,7 +136,7 @@ def test_one_flipped_bit_is_named_exactly(operation: str, ranks: int, bench_on: 
                 flip = Flip(fraction=turn * 0.618 % 1, bit=turn)
                 bench.group = undisturbed
                 if bench.group.rank == rank:
-                    disturb(bench, disturbed, after=lambda call, p=point, f=flip: f(call, p.shape.recv))
+                    disturb(bench, disturbed, after=lambda call, p=point, f=flip: f(call, p.counts.recv))
                 measured = measure(bench, point)
                 if bench.group.rank == rank:
                     complaints += misnamed(measured, flip.last, point, operation, ranks, rank)
@@ -150,7 +150,7 @@ def test_one_flipped_bit_is_named_exactly(operation: str, ranks: int, bench_on: 
 
 @pytest.mark.parametrize(("operation", "ranks"), COUNTS)
 def test_right_data_raise_no_alarm(operation: str, ranks: int, bench_on: Any) -> None:
-    def body(bench: Bench) -> list[Measurement]:
+    def body(bench: Bench) -> list[PlacementResult]:
         return [measure(bench, point) for point in points(bench, [*DATATYPES])]
 
     size = 16 * ranks * ranks + 24
@@ -175,13 +175,13 @@ def test_any_bit_of_any_size_is_named(
 ) -> None:  # fmt: skip
     operation, ranks = case
     victim %= ranks
-    choice = data.draw(st.integers(0, 1 if OPERATIONS[operation].in_place else 0), label="in place")
+    choice = data.draw(st.integers(0, 1 if SPECS[operation].in_place else 0), label="in place")
 
     def body(bench: Bench) -> list[str]:
         point = [*points(bench, [datatype], [reduction])][choice]
         flip = Flip(fraction, bit)
         if bench.group.rank == victim:
-            disturb(bench, disturbed, after=lambda call: flip(call, point.shape.recv))
+            disturb(bench, disturbed, after=lambda call: flip(call, point.counts.recv))
         measured = measure(bench, point)
         if bench.group.rank != victim:
             return []
@@ -200,10 +200,10 @@ HURT = 2  # the rank that it happens to
 def harmed(
     operation: str, hooks: Callable[[Bench, Point], dict[str, Callable[[Call], None]]], bench_on: Any,
     disturbed: Any, at_root: bool = False,
-) -> list[tuple[Point, Measurement]]:  # fmt: skip
-    """Every checked point with its result, when rank 2's calls are disturbed; at_root: where it is root."""
+) -> list[tuple[Point, PlacementResult]]:  # fmt: skip
+    """Return every checked point and its result if rank 2's calls are disturbed; at_root: if it is root."""
 
-    def body(bench: Bench) -> list[tuple[Point, Measurement]]:
+    def body(bench: Bench) -> list[tuple[Point, PlacementResult]]:
         undisturbed, results = bench.group, []
         for point in points(bench, WIDE):
             bench.group = undisturbed
@@ -215,13 +215,15 @@ def harmed(
         return results
 
     size = 1024 + 8
-    results: list[tuple[Point, Measurement]] = bench_on(4, operation, body, minbytes=size, maxbytes=size)[0]
+    results: list[tuple[Point, PlacementResult]] = bench_on(4, operation, body, minbytes=size, maxbytes=size)[
+        0
+    ]
     assert results
     return results
 
 
 def receivers(operation: str, root: int) -> set[int]:
-    """Who gets something of rank 2's."""
+    """Return the ranks that receive data of rank 2."""
     if operation in ("broadcast", "scatter"):
         return {0, 1, 2, 3} if root == HURT else set()
     if operation in ("reduce", "gather"):
@@ -239,7 +241,7 @@ def test_a_lost_contribution_is_found_by_all_who_needed_it(
     """One rank sends poison instead of its data."""
 
     def hooks(bench: Bench, point: Point) -> dict[str, Callable[[Call], None]]:
-        nbytes = point.shape.send * point.datatype.itemsize
+        nbytes = point.counts.send * point.datatype.itemsize
 
         def lose(call: Call) -> None:
             call.send.bytes(nbytes)[...] = POISON
@@ -252,20 +254,20 @@ def test_a_lost_contribution_is_found_by_all_who_needed_it(
             finders = finders | {HURT}  # its own input, which lies where its result would be
         assert {wrong.rank for wrong in measured.findings} == finders
         for wrong in measured.findings:
-            if operation not in REDUCING:  # nobody else's data are blamed, and none of these are right
+            if operation not in REDUCING:  # no other rank's data is blamed, and all of these are wrong
                 assert wrong.source == HURT
                 assert wrong.got.endswith("(0xa5a5a5a5a5a5a5a5)")
                 assert wrong.count == {
-                    "alltoallv": point.shape.traffic and point.shape.traffic[HURT][wrong.rank]
-                }.get(operation, point.shape.count)
+                    "alltoallv": point.counts.traffic and point.counts.traffic[HURT][wrong.rank]
+                }.get(operation, point.counts.count)
 
 
 @pytest.mark.parametrize("operation", NAMES)
 def test_swapped_chunks_are_found(operation: str, bench_on: Any, disturbed: Any) -> None:
-    """A rank's result has all it should, two chunks in each other's places."""
+    """A rank's result is complete, but two chunks are exchanged."""
 
     def hooks(bench: Bench, point: Point) -> dict[str, Callable[[Call], None]]:
-        width, elements = point.datatype.itemsize, point.shape.recv
+        width, elements = point.datatype.itemsize, point.counts.recv
         chunk = elements // 4
 
         def swap(call: Call) -> None:
@@ -277,7 +279,7 @@ def test_swapped_chunks_are_found(operation: str, bench_on: Any, disturbed: Any)
 
     for point, measured in harmed(operation, hooks, bench_on, disturbed, at_root=True):
         [wrong] = measured.findings
-        chunk = point.shape.recv // 4
+        chunk = point.counts.recv // 4
         assert wrong.rank == HURT
         assert wrong.offset < chunk
         # Sums of few bits may be alike in a few places, random bits are not.
@@ -290,7 +292,7 @@ def test_swapped_chunks_are_found(operation: str, bench_on: Any, disturbed: Any)
 @pytest.mark.parametrize("missing", [1, 7])
 def test_an_unwritten_tail_is_found(operation: str, missing: int, bench_on: Any, disturbed: Any) -> None:
     def hooks(bench: Bench, point: Point) -> dict[str, Callable[[Call], None]]:
-        width, elements = point.datatype.itemsize, point.shape.recv
+        width, elements = point.datatype.itemsize, point.counts.recv
 
         def cut(call: Call) -> None:
             call.recv.bytes(elements * width)[-missing * width :] = POISON
@@ -299,24 +301,24 @@ def test_an_unwritten_tail_is_found(operation: str, missing: int, bench_on: Any,
 
     for point, measured in harmed(operation, hooks, bench_on, disturbed, at_root=True):
         [wrong] = measured.findings
-        assert (wrong.rank, wrong.offset, wrong.count) == (HURT, point.shape.recv - missing, missing)
+        assert (wrong.rank, wrong.offset, wrong.count) == (HURT, point.counts.recv - missing, missing)
         assert wrong.got.endswith("(0xa5a5a5a5a5a5a5a5)")
         assert wrong.source == owner(point, operation, 4, HURT, wrong.offset)
 
 
 @pytest.mark.parametrize("operation", NAMES)
 def test_the_result_of_an_earlier_size_is_found(operation: str, bench_on: Any, disturbed: Any) -> None:
-    """A rank is left with what it received in the measurement before, of half the size."""
+    """A rank keeps what it received in the previous measurement, of half the size."""
 
-    def body(bench: Bench) -> list[tuple[Point, Measurement]]:
+    def body(bench: Bench) -> list[tuple[Point, PlacementResult]]:
         datatype = DATATYPES["double"]
         root = HURT if bench.operation.rooted else 0
-        blank = Point(bench.shape(0, datatype), datatype, "sum", root, False, 0)
+        blank = Point(bench.counts(0, datatype), datatype, "sum", root, False, 0)
         smaller, point = (at_size(bench, blank, size, in_place=False) for size in (512, 1024))
         kept: list[np.ndarray[Any, Any]] = []
 
         def keep(call: Call) -> None:
-            kept[:] = [call.recv.bytes(smaller.shape.recv * 8).copy()]
+            kept[:] = [call.recv.bytes(smaller.counts.recv * 8).copy()]
 
         def replay(call: Call) -> None:
             call.recv.bytes(kept[0].size)[...] = kept[0]
@@ -333,9 +335,9 @@ def test_the_result_of_an_earlier_size_is_found(operation: str, bench_on: Any, d
     assert before.findings == ()
     [wrong] = after.findings
     assert (wrong.rank, wrong.offset) == (HURT, 0)
-    assert smaller.shape.recv * 0.9 < wrong.count <= smaller.shape.recv
+    assert smaller.counts.recv * 0.9 < wrong.count <= smaller.counts.recv
     if operation not in REDUCING:
-        assert wrong.count == smaller.shape.recv
+        assert wrong.count == smaller.counts.recv
 
 
 def test_what_is_written_beyond_a_ranks_share_is_found(bench_on: Any, disturbed: Any, tmp_path: Path) -> None:
@@ -343,12 +345,12 @@ def test_what_is_written_beyond_a_ranks_share_is_found(bench_on: Any, disturbed:
     matrix = tmp_path / "matrix.txt"
     matrix.write_text("16 32 64\n48 16 96\n0 16 0\n")
 
-    def body(bench: Bench) -> tuple[Measurement, Measurement]:
+    def body(bench: Bench) -> tuple[PlacementResult, PlacementResult]:
         point = next(points(bench, ["float"]))
         right = measure(bench, point)
         flip = Flip(0.5, 3)
         if bench.group.rank == 1:
-            disturb(bench, disturbed, after=lambda call: flip(call, point.shape.recv))
+            disturb(bench, disturbed, after=lambda call: flip(call, point.counts.recv))
         return right, measure(bench, point)
 
     right, measured = bench_on(3, "alltoallv", body, matrix=matrix, minbytes=160, maxbytes=160)[0]
@@ -359,11 +361,11 @@ def test_what_is_written_beyond_a_ranks_share_is_found(bench_on: Any, disturbed:
 
 
 def test_several_ranks_that_are_wrong_are_each_named(bench_on: Any, disturbed: Any) -> None:
-    def body(bench: Bench) -> Measurement:
+    def body(bench: Bench) -> PlacementResult:
         point = next(points(bench, ["float"], ["sum"]))
         if bench.group.rank in (0, 3):
             flip = Flip(0.5, bench.group.rank)
-            disturb(bench, disturbed, after=lambda call: flip(call, point.shape.recv))
+            disturb(bench, disturbed, after=lambda call: flip(call, point.counts.recv))
         return measure(bench, point)
 
     measured = bench_on(5, "all_gather", body, minbytes=1000, maxbytes=1000)[4]
@@ -371,14 +373,14 @@ def test_several_ranks_that_are_wrong_are_each_named(bench_on: Any, disturbed: A
     assert measured.wrong == 2
 
 
-def test_a_source_in_a_group_is_told_by_its_rank_in_the_world(bench_on: Any, disturbed: Any) -> None:
+def test_a_source_in_a_group_is_named_by_its_world_rank(bench_on: Any, disturbed: Any) -> None:
     """Five ranks, every other in a group: ranks 0, 2, 4 and 1, 3."""
 
-    def body(bench: Bench) -> Measurement:
+    def body(bench: Bench) -> PlacementResult:
         point = next(points(bench, ["float"], ["sum"]))
         if bench.world.rank == 2:
             flip = Flip(0.99, 0)
-            disturb(bench, disturbed, after=lambda call: flip(call, point.shape.recv))
+            disturb(bench, disturbed, after=lambda call: flip(call, point.counts.recv))
         return measure(bench, point)
 
     measured = bench_on(5, "all_gather", body, minbytes=960, maxbytes=960, split="MOD2")[0]

@@ -1,4 +1,4 @@
-"""Ranks in groups: whose is whose, and that a group's figures are its own."""
+"""Ranks in groups: the group of each rank, and figures per group."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jobs.bench.collectives import names
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.measure import result
-from jobs.bench.collectives.results import Header, RankDevice, Row
+from jobs.bench.collectives.results import Header, RankDevice, ResultRow
 from jobs.bench.collectives.session import Bench, Point, check_ranks
-from jobs.bench.collectives.specs import OPERATIONS
+from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import at_size, sweep
 from jobs.bench.collectives.timing import CallTimes
 from runner.comm.collectives.api import DATATYPES, Call
@@ -83,12 +83,12 @@ def test_no_split_makes_more_than_a_sentence(split: str) -> None:
 
 
 def point_of(bench: Bench, size: int) -> Point:
-    blank = Point(bench.shape(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
+    blank = Point(bench.counts(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
     return at_size(bench, blank, size, False)
 
 
 def test_groups_are_averaged_inside_and_the_row_over_the_world(bench_on: Any) -> None:
-    """Ranks 0, 2 and 4 gather 960 bytes, ranks 1 and 3 gather 992 of 1000. Worked out by hand."""
+    """Ranks 0, 2 and 4 gather 960 bytes, ranks 1 and 3 gather 992 of 1000. Computed by hand."""
     seconds = (1e-6, 10e-6, 2e-6, 30e-6, 3e-6)
 
     def body(bench: Bench) -> Any:
@@ -125,10 +125,10 @@ def test_ranks_together_have_no_groups(bench_on: Any) -> None:
 
 
 @pytest.fixture
-def slow_group(bench_on: Any, disturbed: Any) -> Row:
+def slow_group(bench_on: Any, disturbed: Any) -> ResultRow:
     """Eight ranks, two a group, of which group 2 (ranks 4 and 5) is slow."""
 
-    def body(bench: Bench) -> list[Row]:
+    def body(bench: Bench) -> list[ResultRow]:
         if bench.colors[bench.world.rank] == 2:
             bench.group = disturbed(bench.group, before=sleep)
         return list(sweep(bench))
@@ -142,23 +142,23 @@ def slow_group(bench_on: Any, disturbed: Any) -> Row:
 
 
 @pytest.mark.timed
-def test_a_slow_group_is_named(slow_group: Row) -> None:
+def test_a_slow_group_is_named(slow_group: ResultRow) -> None:
     for measured in (slow_group.out_of_place, slow_group.in_place):
         assert [group.ranks for group in measured.groups] == [(0, 1), (2, 3), (4, 5), (6, 7)]
         ordered = sorted(measured.groups, key=lambda group: group.seconds)
         assert ordered[-1].color == 2
-        # The world's average tells of neither.
+        # The world's average shows neither.
         assert measured.seconds == pytest.approx(fmean(measured.by_rank))
         assert ordered[-2].seconds < measured.seconds < ordered[-1].seconds
-    seats = tuple(RankDevice(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))
-    told = names.names(slow_group, Header("all_reduce_perf", 0, "", seats))
+    ranks = tuple(RankDevice(rank, rank // 2, 0, "host", rank, "", "") for rank in range(8))
+    report = names.names(slow_group, Header("all_reduce_perf", 0, "", ranks))
     lowest = f"busbw min {min(group.busbw for group in slow_group.out_of_place.groups):.4g} GB/s (group 2)"
-    assert f"groups out of place: {lowest}" in told
-    assert "group 2 (ranks 4-5) out of place" in told
+    assert f"groups out of place: {lowest}" in report
+    assert "group 2 (ranks 4-5) out of place" in report
 
 
 def test_every_group_has_its_own_results(bench_on: Any, disturbed: Any) -> None:
-    """RankMismatch data are counted in their group, and in all for the row."""
+    """Wrong data is counted in its group, and in total for the row."""
 
     def body(bench: Bench) -> Any:
         if bench.world.rank == 5:
@@ -175,7 +175,7 @@ def test_every_group_has_its_own_results(bench_on: Any, disturbed: Any) -> None:
     assert (wrong.rank, wrong.source) == (5, 2)  # group 2 is ranks 2 and 5
 
 
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "hypercube"])
+@pytest.mark.parametrize("operation", [name for name in SPECS if name != "hypercube"])
 def test_groups_of_different_sizes_are_right(operation: str, bench_on: Any) -> None:
     rows = bench_on(5, operation, lambda bench: list(sweep(bench)), split="DIV3", minbytes=512, maxbytes=1024)
     for row in rows[0]:
@@ -184,7 +184,7 @@ def test_groups_of_different_sizes_are_right(operation: str, bench_on: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("operation", "root", "colors", "told"),
+    ("operation", "root", "colors", "report"),
     [
         ("hypercube", 0, [0, 0, 0], "got 3 ranks"),
         ("hypercube", 0, [0, 0, 1, 1, 1], "got 3 ranks"),  # one group would do, the other would not
@@ -194,12 +194,12 @@ def test_groups_of_different_sizes_are_right(operation: str, bench_on: Any) -> N
     ],
 )
 def test_what_does_not_go_with_every_group_is_refused(
-    operation: str, root: int, colors: list[int], told: str
+    operation: str, root: int, colors: list[int], report: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        check_ranks(OPERATIONS[operation], SweepSettings(root=root), colors)
+        check_ranks(SPECS[operation], SweepSettings(root=root), colors)
     assert refused.value.everywhere
-    assert told in str(refused.value)
+    assert report in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,4 @@ def test_what_does_not_go_with_every_group_is_refused(
     ],
 )
 def test_what_goes_with_every_group_is_measured(operation: str, root: int, colors: list[int]) -> None:
-    check_ranks(OPERATIONS[operation], SweepSettings(root=root), colors)
+    check_ranks(SPECS[operation], SweepSettings(root=root), colors)

@@ -1,4 +1,4 @@
-"""One measurement put together from all ranks: averages, checks, and who came late."""
+"""Combine one measurement from all ranks: averages, checks, and late ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from jobs.bench.collectives import names
 from jobs.bench.collectives.measure import arrival_skew, measure, result
-from jobs.bench.collectives.results import Header, Iterations, Measurement, RankDevice, Row
+from jobs.bench.collectives.results import Header, Iterations, PlacementResult, RankDevice, ResultRow
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import CallTimes
@@ -20,20 +20,20 @@ LATE = 2  # the rank that is
 
 
 def point_of(bench: Bench, size: int = 1000, in_place: bool = False) -> Point:
-    blank = Point(bench.shape(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
+    blank = Point(bench.counts(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
     return at_size(bench, blank, size, in_place)
 
 
 @pytest.fixture
 def put_together(bench_on: Any) -> Any:
-    """What becomes of these clocks of all_gather's ranks."""
+    """Return the result of all_gather for these clocks of its ranks."""
 
-    def run(clocks: list[CallTimes], **settings: Any) -> list[Measurement]:
-        def body(bench: Bench) -> Measurement:
+    def run(clocks: list[CallTimes], **settings: Any) -> list[PlacementResult]:
+        def body(bench: Bench) -> PlacementResult:
             return result(bench, point_of(bench), clocks[bench.world.rank], (), True)
 
         settings = {"minbytes": 1000, "maxbytes": 1000} | settings
-        found: list[Measurement] = bench_on(len(clocks), "all_gather", body, **settings)
+        found: list[PlacementResult] = bench_on(len(clocks), "all_gather", body, **settings)
         return found
 
     return run
@@ -49,7 +49,7 @@ def put_together(bench_on: Any) -> Any:
         (3, 6e-6, 0.16, 0.32 / 3),  # the most
     ],
 )
-def test_the_ranks_times_are_averaged_as_asked(
+def test_the_ranks_times_are_averaged_by_option(
     put_together: Any, average: int, seconds: float, algbw: float, busbw: float
 ) -> None:
     clocks = [CallTimes(2e-6, 5e-7), CallTimes(1e-6, 1e-7), CallTimes(6e-6, 9e-7)]
@@ -68,7 +68,7 @@ def test_single_iterations_are_those_of_the_slowest_rank(put_together: Any) -> N
 
 
 def test_a_size_of_nothing_has_no_bandwidth(put_together: Any, bench_on: Any) -> None:
-    def body(bench: Bench) -> Measurement:
+    def body(bench: Bench) -> PlacementResult:
         return result(bench, point_of(bench, 8), CallTimes(1e-6, 1e-6), (), True)
 
     measured = bench_on(3, "all_gather", body, minbytes=8, maxbytes=8)[0]
@@ -90,7 +90,7 @@ def test_lateness_is_after_the_median_rank_in_the_median_iteration() -> None:
 
 
 class Dawdler:
-    """A control from whose barriers one rank comes out late, as a busy host would make it."""
+    """A control whose barriers one rank leaves late, as on a busy host."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -103,11 +103,11 @@ class Dawdler:
         time.sleep(NAP)
 
 
-def told(measured: Measurement) -> str:
-    """What --names says."""
-    seats = tuple(RankDevice(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
-    row = Row(0, 0, "float", "sum", -1, measured, measured)
-    return names.names(row, Header("all_reduce_perf", 0, "", seats))
+def text(measured: PlacementResult) -> str:
+    """Return the lines of --names."""
+    ranks = tuple(RankDevice(rank, 0, 0, f"host{rank}", 0, "", "") for rank in range(4))
+    row = ResultRow(0, 0, "float", "sum", -1, measured, measured)
+    return names.names(row, Header("all_reduce_perf", 0, "", ranks))
 
 
 @pytest.mark.timed
@@ -115,7 +115,7 @@ def told(measured: Measurement) -> str:
 def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any, operation: str) -> None:
     """With -z 3 every call begins after a barrier. One rank is late from it, and has the shortest time."""
 
-    def body(bench: Bench) -> Measurement:
+    def body(bench: Bench) -> PlacementResult:
         bench.detail = True
         if bench.world.rank == LATE:
             everyone: Any = Dawdler(bench.everyone)
@@ -125,16 +125,16 @@ def test_a_late_rank_is_named_where_durations_blame_those_who_wait(bench_on: Any
     measured = bench_on(4, operation, body, minbytes=1000, maxbytes=1000, iters=7, blocking=3)[0]
     assert min(range(4), key=measured.by_rank.__getitem__) == LATE
     assert max(range(4), key=measured.arrival_skew.__getitem__) == LATE
-    lines = told(measured).splitlines()
+    lines = text(measured).splitlines()
     assert f"last to arrive: rank {LATE} (host host{LATE}" in lines[1]
     assert f"rank {LATE}" not in next(line for line in lines if "slowest" in line)
 
 
 @pytest.mark.timed
 def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, disturbed: Any) -> None:
-    """Only the calls are between the clock's two readings: all ranks take as long, one holds them up."""
+    """Only the calls are between the clock's two readings: all ranks take equally long if one is slow."""
 
-    def body(bench: Bench) -> tuple[Measurement, float]:
+    def body(bench: Bench) -> tuple[PlacementResult, float]:
         bench.detail, inside = True, []
         timed = disturbed(
             bench.group,
@@ -158,10 +158,10 @@ def test_a_late_rank_is_named_when_all_calls_are_queued_at_once(bench_on: Any, d
 
 @pytest.fixture
 def checked(bench_on: Any, disturbed: Any) -> Any:
-    """How often a rank's calls were made, and what was found, when rank 1's results are all wrong."""
+    """Return the number of a rank's calls and its findings if all results of rank 1 are wrong."""
 
-    def run(operation: str, in_place: bool, **settings: Any) -> tuple[int, Measurement, int]:
-        def body(bench: Bench) -> tuple[int, Measurement, int]:
+    def run(operation: str, in_place: bool, **settings: Any) -> tuple[int, PlacementResult, int]:
+        def body(bench: Bench) -> tuple[int, PlacementResult, int]:
             calls = []
 
             def spoil(call: Call) -> None:
@@ -174,7 +174,7 @@ def checked(bench_on: Any, disturbed: Any) -> Any:
             return len(calls), measured, bench.failures
 
         settings = {"minbytes": 1000, "maxbytes": 1000} | settings
-        found: tuple[int, Measurement, int] = bench_on(3, operation, body, **settings)[1]
+        found: tuple[int, PlacementResult, int] = bench_on(3, operation, body, **settings)[1]
         return found
 
     return run
@@ -191,7 +191,7 @@ def test_checks_end_with_the_first_that_fails(checked: Any) -> None:
     ("operation", "in_place", "check"),
     [
         ("all_reduce", False, 0),
-        ("alltoall", True, 2),  # nccl-tests makes the calls, and does not look
+        ("alltoall", True, 2),  # nccl-tests makes the calls, but does not check
         ("alltoallv", True, 2),
         ("sendrecv", True, 2),
     ],

@@ -14,10 +14,10 @@ from jobs.bench.collectives.results import (
     Group,
     Header,
     Iterations,
-    Measurement,
+    PlacementResult,
     RankDevice,
     RankMismatch,
-    Row,
+    ResultRow,
 )
 from jobs.measure.record_file import recorded_environment
 
@@ -29,14 +29,14 @@ HEADER = Header(
     ("ring",),
 )
 TIMES = Iterations((30e-6, 34e-6), ((30e-6, 20e-6), (25e-6, 34e-6)), skipped=1)
-ROW = Row(
+ROW = ResultRow(
     8,
     2,
     "float",
     "sum",
     -1,
-    Measurement(12.5e-6, 1.5e-6, 1.25, float("nan"), 0, iterations=TIMES),
-    Measurement(
+    PlacementResult(12.5e-6, 1.5e-6, 1.25, float("nan"), 0, iterations=TIMES),
+    PlacementResult(
         10e-6,
         2e-6,
         1.5,

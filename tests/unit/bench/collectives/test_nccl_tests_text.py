@@ -1,4 +1,4 @@
-"""The text of nccl-tests: expected lines as its own printf calls give them."""
+"""The text of nccl-tests: expected lines as printed by its own printf calls."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jobs.bench.collectives.names import names
 from jobs.bench.collectives.nccl_tests_text import colour, figure, footer, header, row
 from jobs.bench.collectives.results import (
     Footer,
+    GpuMemoryUse,
     Group,
     Header,
     Iterations,
-    Measurement,
-    Memory,
+    PlacementResult,
     RankDevice,
     RankMismatch,
-    Row,
+    ResultRow,
 )
 from jobs.measure.time_statistics import time_statistics
 
@@ -29,7 +29,7 @@ HEADER = Header(
     program="all_reduce_perf",
     library=22809,
     backend="NCCL 2.28.9, /usr/lib/libnccl.so.2",
-    seats=(
+    ranks=(
         RankDevice(0, 0, 71, "c7", 0, "0000:1b:00", "NVIDIA H200"),
         RankDevice(1, 0, 1234567, "a-long-host-name", 11, "0000:43:00", "NVIDIA H200"),
     ),
@@ -45,12 +45,12 @@ DEVICES = """\
 """
 
 
-def of(time_us: float, algbw: float, busbw: float, wrong: int | None = 0, **more: object) -> Measurement:
-    return replace(Measurement(time_us * 1e-6, 1.5e-6, algbw, busbw, wrong), **more)
+def of(time_us: float, algbw: float, busbw: float, wrong: int | None = 0, **more: object) -> PlacementResult:
+    return replace(PlacementResult(time_us * 1e-6, 1.5e-6, algbw, busbw, wrong), **more)
 
 
-SMALL = Row(8, 2, "float", "sum", -1, of(12.344, 0, 0), of(9999.996, 0.0008, 0.0016, 3))
-LARGE = Row(
+SMALL = ResultRow(8, 2, "float", "sum", -1, of(12.344, 0, 0), of(9999.996, 0.0008, 0.0016, 3))
+LARGE = ResultRow(
     17179869184,
     4294967296,
     "bfloat16",
@@ -61,7 +61,7 @@ LARGE = Row(
     finished=1750000000.0,
 )
 TIMES = [Iterations(tuple(t * 1e-6 for t in ts), ()) for ts in ((30, 34, 38, 36), (33, 33, 33.2, 33))]
-TIMED = Row(
+TIMED = ResultRow(
     1048576,
     262144,
     "f8e4m3",
@@ -161,7 +161,7 @@ summary skips first 3 iterations \n\
         ),
     ],
 )
-def test_blocking_is_told(blocking: int, line: str) -> None:
+def test_blocking_is_in_the_header(blocking: int, line: str) -> None:
     text = header(SweepSettings(blocking=blocking), HEADER)
     assert text.index(line) < text.index("#\n# Using devices")
 
@@ -202,12 +202,12 @@ def test_without_nccl_no_cuda_events_are_claimed() -> None:
     ],
     ids=["small", "large", "per iteration", "cpu time"],
 )
-def test_row(measured: Row, settings: SweepSettings, text: str) -> None:
+def test_row(measured: ResultRow, settings: SweepSettings, text: str) -> None:
     assert row(settings, measured) == text
 
 
 @pytest.mark.parametrize("measured", [LARGE, TIMED])
-def test_a_time_stamp_ends_the_row(measured: Row) -> None:
+def test_a_time_stamp_ends_the_row(measured: ResultRow) -> None:
     stamped = row(SweepSettings(report_timestamps=True), measured)
     plain = row(SweepSettings(), measured).removesuffix("\n")
     assert stamped.startswith(plain)
@@ -218,7 +218,7 @@ def test_wide_columns_come_last() -> None:
     late = of(
         20, 1, 1.5, by_rank=(18e-6, 20.5e-6), arrival_skew=(3e-6, -1e-6), wire=311.25, wire_percent=69.2
     )
-    wide = Row(8, 2, "float", "sum", -1, late, of(20, 1, 1.5))
+    wide = ResultRow(8, 2, "float", "sum", -1, late, of(20, 1, 1.5))
     text = row(SweepSettings(), wide, wide=True)
     assert text == row(SweepSettings(), wide).removesuffix("\n") + (
         "  311.25   69.20        1    20.50        0     3.00"
@@ -249,7 +249,7 @@ def test_wide_columns_come_last() -> None:
             "# Collective test concluded: all_reduce_perf\n#\n# error: remote process exited\n",
         ),
         (
-            Footer(0, 45.0, minimum_busbw=50, memory=Memory(1 << 30, 1 << 36, 513)),
+            Footer(0, 45.0, minimum_busbw=50, memory=GpuMemoryUse(1 << 30, 1 << 36, 513)),
             SweepSettings(memory=True),
             "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 45 OK\n#\n"
             "# Collective test concluded: all_reduce_perf\n"
@@ -279,7 +279,7 @@ GROUPS = (
 
 
 def test_names() -> None:
-    measured = Row(
+    measured = ResultRow(
         8,
         2,
         "float",
@@ -315,7 +315,9 @@ def test_nothing_to_name_is_no_line() -> None:
         (TIMED, SweepSettings(per_iter_timing=True), True),
     ],
 )
-def test_colour_changes_nothing_that_is_seen(measured: Row, settings: SweepSettings, wide: bool) -> None:
+def test_colour_changes_nothing_that_is_seen(
+    measured: ResultRow, settings: SweepSettings, wide: bool
+) -> None:
     plain = row(settings, measured, wide=wide)
     painted = colour(plain, measured)
     assert painted != plain

@@ -1,4 +1,4 @@
-"""Every option of nccl-tests 2.19.6 under each of its spellings: defaults, meanings, and what is refused."""
+"""Every option of nccl-tests 2.19.6 in each of its spellings: defaults, effects and refusals."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from jobs.bench.cli import bench
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.options import LETTERS, bench_options
-from jobs.measure.sizes import MIB, parse_size
+from jobs.measure.sizes import MIB, parse_nccl_tests_size
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from runner.errors import UserError
 
 
-def asked(*words: str, command: str = "all_reduce") -> BenchOptions:
-    """What the words ask for."""
+def parsed(*words: str, command: str = "all_reduce") -> BenchOptions:
+    """Parse a command line."""
     found = bench.commands[command]
     parameters: dict[str, Any] = found.make_context(command, list(words)).params
     return bench_options((command,), parameters)
@@ -33,7 +33,7 @@ def no_settings_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_defaults_are_those_of_nccl_tests() -> None:
     """The initial values at the top of its src/common.cu."""
-    assert asked() == BenchOptions(
+    assert parsed() == BenchOptions(
         ("all_reduce",),
         SweepSettings(
             minbytes=32 << 20,
@@ -63,7 +63,7 @@ def test_the_defaults_are_those_of_nccl_tests() -> None:
             per_iter_skip=0,
         ),
     )
-    assert SweepSettings() == asked().settings
+    assert SweepSettings() == parsed().settings
 
 
 # Letter, nccl-tests' long name, a word, and what it sets: (name, value).
@@ -101,11 +101,11 @@ SPELLED: list[tuple[str, str, str, tuple[str, Any]]] = [
 def test_every_spelling_sets_the_same(case: tuple[str, str, str, tuple[str, Any]]) -> None:
     letter, name, word, (field, value) = case
     found = [
-        asked(f"-{letter}", word),
-        asked(f"-{letter}{word}"),
-        asked(f"--{name}", word),
-        asked(f"--{name}={word}"),
-        asked(f"--{name.replace('_', '-')}", word),
+        parsed(f"-{letter}", word),
+        parsed(f"-{letter}{word}"),
+        parsed(f"--{name}", word),
+        parsed(f"--{name}={word}"),
+        parsed(f"--{name.replace('_', '-')}", word),
     ]
     assert found == 5 * [BenchOptions(("all_reduce",), SweepSettings(**{field: value}))]
 
@@ -113,14 +113,16 @@ def test_every_spelling_sets_the_same(case: tuple[str, str, str, tuple[str, Any]
 def test_the_other_options() -> None:
     """-K needs -I, -J is no setting, -p -t -g and -D have one value that scripts may pass."""
     for skip in ("-K", "--per_iter_skip", "--per-iter-skip"):
-        assert asked("-I", "1", skip, "5").settings == SweepSettings(per_iter_timing=True, per_iter_skip=5)
+        assert parsed("-I", "1", skip, "5").settings == SweepSettings(per_iter_timing=True, per_iter_skip=5)
     for output in ("-J", "--output_file", "--output-file"):
-        assert asked(output, "a.json") == BenchOptions(("all_reduce",), SweepSettings(), output_file="a.json")
+        assert parsed(output, "a.json") == BenchOptions(
+            ("all_reduce",), SweepSettings(), output_file="a.json"
+        )
     harmless = [("p", "parallel_init", "1"), ("t", "nthreads", "1"), ("g", "ngpus", "1")]
     harmless += [("D", "device_implementation", "0")]
     for letter, name, word in harmless:
         for spelling in (f"-{letter}", f"--{name}", f"--{name.replace('_', '-')}"):
-            assert asked(spelling, word) == asked()
+            assert parsed(spelling, word) == parsed()
     tried = {letter for letter, *_ in (*SPELLED, *harmless)} | {*"KJV"}
     assert {f"-{letter}" for letter in tried} == LETTERS.keys()
 
@@ -134,7 +136,7 @@ def test_every_measurement_takes_its_letters(command: str) -> None:
 
 
 def test_pingpong_has_defaults_of_its_own() -> None:
-    settings = asked(command="pingpong").settings
+    settings = parsed(command="pingpong").settings
     assert settings == SweepSettings(minbytes=8, stepfactor=2, iters=100)
 
 
@@ -149,13 +151,13 @@ def test_pingpong_has_defaults_of_its_own() -> None:
         ("NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", "2", "matrix_scale", 2.0),
     ],
 )
-def test_its_variables_are_heard_and_options_come_first(
+def test_its_variables_apply_and_options_have_priority(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, field: str, found: object
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert getattr(asked(command="alltoallv"), field) == found
+    assert getattr(parsed(command="alltoallv"), field) == found
     option = {"min_busbw": "--min-busbw"}.get(field, f"--{field.replace('_', '-')}")
-    assert str(getattr(asked(option, "1", command="alltoallv"), field)) in ("1", "1.0")
+    assert str(getattr(parsed(option, "1", command="alltoallv"), field)) in ("1", "1.0")
 
 
 @pytest.mark.parametrize(
@@ -166,19 +168,19 @@ def test_its_variables_are_heard_and_options_come_first(
     ],
 )  # fmt: skip
 def test_sizes_as_the_c_library_reads_them(text: str, nbytes: int) -> None:
-    assert parse_size(text) == nbytes
+    assert parse_nccl_tests_size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "K", "1T", "-5", "+5", "1.5.2G", "0x10", "8KB", "1e", "1e999", "inf"])
 def test_sizes_that_do_not_parse(text: str) -> None:
     with pytest.raises(UserError, match=r"does not parse.*powers of 1024"):
-        parse_size(text)
+        parse_nccl_tests_size(text)
 
 
 @given(st.text(max_size=8) | st.floats().map(str) | st.from_regex(r"[0-9.e]{1,400}[kmgT]?", fullmatch=True))
 def test_any_text_is_a_size_or_a_user_error(text: str) -> None:
     try:
-        size = parse_size(text)
+        size = parse_nccl_tests_size(text)
     except UserError:
         return
     assert size >= 0
@@ -198,13 +200,13 @@ def test_any_text_is_a_size_or_a_user_error(text: str) -> None:
     ],
 )
 def test_the_sizes_measured_and_warmed_up(words: str, sizes: list[int], warmed: list[int]) -> None:
-    settings = asked(*words.split()).settings
+    settings = parsed(*words.split()).settings
     assert [*settings.sizes()] == sizes
     assert settings.warmup_sizes() == warmed
 
 
 def test_many_small_steps_need_no_memory() -> None:
-    assert len(asked("-b", "1", "-e", "1024G", "-i", "1").settings.sizes()) == 1 << 40
+    assert len(parsed("-b", "1", "-e", "1024G", "-i", "1").settings.sizes()) == 1 << 40
 
 
 @pytest.mark.parametrize(
@@ -212,12 +214,12 @@ def test_many_small_steps_need_no_memory() -> None:
     [
         ("-t 2", "one process drives one GPU"),
         ("-g 0", "one process drives one GPU"),
-        ("-D 1", "without a compiler"),
-        ("-V 16", "without a compiler"),
+        ("-D 1", "device headers"),
+        ("-V 16", "device headers"),
         ("-z 1 -G 1", "a graph"),
         ("-z 3 -G 1", "a graph"),
         ("-I 1 -G 1", "a graph"),
-        ("-K 1", "give -I 1 too"),
+        ("-K 1", "add -I 1"),
         ("-I 1 -K 20", "leaves none of -n 20"),
         ("-b 2 -e 1", "-b is greater than -e"),
         ("-b 0", "1 byte"),

@@ -1,4 +1,4 @@
-"""Two ranks at a time: which, with how many messages, and whether wrong data are found."""
+"""Pairs of ranks: their order, numbers of messages, and the detection of wrong data."""
 
 from __future__ import annotations
 
@@ -60,26 +60,26 @@ def test_pairs_are_of_two_ranks_or_refused(text: str, ranks: int) -> None:
         assert all(one != other for one, other in pairs)
 
 
-def test_one_rank_has_nobody_to_play_with() -> None:
+def test_one_rank_is_refused() -> None:
     with pytest.raises(UserError, match=r"pingpong needs two ranks: got 1\. Try: meshrun -n 2"):
         parse_pairs("ends", 1)
 
 
 @pytest.fixture
 def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """What is recorded of a game; `wrap` round every rank's collectives."""
+    """Return the record of a run; `wrap` wraps every rank's collectives."""
 
     def run(ranks: int, pairs: str = "ends", wrap: Any = None, **settings: Any) -> list[dict[str, Any]]:
         file = tmp_path / "pingpong.json"
         file.unlink(missing_ok=True)
         chosen = {"minbytes": 64, "maxbytes": 64, "stepfactor": 2, "iters": 2} | settings
-        asked = BenchOptions(("pingpong",), SweepSettings(**chosen), output_file=str(file), pairs=pairs)
+        options = BenchOptions(("pingpong",), SweepSettings(**chosen), output_file=str(file), pairs=pairs)
 
         def body(world: World) -> Any:
             try:
-                return pingpong.run(world, FailureHandler(), asked, DOOR)
+                return pingpong.run(world, FailureHandler(), options, DOOR)
             except pingpong.WrongResults as wrong:
-                return wrong  # every rank ends in order, and rank 0 has said all it has to say
+                return wrong  # every rank ends in order, and rank 0 has printed everything
 
         done = on_ranks(ranks, body, wrap=wrap, patience=20)
         if isinstance(done[0], pingpong.WrongResults):
@@ -110,7 +110,7 @@ def test_every_pair_plays_every_type_and_size(played: Any, capsys: pytest.Captur
 
 
 class Counted:
-    """Counts one rank's messages: (to, from, bytes)."""
+    """Count one rank's messages: (to, from, bytes)."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.made = inner, Counter[tuple[int | None, int | None, int]]()
@@ -130,7 +130,7 @@ class Counted:
 
 
 def test_messages_are_as_many_as_the_iterations(played: Any) -> None:
-    """Each of three games is played three times, each time after one exchange that brings both in step."""
+    """Each of three patterns is measured three times, each time after one exchange that synchronises both."""
     groups: dict[int, Counted] = {}
 
     def wrap(group: Any) -> Any:
@@ -176,7 +176,7 @@ def test_an_answer_fits_whatever_the_size(played: Any, datatype: str) -> None:
 
 @pytest.mark.timed
 def test_what_the_figures_mean(played: Any, disturbed: Any) -> None:
-    """When each message that is sent takes a nap: half a round trip, bytes one way, bytes both ways."""
+    """Every message sent sleeps: check half a round trip, one-way and two-way bandwidth."""
 
     def wrap(group: Any) -> Any:
         return Napping(group)
@@ -188,12 +188,12 @@ def test_what_the_figures_mean(played: Any, disturbed: Any) -> None:
 
     [result] = played(2, wrap=wrap, minbytes=1 << 20, maxbytes=1 << 20, iters=6)
     sent = (1 << 20) / 1e9  # GB
-    assert result["latency"] > NAP  # two naps there and back, half of which count
+    assert result["latency"] > NAP  # two sleeps there and back, half of which count
     assert result["one_way"] < sent / NAP
     assert result["two_way"] < 2 * sent / NAP
     # A message takes as long either way; one way has an answer to each six.
     assert 0.5 < result["one_way"] * result["latency"] / sent < 1.3
-    assert result["two_way"] > 1.2 * result["one_way"]  # both directions in one nap
+    assert result["two_way"] > 1.2 * result["one_way"]  # both directions in one sleep
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -201,7 +201,7 @@ def test_what_the_figures_mean(played: Any, disturbed: Any) -> None:
 def test_a_flipped_bit_is_found(
     played: Any, disturbed: Any, capsys: pytest.CaptureFixture[str], datatype: str, victim: int
 ) -> None:
-    """On either end of the pair, with the element where it was flipped and what should be there."""
+    """On either end of the pair, with the flipped element and its expected value."""
     width, seen = DATATYPES[datatype].itemsize, []
 
     def flip(call: Call) -> None:
@@ -230,7 +230,7 @@ def test_a_flipped_bit_is_found(
 
 
 def test_a_message_that_does_not_arrive_is_found(played: Any, disturbed: Any) -> None:
-    """Only the last one, which is checked: those before it have brought the same data."""
+    """Only the last message, which is checked: earlier ones carry the same data."""
     made, memory = [], bytearray(64)
 
     def before(call: Call) -> None:
@@ -250,7 +250,7 @@ def test_a_message_that_does_not_arrive_is_found(played: Any, disturbed: Any) ->
 
 
 def test_a_message_of_ones_own_is_found(played: Any, disturbed: Any) -> None:
-    """A rank that finds what it sent, not what was sent to it."""
+    """A rank finds the data that it sent instead of the data sent to it."""
 
     def echo(call: Call) -> None:
         call.recv.bytes(64)[...] = call.send.bytes(64)

@@ -1,4 +1,4 @@
-"""Plots: what is drawn, that pages stand alone, and that the same values give the same bytes."""
+"""Plots: their contents, self-contained pages, and the same bytes for the same values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from jobs.bench.collectives.plots import Limit, Point, Scaled, Series, plot, plot_scaling, series
-from jobs.bench.collectives.reader import Figures, Key, Record
-from jobs.measure.plots import apart, check
+from jobs.bench.collectives.plots import (
+    BandwidthLimit,
+    PlotPoint,
+    PlotSeries,
+    Scaled,
+    plot,
+    plot_scaling,
+    series,
+)
+from jobs.bench.collectives.reader import BenchRecord, Figures, RowKey
+from jobs.measure.plots import check, spaced_ticks
 from jobs.measure.sizes import size_name
 from runner.errors import UserError
 
 pytest.importorskip("matplotlib")
 
-POINTS = tuple(Point(8 << i, 10.0 * 2**i, 3.0 * i) for i in range(12))
-LINES = [Series("a <b> & $c_d$", POINTS, POINTS[1:]), Series("other", POINTS[:4], ())]
-LIMITS = [Limit("NVLink", 450.0)]
+POINTS = tuple(PlotPoint(8 << i, 10.0 * 2**i, 3.0 * i) for i in range(12))
+LINES = [PlotSeries("a <b> & $c_d$", POINTS, POINTS[1:]), PlotSeries("other", POINTS[:4], ())]
+LIMITS = [BandwidthLimit("NVLink", 450.0)]
 
 
 class Page(HTMLParser):
-    """The tags, what they refer to, and the text of a page."""
+    """Collect the tags, references and text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -90,16 +98,16 @@ def test_a_page_fits_a_phone(tmp_path: Path) -> None:
 
 def test_labels_of_an_axis_do_not_touch() -> None:
     """Sizes of several operations are nearly the same."""
-    assert apart([4080, 4096, 16368, 16384, 65520, 65536]) == [4096, 16384, 65536]
-    assert apart([8 << i for i in range(12)]) == [8 << i for i in range(0, 12, 2)]
-    assert apart([2, 3, 4, 6]) == [2, 3, 4, 6]
-    assert apart([3]) == [3]
+    assert spaced_ticks([4080, 4096, 16368, 16384, 65520, 65536]) == [4096, 16384, 65536]
+    assert spaced_ticks([8 << i for i in range(12)]) == [8 << i for i in range(0, 12, 2)]
+    assert spaced_ticks([2, 3, 4, 6]) == [2, 3, 4, 6]
+    assert spaced_ticks([3]) == [3]
 
 
 def test_more_records_than_colours_differ_by_their_markers(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    lines = [Series(f"r{number}", POINTS, ()) for number in range(12)]
+    lines = [PlotSeries(f"r{number}", POINTS, ()) for number in range(12)]
     looks: list[tuple[object, object]] = []
     kept = Figure.legend
 
@@ -134,7 +142,7 @@ def test_placements_differ_by_dashes_and_records_by_colour(tmp_path: Path) -> No
 def test_the_same_values_give_the_same_bytes(tmp_path: Path, name: str) -> None:
     first = drawn(tmp_path, name).read_bytes()
     assert drawn(tmp_path, name).read_bytes() == first
-    plot([Series("x", POINTS[:3], ())], tmp_path / name)
+    plot([PlotSeries("x", POINTS[:3], ())], tmp_path / name)
     assert (tmp_path / name).read_bytes() != first
 
 
@@ -153,8 +161,13 @@ def test_nothing_global_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_what_a_logarithm_cannot_show_is_left_to_the_table(tmp_path: Path) -> None:
-    points = (Point(0, 5.0, 0.0), Point(8, 0.0, 0.0), Point(16, math.nan, 0.0), Point(32, 6.0, 0.0))
-    plot([Series("a", points, ())], tmp_path / "plot.html")
+    points = (
+        PlotPoint(0, 5.0, 0.0),
+        PlotPoint(8, 0.0, 0.0),
+        PlotPoint(16, math.nan, 0.0),
+        PlotPoint(32, 6.0, 0.0),
+    )
+    plot([PlotSeries("a", points, ())], tmp_path / "plot.html")
     page = Page((tmp_path / "plot.html").read_text())
     assert page.texts["td"][2::5] == ["0 B", "8 B", "16 B", "32 B"]
     assert "8 B" not in page.texts["text"]
@@ -166,14 +179,14 @@ def test_a_record_becomes_a_line_for_each_kind() -> None:
         return {"out_of_place": tuple(Figures(t, 1.0, 2.0 * t, 0) for t in (time, 3 * time, 2 * time))}
 
     rows = {
-        Key(16, 4, "float", "sum", -1): measured(2.0),
-        Key(8, 2, "float", "sum", -1): measured(1.0),
-        Key(8, 4, "half", "sum", 1): measured(5.0),
+        RowKey(16, 4, "float", "sum", -1): measured(2.0),
+        RowKey(8, 2, "float", "sum", -1): measured(1.0),
+        RowKey(8, 4, "half", "sum", 1): measured(5.0),
     }
-    first, second = series(Record("/some/where/run.json", rows))
-    assert first == Series("run.json float sum", (Point(8, 2.0, 4.0), Point(16, 4.0, 8.0)), ())
-    assert second == Series("run.json half sum root 1", (Point(8, 10.0, 20.0),), ())
-    (only,) = series(Record("x", {Key(8, 2, "float", "sum", -1): measured(1.0)}), "mine")
+    first, second = series(BenchRecord("/some/where/run.json", rows))
+    assert first == PlotSeries("run.json float sum", (PlotPoint(8, 2.0, 4.0), PlotPoint(16, 4.0, 8.0)), ())
+    assert second == PlotSeries("run.json half sum root 1", (PlotPoint(8, 10.0, 20.0),), ())
+    (only,) = series(BenchRecord("x", {RowKey(8, 2, "float", "sum", -1): measured(1.0)}), "mine")
     assert only.label == "mine"
 
 
@@ -212,7 +225,7 @@ def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*: got No such file or directory"):
         plot(LINES, tmp_path / "missing" / "plot.svg")
 

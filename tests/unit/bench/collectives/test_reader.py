@@ -1,4 +1,4 @@
-"""Records read back, from text with and without a launcher's noise, and from JSON."""
+"""Read records from text, with and without a launcher's output, and from JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.nccl_tests_json import json_line, record
 from jobs.bench.collectives.nccl_tests_text import colour, footer, header, row
-from jobs.bench.collectives.reader import Figures, Key, Record, median, of_rows, read
-from jobs.bench.collectives.results import Footer, Header, Iterations, Measurement, RankDevice, Row
+from jobs.bench.collectives.reader import BenchRecord, Figures, RowKey, median, of_rows, read
+from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, RankDevice, ResultRow
 from runner.errors import UserError
 
 # As nccl-tests 2.16 printed it: narrower #wrong, no concluding line.
@@ -39,11 +39,11 @@ OLD = (
     "#\n"
 )
 EXPECTED = {
-    Key(8, 2, "float", "sum", -1): {
+    RowKey(8, 2, "float", "sum", -1): {
         "out_of_place": (Figures(31.45, 0.0, 0.0, 0),),
         "in_place": (Figures(31.52, 0.0, 0.0, None),),
     },
-    Key(4194304, 1048576, "float", "sum", -1): {
+    RowKey(4194304, 1048576, "float", "sum", -1): {
         "out_of_place": (Figures(99.71, 42.06, 42.06, 0),),
         "in_place": (Figures(105.9, 39.61, 39.61, 1000000),),
     },
@@ -54,14 +54,14 @@ HEADER = Header(
 )
 ITERATIONS = Iterations((30e-6, 34e-6), ())
 ROWS = [
-    Row(
+    ResultRow(
         1 << size,
         1 << size,
         "int8",
         "none",
         root,
-        Measurement(12.5e-6, 1.5e-6, 1.25, 1.5, 0, iterations=ITERATIONS),
-        Measurement(9e-3, 2e-6, 0.75, 1.0, None, iterations=ITERATIONS),
+        PlacementResult(12.5e-6, 1.5e-6, 1.25, 1.5, 0, iterations=ITERATIONS),
+        PlacementResult(9e-3, 2e-6, 0.75, 1.0, None, iterations=ITERATIONS),
         finished=1750000000.0,
     )
     for size in (3, 20)
@@ -70,12 +70,12 @@ ROWS = [
 SETTINGS = SweepSettings(per_iter_timing=True, report_timestamps=True)
 
 
-def without_iterations(one: Row) -> Row:
+def without_iterations(one: ResultRow) -> ResultRow:
     placements = {name: replace(getattr(one, name), iterations=None) for name in ("out_of_place", "in_place")}
     return replace(one, **placements)
 
 
-def rows_of(settings: SweepSettings) -> list[Row]:
+def rows_of(settings: SweepSettings) -> list[ResultRow]:
     return ROWS if settings.per_iter_timing else [without_iterations(one) for one in ROWS]
 
 
@@ -88,14 +88,14 @@ def our_json(settings: SweepSettings = SETTINGS) -> str:
     return record(settings, HEADER, rows_of(settings), Footer(0, 1.25), ["meshrun"], {}, 0.0, 1.0)
 
 
-def parse(tmp_path: Path, text: str) -> Record:
+def parse(tmp_path: Path, text: str) -> BenchRecord:
     path = tmp_path / "record"
     path.write_text(text)
     return read(path)
 
 
 @pytest.mark.parametrize("program", ["pingpong", "scale"])
-def test_a_record_with_other_rows_is_told_for_what_it_is(tmp_path: Path, program: str) -> None:
+def test_a_record_with_other_rows_is_refused_by_name(tmp_path: Path, program: str) -> None:
     with pytest.raises(UserError, match=f"is a record of {program}, which has other rows"):
         parse(tmp_path, json.dumps({"program": program, "results": [{"size": 8}]}))
 
@@ -131,11 +131,11 @@ def test_colours_are_looked_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("settings", [SweepSettings(), SETTINGS, SweepSettings(report_cputime=True)])
-def test_every_form_of_ours_says_the_same(tmp_path: Path, settings: SweepSettings, wide: bool) -> None:
+def test_all_our_formats_agree(tmp_path: Path, settings: SweepSettings, wide: bool) -> None:
     lines = "".join(json_line(settings, HEADER, one) for one in ROWS)
     live = of_rows("live", settings, HEADER, ROWS)
-    assert list(live.rows) == [Key(8, 8, "int8", "none", 0), Key(8, 8, "int8", "none", 1)] + [
-        Key(1 << 20, 1 << 20, "int8", "none", root) for root in (0, 1)
+    assert list(live.rows) == [RowKey(8, 8, "int8", "none", 0), RowKey(8, 8, "int8", "none", 1)] + [
+        RowKey(1 << 20, 1 << 20, "int8", "none", root) for root in (0, 1)
     ]
     for text in (ours(settings, wide), our_json(settings), lines):
         found = parse(tmp_path, text)
@@ -152,7 +152,7 @@ def test_every_form_of_ours_says_the_same(tmp_path: Path, settings: SweepSetting
 def test_cycles_are_kept_and_their_median_counts(tmp_path: Path) -> None:
     body = OLD[OLD.index("           8 ") : OLD.index("# Out of")]
     text = OLD.replace(body, body + body.replace("31.45", "33.00") + body.replace("31.45", "90.00"))
-    cycles = parse(tmp_path, text).rows[Key(8, 2, "float", "sum", -1)]["out_of_place"]
+    cycles = parse(tmp_path, text).rows[RowKey(8, 2, "float", "sum", -1)]["out_of_place"]
     assert [of.time_us for of in cycles] == [31.45, 33.0, 90.0]
     assert median(cycles, "time_us") == 33.0
     assert math.isnan(median([*cycles, Figures(math.nan, 0, 0, 0)], "time_us"))
@@ -210,6 +210,6 @@ def test_what_cannot_be_made_out_is_refused(tmp_path: Path, text: str, sentence:
         parse(tmp_path, text)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*: got No such file"):
         read(tmp_path / "none")

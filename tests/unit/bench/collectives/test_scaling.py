@@ -13,8 +13,14 @@ import pytest
 
 from jobs.bench.collectives import plots, scaling
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.results import Measurement, Row
-from jobs.bench.collectives.scaling import Rung, efficiency, measure_single_rank, near_first, rank_counts
+from jobs.bench.collectives.results import PlacementResult, ResultRow
+from jobs.bench.collectives.scaling import (
+    ScalingPoint,
+    efficiency,
+    measure_single_rank,
+    near_first,
+    rank_counts,
+)
 from meshrun import World
 from runner.comm.collectives.api import Call
 from runner.errors import UserError
@@ -54,7 +60,7 @@ def test_hosts_are_filled_one_after_another(on_ranks: Any, hosts: list[str], ord
 
 @pytest.fixture
 def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Any]:
-    """The lines printed and the rungs recorded by scaling an operation; `plot`, a file's name."""
+    """Return the lines printed and the rungs recorded by scaling an operation. plot: a file's name."""
 
     def run(
         ranks: int, operation: str, *, hosts: Sequence[str] | None = None, wrap: Any = None,
@@ -64,13 +70,13 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         file.unlink(missing_ok=True)
         chosen = {"minbytes": 1024, "maxbytes": 1024, "stepfactor": 2, "iters": 2} | settings
         drawn = str(tmp_path / plot) if plot else None
-        asked = BenchOptions((operation,), SweepSettings(**chosen), output_file=str(file), plot=drawn)
+        options = BenchOptions((operation,), SweepSettings(**chosen), output_file=str(file), plot=drawn)
 
         def body(world: World) -> Any:
             try:
-                return scaling.run(world, FailureHandler(), asked, DOOR)
+                return scaling.run(world, FailureHandler(), options, DOOR)
             except scaling.WrongResults as wrong:
-                return wrong  # every rank ends in order, and rank 0 has said all it has to say
+                return wrong  # every rank ends in order, and rank 0 has printed everything
 
         done = on_ranks(ranks, body, hosts=hosts, wrap=wrap)
         if isinstance(done[0], scaling.WrongResults):
@@ -84,7 +90,7 @@ def scaled(on_ranks: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 
 
 def test_every_number_of_ranks_is_measured_near_first(scaled: Any) -> None:
-    """Two hosts, ranks dealt out in turn: the first two ranks are of one host."""
+    """Two hosts, ranks placed cyclically: the first two ranks measured are of one host."""
     lines, rungs = scaled(4, "all_reduce", hosts=["a", "b", "a", "b"], maxbytes=2048)
     assert [(line[0], line[1], line[2]) for line in lines] == [
         ("1", "1", "1024"), ("1", "1", "2048"),
@@ -111,26 +117,26 @@ def test_efficiency_is_against_the_fewest_ranks_that_share_a_bus(scaled: Any) ->
         assert four["efficiency"] != 1.0
 
 
-def row(busbw: float, size: int = 1024, datatype: str = "float", reduction: str = "sum") -> Row:
-    measured = Measurement(1e-6, 1e-6, busbw, busbw, 0)
-    return Row(size, 0, datatype, reduction, -1, measured, measured)
+def row(busbw: float, size: int = 1024, datatype: str = "float", reduction: str = "sum") -> ResultRow:
+    measured = PlacementResult(1e-6, 1e-6, busbw, busbw, 0)
+    return ResultRow(size, 0, datatype, reduction, -1, measured, measured)
 
 
 def test_sizes_that_ranks_round_differently_are_compared_all_the_same() -> None:
-    """1 MiB in three parts is 16 bytes less, and still has to be held against 1 MiB in two."""
-    rungs = [Rung(1, 1, 1 << 20, row(0.0), None), Rung(2, 1, 1 << 20, row(8.0, 1 << 20), 1.0)]
+    """1 MiB in three parts is 16 bytes less, and is still compared with 1 MiB in two."""
+    rungs = [ScalingPoint(1, 1, 1 << 20, row(0.0), None), ScalingPoint(2, 1, 1 << 20, row(8.0, 1 << 20), 1.0)]
     assert efficiency(rungs, 3, 1 << 20, row(6.0, (1 << 20) - 16)) == 0.75
 
 
 def test_rows_are_compared_with_their_own_kind() -> None:
     two = [("int8", "sum", 1.0), ("int8", "max", 2.0), ("double", "sum", 4.0), ("double", "max", 5.0)]
-    rungs = [Rung(2, 1, 1024, row(busbw, 1024, kind, op), 1.0) for kind, op, busbw in two]
+    rungs = [ScalingPoint(2, 1, 1024, row(busbw, 1024, kind, op), 1.0) for kind, op, busbw in two]
     assert [efficiency(rungs, 4, 1024, row(1.0, 1024, kind, op)) for kind, op, _ in two] == [
         1.0, 0.5, 0.25, 0.2,
     ]  # fmt: skip
     assert efficiency(rungs, 4, 2048, row(1.0, 1024, "int8")) == 1.0  # the first of its size
     assert efficiency([], 1, 1024, row(1.0)) is None
-    assert efficiency([Rung(2, 1, 1024, row(0.0), None)], 4, 1024, row(1.0)) is None
+    assert efficiency([ScalingPoint(2, 1, 1024, row(0.0), None)], 4, 1024, row(1.0)) is None
 
 
 def test_three_ranks_have_an_efficiency_of_their_own(scaled: Any) -> None:
@@ -149,7 +155,7 @@ def test_one_rank_can_be_drawn_too(scaled: Any, tmp_path: Path, ranks: int, draw
 
 
 def test_a_plot_has_a_point_for_each_number_of_ranks(scaled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the largest size and the first type, however the ranks' parts round it."""
+    """The largest size and the first type, whatever the rounding by ranks."""
     kept: list[Any] = []
     monkeypatch.setattr(plots, "plot_scaling", lambda points, target, title: kept.append((points, title)))
     settings = {"minbytes": 500, "maxbytes": 1000, "datatypes": ("half", "double")}
@@ -163,7 +169,7 @@ def test_a_plot_has_a_point_for_each_number_of_ranks(scaled: Any, monkeypatch: p
     assert title == "all_gather of 1000 B, half: bandwidth by number of ranks"
 
 
-def test_wrong_data_are_told_with_the_number_of_ranks(
+def test_wrong_data_are_reported_with_the_number_of_ranks(
     scaled: Any, disturbed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cyclic placement: the two ranks of host a are ranks 0 and 2 of the world."""
@@ -182,7 +188,7 @@ def test_wrong_data_are_told_with_the_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "operation", "settings", "told"),
+    ("ranks", "operation", "settings", "text"),
     [
         (2, "broadcast", {"root": 1}, "there is no such root: got -r 1, expected at most 0"),
         (3, "hypercube", {}, "got 3 ranks, expected a power of two"),
@@ -191,19 +197,19 @@ def test_wrong_data_are_told_with_the_number_of_ranks(
     ],
 )
 def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
-    on_ranks: Any, ranks: int, operation: str, settings: dict[str, Any], told: str
+    on_ranks: Any, ranks: int, operation: str, settings: dict[str, Any], text: str
 ) -> None:
-    """Those, too, that would not have been measured yet."""
-    asked = BenchOptions((operation,), SweepSettings(**({"minbytes": 8, "maxbytes": 8} | settings)))
+    """Also numbers of ranks that would be measured later."""
+    options = BenchOptions((operation,), SweepSettings(**({"minbytes": 8, "maxbytes": 8} | settings)))
 
     def body(world: World) -> str:
         with pytest.raises(UserError) as refused:
-            scaling.run(world, FailureHandler(), asked, DOOR)
+            scaling.run(world, FailureHandler(), options, DOOR)
         assert refused.value.everywhere
         return str(refused.value)
 
     sentences = on_ranks(ranks, body, patience=10)
-    assert all(told in sentence for sentence in sentences)
+    assert all(text in sentence for sentence in sentences)
 
 
 def test_what_one_cpu_does_alone(on_ranks: Any) -> None:
@@ -213,7 +219,7 @@ def test_what_one_cpu_does_alone(on_ranks: Any) -> None:
 
 
 def test_what_one_gpu_does_alone(on_ranks: Any) -> None:
-    """Copies in its memory, from the host and to it, of the largest size that is measured."""
+    """Copies in its memory, from the host and to it, of the largest size measured."""
 
     class Backend:
         asynchronous = True

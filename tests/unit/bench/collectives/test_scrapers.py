@@ -14,10 +14,10 @@ from jobs.bench.collectives.results import (
     Group,
     Header,
     Iterations,
-    Measurement,
+    PlacementResult,
     RankDevice,
     RankMismatch,
-    Row,
+    ResultRow,
 )
 
 GIB = 1 << 30
@@ -36,8 +36,8 @@ FINDING = RankMismatch(3, "gpu-node-1", "GPU 1", 12, 4711, "1.5 (0x3fc00000)", "
 GROUPS = (Group(0, (0, 1), 1e-5, 1.0, 2.0, 0), Group(1, (2, 3), 2e-5, 1.0, 1.0, 0))
 
 
-def measured(time_us: float, algbw: float, busbw: float, wrong: int | None, timed: bool) -> Measurement:
-    return Measurement(
+def measured(time_us: float, algbw: float, busbw: float, wrong: int | None, timed: bool) -> PlacementResult:
+    return PlacementResult(
         time_us * 1e-6,
         1e-6,
         algbw,
@@ -55,7 +55,7 @@ def printed(timed: bool = False, named: bool = False, minimum: float | None = No
     """Three sizes: 8 B, 1 MiB with 3 wrong elements in place, 1 GiB with none checked in place."""
     settings = SweepSettings(minbytes=8, maxbytes=GIB, stepfactor=2, per_iter_timing=timed)
     rows = [
-        Row(size, size // 4, "float", "sum", -1, measured(*out, 0, timed), measured(*inside, timed))
+        ResultRow(size, size // 4, "float", "sum", -1, measured(*out, 0, timed), measured(*inside, timed))
         for size, out, inside in (
             (8, (12.34, 0.0, 0.0), (11.98, 0.0, 0.0, 0)),
             (1 << 20, (34.5, 30.39, 45.59), (33.2, 31.58, 47.37, 3)),

@@ -1,4 +1,4 @@
-"""What a session makes of the machine that it finds: memory, types, ranks; and what its header says."""
+"""How a session adapts to the machine: memory, types, ranks; and its header."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gpu(memory: int = 80 * GIB, compute_capability: int = 90) -> Device:
 
 
 def with_devices(world: World, devices: Sequence[Device]) -> World:
-    """The world with these devices, by rank; the last one for all others."""
+    """Return the world with these devices, by rank; the last one for all other ranks."""
     given = [devices[min(rank.number, len(devices) - 1)] for rank in world.ranks]
     return replace(
         world, ranks=tuple(replace(rank, device=one) for rank, one in zip(world.ranks, given, strict=True))
@@ -34,7 +34,7 @@ def with_devices(world: World, devices: Sequence[Device]) -> World:
 
 @pytest.fixture
 def fitted(on_ranks: Any) -> Any:
-    """What `within_memory` makes of settings on ranks with these devices, or with so much free memory."""
+    """Apply `within_memory` on ranks with these devices, or with this much free memory."""
 
     def run(
         ranks: int, settings: SweepSettings, devices: Sequence[Device] = (), free: int = 0, hosts: Any = None
@@ -97,7 +97,7 @@ def test_memory_of_hosts_is_shared_by_their_ranks(
     assert fitted(ranks, up_to(fits + 1), free=80 * GIB, hosts=hosts) == (fits, fits)
 
 
-def test_where_nothing_fits_the_refusal_says_what_would(on_ranks: Any) -> None:
+def test_if_nothing_fits_the_error_names_the_size_that_would(on_ranks: Any) -> None:
     def body(world: World) -> str:
         world = with_devices(world, [gpu(80 * GIB), gpu(40 * GIB)])
         settings = SweepSettings(minbytes=12 * GIB + 4, maxbytes=12 * GIB + 4)
@@ -113,7 +113,7 @@ def test_where_nothing_fits_the_refusal_says_what_would(on_ranks: Any) -> None:
 
 
 def test_memory_on_which_nothing_fits_at_all(on_ranks: Any) -> None:
-    """Less than stays free by the rule: no negative sizes in the sentence."""
+    """Less memory than the rule keeps free: no negative sizes in the message."""
 
     def body(world: World) -> str:
         with pytest.raises(UserError) as refused:
@@ -128,8 +128,10 @@ def test_memory_on_which_nothing_fits_at_all(on_ranks: Any) -> None:
 def test_what_fits_is_what_is_measured(bench_on: Any, on_ranks: Any) -> None:
     def body(world: World) -> tuple[list[int], int | None, int]:
         world.backend.free_memory = lambda: 5000
-        asked = BenchOptions(("all_reduce",), SweepSettings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
-        with session.opened(world, world.control, asked, "all_reduce", MeasurementProgress(), [0]) as opened:
+        options = BenchOptions(("all_reduce",), SweepSettings(minbytes=100, maxbytes=1 << 40, stepfactor=2))
+        with session.opened(
+            world, world.control, options, "all_reduce", MeasurementProgress(), [0]
+        ) as opened:
             return opened.bench.settings.sizes(), opened.reduced, opened.bench.send.nbytes
 
     assert on_ranks(1, body) == [([100, 200, 400, 800], 1000, 1000)]
@@ -153,7 +155,7 @@ FLOAT8 = ("f8e4m3", "f8e5m2")
 
 @pytest.fixture
 def types(on_ranks: Any) -> Any:
-    """Which of some types are measured on GPUs of these compute capabilities, with this version of NCCL."""
+    """Return the types measured on GPUs of these compute capabilities, with this version of NCCL."""
 
     def run(capabilities: Sequence[int], datatypes: tuple[str, ...], library: int = 22809) -> tuple[str, ...]:
         def body(world: World) -> tuple[str, ...]:
@@ -176,7 +178,7 @@ def test_all_types_are_those_that_every_gpu_has(types: Any) -> None:
     assert types([90, 90], everything, 22403) == everything
 
 
-def test_a_type_asked_for_by_name_is_refused_where_it_is_not(types: Any) -> None:
+def test_an_unsupported_type_given_by_name_is_refused(types: Any) -> None:
     with pytest.raises(UserError, match=r"capability 8\.9, NCCL 2\.28, expected 9\.0 or later"):
         types([90, 89], ("f8e4m3",))
     with pytest.raises(UserError, match=r"capability 9, NCCL 2\.23, expected .*NCCL 2\.24 or later"):
@@ -200,8 +202,8 @@ def test_cpus_have_all_types(on_ranks: Any) -> None:
 )
 def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[str, Any], letter: str) -> None:
     def body(world: World) -> bool:
-        asked = BenchOptions(("all_reduce",), SweepSettings(**settings))
-        opening = session.opened(world, world.control, asked, "all_reduce", MeasurementProgress(), [0, 0])
+        options = BenchOptions(("all_reduce",), SweepSettings(**settings))
+        opening = session.opened(world, world.control, options, "all_reduce", MeasurementProgress(), [0, 0])
         with pytest.raises(UserError, match=f"{letter}.* without {letter}") as refused, opening:
             pass
         return refused.value.everywhere
@@ -211,24 +213,26 @@ def test_what_only_gpus_have_is_refused_on_cpus(on_ranks: Any, settings: dict[st
 
 def test_the_header_names_every_rank(on_ranks: Any) -> None:
     def body(world: World) -> Any:
-        asked = BenchOptions(("sendrecv",), SweepSettings(minbytes=8, maxbytes=8), split="DIV2")
-        colors = session.colors_of(world, asked)
-        with session.opened(world, world.control, asked, "sendrecv", MeasurementProgress(), colors) as opened:
+        options = BenchOptions(("sendrecv",), SweepSettings(minbytes=8, maxbytes=8), split="DIV2")
+        colors = session.colors_of(world, options)
+        with session.opened(
+            world, world.control, options, "sendrecv", MeasurementProgress(), colors
+        ) as opened:
             return opened.header
 
     header, *_ = on_ranks(3, body, hosts=["one.site.org", "one.site.org", "two.site.org"])
     assert (header.program, header.library) == ("sendrecv_perf", 0)
     assert header.backend == "threads of one process, host memory"
-    assert [(seat.rank, seat.group, seat.host, seat.bus_id) for seat in header.seats] == [
+    assert [(one.rank, one.group, one.host, one.bus_id) for one in header.ranks] == [
         (0, 0, "one", "0000:00:00"), (1, 0, "one", "0000:00:00"), (2, 1, "two", "0000:00:00"),
     ]  # fmt: skip
 
 
-def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
-    """Calls are stamped, and clocks compared, only for what shows it."""
+def test_details_are_not_recorded_without_options(on_ranks: Any) -> None:
+    """Calls are stamped and clocks compared only if an output needs it."""
 
-    def body(world: World, **asked: Any) -> bool:
-        wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **asked)
+    def body(world: World, **options: Any) -> bool:
+        wanted = BenchOptions(("all_reduce",), SweepSettings(minbytes=8, maxbytes=8), **options)
         with session.opened(
             world, world.control, wanted, "all_reduce", MeasurementProgress(), [0, 0]
         ) as opened:
@@ -236,5 +240,5 @@ def test_details_cost_nothing_where_nobody_asks(on_ranks: Any) -> None:
             return bench.detail
 
     assert on_ranks(2, body) == [False, False]
-    for asked in ({"names": True}, {"wide": True}, {"json_lines": "rows.json"}):
-        assert on_ranks(2, lambda world, asked=asked: body(world, **asked)) == [True, True]
+    for options in ({"names": True}, {"wide": True}, {"json_lines": "rows.json"}):
+        assert on_ranks(2, lambda world, options=options: body(world, **options)) == [True, True]

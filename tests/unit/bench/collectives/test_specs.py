@@ -1,4 +1,4 @@
-"""Counts, rounding, places and bandwidths against tables worked out by hand from nccl-tests 2.19.6.
+"""Counts, rounding, offsets and bandwidths against tables computed by hand from nccl-tests 2.19.6.
 
 The tables come from reading getCollByteCount and getBw in its src/<op>.cu, for 1 to 9 ranks.
 """
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.specs import OPERATIONS, Shape, bandwidths, layout
+from jobs.bench.collectives.specs import SPECS, Counts, bandwidths, data_layout
 from jobs.bench.collectives.traffic import Traffic
 from runner.comm.collectives.api import DATATYPES, Datatype
 from runner.comm.collectives.api import OPERATIONS as NAMES
@@ -49,18 +49,18 @@ WHOLE = {
 }
 
 
-def shape(operation: str, size: int, datatype: Datatype, ranks: int, spread: float = 1.0) -> Shape:
+def counts(operation: str, size: int, datatype: Datatype, ranks: int, spread: float = 1.0) -> Counts:
     elements = size // datatype.itemsize
-    return OPERATIONS[operation].shape(elements, datatype, ranks, Traffic(spread))
+    return SPECS[operation].counts(elements, datatype, ranks, Traffic(spread))
 
 
-def size_column(shape: Shape, datatype: Datatype) -> int:
-    return max(shape.send, shape.recv) * datatype.itemsize
+def size_column(counts: Counts, datatype: Datatype) -> int:
+    return max(counts.send, counts.recv) * datatype.itemsize
 
 
 def test_every_operation_is_here_in_the_same_order() -> None:
-    assert tuple(OPERATIONS) == NAMES
-    assert OPERATIONS["all_reduce"].program == "all_reduce_perf"
+    assert tuple(SPECS) == NAMES
+    assert SPECS["all_reduce"].program == "all_reduce_perf"
 
 
 @pytest.mark.parametrize("size", WHOLE)
@@ -68,7 +68,7 @@ def test_every_operation_is_here_in_the_same_order() -> None:
 def test_operations_on_the_whole_size(operation: str, size: int) -> None:
     for elements, name in zip(WHOLE[size], WIDTHS.values(), strict=True):
         for ranks in RANKS:
-            assert shape(operation, size, DATATYPES[name], ranks) == Shape(
+            assert counts(operation, size, DATATYPES[name], ranks) == Counts(
                 count=elements, send=elements, recv=elements, send_step=0, recv_step=0, moved=elements
             )
 
@@ -98,7 +98,7 @@ def test_operations_on_parts(
 ) -> None:
     for ranks, part, parts in zip(RANKS, PART[size], PARTS[size], strict=True):
         nbytes = {"part": part, "parts": parts}
-        found = shape(operation, size, datatype, ranks)
+        found = counts(operation, size, datatype, ranks)
         width = datatype.itemsize
         assert (found.count * width, found.send * width, found.recv * width) == (
             part, nbytes[sends], nbytes[receives]
@@ -134,7 +134,7 @@ def test_operations_on_parts(
 def test_uneven_exchanges(
     spread: float, ranks: int, from_rank_0: tuple[int, ...], total: int, datatype: Datatype
 ) -> None:
-    found = shape("alltoallv", 1000, datatype, ranks, spread)
+    found = counts("alltoallv", 1000, datatype, ranks, spread)
     width = datatype.itemsize
     assert found.traffic is not None
     for rank, row in enumerate(found.traffic):
@@ -147,13 +147,13 @@ def test_uneven_exchanges(
 
 def test_an_exchange_by_a_matrix_is_as_large_as_its_busiest_rank() -> None:
     matrix = ((0, 32, 64), (160, 16, 0), (0, 0, 48))
-    found = OPERATIONS["alltoallv"].shape(1 << 20, DATATYPES["float"], 3, Traffic(matrix=matrix))
-    assert found == Shape(
+    found = SPECS["alltoallv"].counts(1 << 20, DATATYPES["float"], 3, Traffic(matrix=matrix))
+    assert found == Counts(
         count=0, send=44, recv=40, send_step=0, recv_step=0, moved=44,
         traffic=((0, 8, 16), (40, 4, 0), (0, 0, 12)),
     )  # fmt: skip
     # Of a larger matrix than there are ranks, the first rows and columns.
-    two = OPERATIONS["alltoallv"].shape(1 << 20, DATATYPES["double"], 2, Traffic(matrix=matrix))
+    two = SPECS["alltoallv"].counts(1 << 20, DATATYPES["double"], 2, Traffic(matrix=matrix))
     assert two.traffic == ((0, 4), (20, 2))
     assert (two.send, two.recv, two.moved) == (22, 20, 22)
 
@@ -169,7 +169,7 @@ FACTORS = {
 @pytest.mark.parametrize("operation", NAMES)
 def test_factors_of_bus_bandwidth(operation: str) -> None:
     for ranks, factor in zip(RANKS, FACTORS[operation], strict=True):
-        assert OPERATIONS[operation].factor(ranks) == pytest.approx(float(Fraction(factor)), rel=1e-15)
+        assert SPECS[operation].factor(ranks) == pytest.approx(float(Fraction(factor)), rel=1e-15)
 
 
 @pytest.mark.parametrize("datatype", WIDE)
@@ -201,29 +201,29 @@ def test_factors_of_bus_bandwidth(operation: str) -> None:
     ],
 )
 def test_bandwidths(operation: str, ranks: int, algbw: float, busbw: float, datatype: Datatype) -> None:
-    known = OPERATIONS[operation]
-    found = bandwidths(known, shape(operation, 1000, datatype, ranks), datatype, ranks, 1e-6)
+    known = SPECS[operation]
+    found = bandwidths(known, counts(operation, 1000, datatype, ranks), datatype, ranks, 1e-6)
     assert found == pytest.approx((algbw, busbw), rel=1e-12, abs=0)
 
 
 def test_no_time_gives_no_bandwidth() -> None:
-    known, datatype = OPERATIONS["all_reduce"], DATATYPES["float"]
-    assert bandwidths(known, shape("all_reduce", 1000, datatype, 2), datatype, 2, 0.0) == (0.0, 0.0)
+    known, datatype = SPECS["all_reduce"], DATATYPES["float"]
+    assert bandwidths(known, counts("all_reduce", 1000, datatype, 2), datatype, 2, 0.0) == (0.0, 0.0)
 
 
 def test_what_the_table_shows_of_each_operation() -> None:
     """Which take a reduction (and what is printed for the others), have a root, are checked in place."""
-    assert {name for name, known in OPERATIONS.items() if known.reduces} == {
+    assert {name for name, known in SPECS.items() if known.reduces} == {
         "all_reduce", "reduce_scatter", "reduce", "sendrecv",
     }  # fmt: skip
-    assert {name for name, known in OPERATIONS.items() if known.rooted} == {
+    assert {name for name, known in SPECS.items() if known.rooted} == {
         "broadcast", "reduce", "gather", "scatter",
     }  # fmt: skip
-    assert {name for name, known in OPERATIONS.items() if not known.in_place} == {
+    assert {name for name, known in SPECS.items() if not known.in_place} == {
         "alltoall", "alltoallv", "sendrecv",
     }  # fmt: skip
-    assert {known.shows for known in OPERATIONS.values()} == {"none", ""}
-    assert OPERATIONS["hypercube"].shows == ""
+    assert {known.shows for known in SPECS.values()} == {"none", ""}
+    assert SPECS["hypercube"].shows == ""
 
 
 SHAPES = st.tuples(
@@ -238,7 +238,7 @@ SHAPES = st.tuples(
 @given(SHAPES)
 def test_no_operation_needs_more_memory_than_its_size(case: tuple[str, int, Datatype, int, float]) -> None:
     operation, size, datatype, ranks, spread = case
-    found = shape(operation, size, datatype, ranks, spread)
+    found = counts(operation, size, datatype, ranks, spread)
     assert size_column(found, datatype) <= size
     # In place, the last rank's part ends where the receive buffer's share ends.
     for step in (found.send_step, found.recv_step):
@@ -263,9 +263,9 @@ def test_the_check_looks_at_every_element_of_a_result_once(
     """Also where others receive more than this rank: nothing may be written there."""
     traffic = data.draw(traffics(ranks))
     rank, root = (data.draw(st.integers(0, ranks - 1)) for _ in range(2))
-    known = OPERATIONS[operation]
-    found = known.shape(size // datatype.itemsize, datatype, ranks, traffic)
-    plan = layout(known, found, ranks, rank, root, "sum", 1, in_place)
+    known = SPECS[operation]
+    found = known.counts(size // datatype.itemsize, datatype, ranks, traffic)
+    plan = data_layout(known, found, ranks, rank, root, "sum", 1, in_place)
     end = 0
     for segment in plan.expected:
         assert segment.start == end

@@ -1,6 +1,6 @@
-"""The order of everything a run does, against nccl-tests' written out by hand (its TimeTest and BenchTime).
+"""The order of all calls of a run, against that of nccl-tests (TimeTest and BenchTime), written out by hand.
 
-What is compared is rank 1 of 2 gathering floats: of 64 bytes, 32 are its own.
+The calls are those of rank 1 of 2 gathering floats: of 64 bytes, 32 are its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives.results import Row
+from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.session import Bench
 from jobs.bench.collectives.sweep import sweep
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS
@@ -18,7 +18,7 @@ from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 
 @pytest.fixture
 def journal(bench_on: Any, recorded: Any) -> Any:
-    """What rank 1 of 2 does in a sweep of all_gather; `queues` as of `recorded`."""
+    """Record the calls of rank 1 of 2 in a sweep of all_gather; `queues` as for `recorded`."""
 
     def run(queues: bool = False, **settings: Any) -> list[str]:
         def body(bench: Bench) -> list[str]:
@@ -42,7 +42,7 @@ def test_two_sizes(journal: Any) -> None:
     assert journal(minbytes=64, maxbytes=256, stepfactor=4, iters=3, warmup_iters=2) == steps(
         """
         barrier
-        # The warm-up doubles sizes, whatever -f says, and rotates through the 256 bytes.
+        # The warm-up doubles sizes, whatever -f is, and rotates through the 256 bytes.
         send+0 > recv+0, send+64 > recv+64, wait
         send+0 > recv+0, send+128 > recv+128, wait
         send+0 > recv+0, send+0 > recv+0, wait
@@ -100,7 +100,7 @@ def test_two_cycles_warm_up_once(journal: Any) -> None:
 
 
 def test_aggregated_operations_are_one_group(journal: Any) -> None:
-    """-m 4 -n 2: the rotation goes on through the groups; neither the untimed nor the checked call is one."""
+    """-m 4 -n 2: buffers rotate through the groups; neither the untimed nor the checked call is grouped."""
     assert journal(maxbytes=384, stepfactor=64, iters=2, agg_iters=4)[4:] == steps(
         """
         fresh send+0 > recv+0, wait, barrier
@@ -133,9 +133,9 @@ def test_a_graph_is_launched_so_often_and_checked_by_one_more(journal: Any) -> N
 
 
 def test_queued_calls_are_waited_for_before_the_check(bench_on: Any, recorded: Any) -> None:
-    """On a device that does nothing before it is waited for, results are right all the same."""
+    """On a device that does nothing before it is waited for, results are still right."""
 
-    def body(bench: Bench) -> list[Row]:
+    def body(bench: Bench) -> list[ResultRow]:
         return list(sweep(recorded(bench, queues=True).bench))
 
     for settings in ({}, {"cudagraph": 2}, {"agg_iters": 2}, {"blocking": 1}, {"per_iter_timing": True}):
@@ -185,14 +185,14 @@ def test_shifted_buffers(journal: Any) -> None:
 
 @pytest.fixture
 def rows(bench_on: Any) -> Any:
-    def run(ranks: int, operation: str, **settings: Any) -> list[Row]:
-        found: list[Row] = bench_on(ranks, operation, lambda bench: list(sweep(bench)), **settings)[0]
+    def run(ranks: int, operation: str, **settings: Any) -> list[ResultRow]:
+        found: list[ResultRow] = bench_on(ranks, operation, lambda bench: list(sweep(bench)), **settings)[0]
         return found
 
     return run
 
 
-def kinds(rows: list[Row]) -> list[tuple[str, str, int]]:
+def kinds(rows: list[ResultRow]) -> list[tuple[str, str, int]]:
     return [(row.datatype, row.reduction, row.root) for row in rows]
 
 
@@ -205,7 +205,7 @@ def test_all_types_and_reductions_come_in_nccls_order(rows: Any) -> None:
     ]  # fmt: skip
 
 
-def test_operations_without_a_reduction_run_once_whatever_is_asked(rows: Any) -> None:
+def test_operations_without_a_reduction_run_once(rows: Any) -> None:
     two = {"datatypes": ("half", "int64"), "reductions": ("max", "avg")}
     assert kinds(rows(2, "all_gather", **two)) == [("half", "none", -1), ("int64", "none", -1)]
     assert kinds(rows(2, "hypercube", **two)) == [("half", "", -1), ("int64", "", -1)]

@@ -1,6 +1,6 @@
-"""What the clock counts and what it leaves out. Times are compared with each other only.
+"""What the clock includes and excludes. Times are only compared with each other.
 
-Where a rank sleeps, what it sleeps is a lower bound of what is timed round it.
+If a rank sleeps, its sleep is a lower bound of the time measured around it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NAP = 0.01  # seconds
 
 
 def point_of(bench: Bench, size: int = 64, in_place: bool = False) -> Point:
-    blank = Point(bench.shape(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
+    blank = Point(bench.counts(0, DATATYPES["float"]), DATATYPES["float"], "sum", 0, False, 0)
     return at_size(bench, blank, size, in_place)
 
 
 class LateBarrier:
-    """A control whose ranks take their time to leave a barrier; `ranks`: those that do."""
+    """A control from which `ranks` leave barriers late."""
 
     def __init__(self, inner: Any, seconds: float = NAP) -> None:
         self.inner, self.seconds = inner, seconds
@@ -43,14 +43,14 @@ class LateBarrier:
 
 @dataclass(frozen=True)
 class Watched:
-    """One rank's clock, and the seconds that went by round it."""
+    """One rank's clock, and the seconds that passed around it."""
 
     clock: CallTimes
     wall: float
 
 
 def watched(bench: Bench) -> Watched:
-    """One size and placement on the clock."""
+    """Time one size and placement."""
     begin = time.perf_counter()
     found = clock(bench, point_of(bench))
     return Watched(found, time.perf_counter() - begin)
@@ -58,7 +58,7 @@ def watched(bench: Bench) -> Watched:
 
 @pytest.fixture
 def timed(bench_on: Any) -> Callable[..., list[Watched]]:
-    """Every rank's clock of one size of all_reduce; `arrange(bench)` before."""
+    """Time one size of all_reduce on every rank; `arrange(bench)` is called before."""
 
     def run(
         ranks: int, arrange: Callable[[Bench], None] = lambda bench: None, **settings: Any
@@ -106,7 +106,7 @@ def test_single_iterations_are_timed_as_the_whole_is(timed: Any, blocking: int) 
     "settings", [{"iters": 4}, {"iters": 2, "agg_iters": 2}, {"iters": 4, "blocking": 3}, {"iters": 1}]
 )
 def test_seconds_are_of_one_operation(timed: Any, disturbed: Any, settings: dict[str, int]) -> None:
-    """However many are in a group. The call before them is in the time that went by, too."""
+    """For any group size. The call before them is in the elapsed time, too."""
     operations = settings["iters"] * settings.get("agg_iters", 1)
 
     def nap(bench: Bench) -> None:
@@ -120,7 +120,7 @@ def test_seconds_are_of_one_operation(timed: Any, disturbed: Any, settings: dict
 
 @pytest.fixture
 def queued(bench_on: Any, recorded: Any, disturbed: Any) -> Callable[..., list[Watched]]:
-    """The same where calls wait in a queue, and each takes a nap in its turn."""
+    """The same if calls wait in a queue and each sleeps in turn."""
 
     def run(**settings: Any) -> list[Watched]:
         def body(bench: Bench) -> Watched:
@@ -150,7 +150,7 @@ def test_what_is_waited_for_is_not_queued(queued: Any) -> None:
 
 
 def test_the_call_before_is_not_timed(timed: Any, disturbed: Any) -> None:
-    """Nor is what the first call alone has to do, such as connecting."""
+    """Nor is work of the first call only, such as connecting."""
 
     def slow_start(bench: Bench) -> None:
         calls: list[Call] = []
@@ -167,7 +167,7 @@ def test_the_call_before_is_not_timed(timed: Any, disturbed: Any) -> None:
 
 @pytest.mark.timed
 def test_a_single_slow_iteration_is_found(bench_on: Any, disturbed: Any) -> None:
-    """Rank 1 stops before the third of five; -I tells which, and of which rank's operations."""
+    """Rank 1 stops before the third of five; -I shows which one, and on which rank."""
 
     def body(bench: Bench) -> Any:
         calls: list[Call] = []
@@ -203,25 +203,25 @@ def test_beginnings_are_on_rank_0s_clock(timed: Any) -> None:
 
 
 @pytest.mark.parametrize("blocking", [0, 1, 2, 3])
-def test_no_beginnings_unless_asked_for(timed: Any, blocking: int) -> None:
+def test_no_begin_times_without_detail(timed: Any, blocking: int) -> None:
     assert [one.clock.begun for one in timed(2, iters=3, blocking=blocking)] == [(), ()]
 
 
 class Trail(MeasurementProgress):
-    """Keeps what a watchdog would be told."""
+    """Record the reports to a watchdog."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.text: list[str] = []
 
     def before(self, doing: str) -> None:
-        self.told.append(doing)
+        self.text.append(doing)
 
     def enter(self, iteration: int) -> None:
-        self.told.append(f"iteration {iteration}")
+        self.text.append(f"iteration {iteration}")
 
     def done(self, doing: str = "") -> None:
-        self.told.append("done")
+        self.text.append("done")
 
 
 @pytest.mark.parametrize("blocking", [0, 2])
@@ -229,33 +229,33 @@ def test_where_a_rank_is_that_computes_on_the_host(bench_on: Any, blocking: int)
     def body(bench: Bench) -> list[str]:
         bench = replace(bench, progress=Trail(), watched=True)
         clock(bench, point_of(bench))
-        told: list[str] = bench.progress.told
-        return told
+        text: list[str] = bench.progress.text
+        return text
 
-    [told] = bench_on(1, "all_reduce", body, iters=3, blocking=blocking)
-    assert [words for words, before in zip(told, ["", *told], strict=False) if words != before] == [
+    [text] = bench_on(1, "all_reduce", body, iters=3, blocking=blocking)
+    assert [words for words, before in zip(text, ["", *text], strict=False) if words != before] == [
         "in the call before the timed ones", "at the barrier before the timed calls",
         "iteration 1", "iteration 2", "iteration 3", "done",
     ]  # fmt: skip
 
 
 def test_where_a_device_is_that_works_off_a_queue(bench_on: Any, recorded: Any) -> None:
-    """The host has queued everything; which iteration the device is in, its marks tell."""
+    """The host has queued everything; the device's marks show its iteration."""
 
     def body(bench: Bench) -> list[str]:
         bench = replace(recorded(bench, queues=True).bench, progress=Trail(), watched=True)
         seen: set[int] = set()
 
         def passed(mark: Any) -> bool:
-            # One mark more at every look: the device has got one iteration further.
+            # One mark more at every query: the device has advanced by one iteration.
             known = id(mark) in seen
             seen.add(id(mark))
             return known
 
         bench.group.passed = passed
         clock(bench, point_of(bench))
-        told: list[str] = bench.progress.told
-        return told
+        text: list[str] = bench.progress.text
+        return text
 
-    [told] = bench_on(1, "all_reduce", body, iters=3)
-    assert told[2:] == ["iteration 1", "iteration 1", "iteration 2", "done"]
+    [text] = bench_on(1, "all_reduce", body, iters=3)
+    assert text[2:] == ["iteration 1", "iteration 1", "iteration 2", "done"]

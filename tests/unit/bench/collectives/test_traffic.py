@@ -1,4 +1,4 @@
-"""Matrices of traffic: as nccl-tests reads them (src/alltoallv.cu), with what is wrong said in words."""
+"""Traffic matrices, read as nccl-tests does (src/alltoallv.cu), with error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.errors import UserError
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> Path:
-    """The example of nccl-tests' own comment."""
+    """The example in nccl-tests' comment."""
     path = tmp_path / "matrix.txt"
     path.write_text("100  200  150\n50   100  75\n\n300  150  200\n")
     return path
@@ -35,7 +35,7 @@ def test_cells_are_scaled_before_they_are_rounded(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "report"),
     [
         ("1 2\n3 4\n", "got 2 x 2"),
         ("1 2 3\n4 5 6\n7 8\n", "got 3 x 2 or 3"),
@@ -48,12 +48,12 @@ def test_cells_are_scaled_before_they_are_rounded(
     ],
 )
 @pytest.mark.parametrize("scale", [1.0, 0.0])
-def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, told: str, scale: float) -> None:
+def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, report: str, scale: float) -> None:
     path = tmp_path / "matrix.txt"
     path.write_text(text)
     with pytest.raises(UserError, match=r"the traffic matrix .*matrix\.txt") as refused:
         read_matrix(path, scale, 3)
-    assert told in str(refused.value)
+    assert report in str(refused.value)
 
 
 def test_no_cell_holds_more_than_an_address_reaches(tmp_path: Path) -> None:
@@ -69,13 +69,13 @@ def test_a_matrix_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_matrix(tmp_path / "none", 1.0, 2)
 
 
-def asked(matrix: Path, size: int, last: int | None = None, **others: float) -> BenchOptions:
+def options(matrix: Path, size: int, last: int | None = None, **others: float) -> BenchOptions:
     settings = SweepSettings(minbytes=size, maxbytes=last or size)
     return BenchOptions(("alltoallv",), settings, matrix=matrix, **others)
 
 
 def traffic(matrix: Path, size: int, ranks: int = 3, last: int | None = None, **others: float) -> Traffic:
-    wanted = asked(matrix, size, last, **others)
+    wanted = options(matrix, size, last, **others)
     return traffic_of(wanted, ranks, "alltoallv", wanted.settings)
 
 
@@ -93,11 +93,11 @@ def test_a_matrix_needs_the_busiest_ranks_bytes_and_no_sweep(matrix: Path) -> No
 
 
 def test_a_matrix_is_of_alltoallv_alone(matrix: Path) -> None:
-    wanted = asked(matrix, 8)
+    wanted = options(matrix, 8)
     assert traffic_of(wanted, 3, "alltoall", wanted.settings) == Traffic(1.0)
 
 
-@pytest.mark.parametrize(("asked_for", "taken"), [(-1.0, 0.0), (0.25, 0.25), (7.0, 1.0)])
-def test_the_spread_is_between_0_and_1(asked_for: float, taken: float) -> None:
-    wanted = BenchOptions(("alltoallv",), SweepSettings(), spread=asked_for)
+@pytest.mark.parametrize(("given", "taken"), [(-1.0, 0.0), (0.25, 0.25), (7.0, 1.0)])
+def test_the_spread_is_between_0_and_1(given: float, taken: float) -> None:
+    wanted = BenchOptions(("alltoallv",), SweepSettings(), spread=given)
     assert traffic_of(wanted, 3, "alltoallv", wanted.settings) == Traffic(taken)

@@ -1,4 +1,4 @@
-"""`meshrun bench copy` on a made host, with one process for all GPUs or one for each, as threads."""
+"""`meshrun bench copy` on a simulated host, with one process for all GPUs or one for each, as threads."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SIZE = 1 << 16
 
 @dataclass
 class Ended:
-    """What rank 0 printed, what was recorded, and how it ended. boxes: of every rank."""
+    """Output of rank 0, record and failure. boxes: of every rank."""
 
     text: str = ""
     failure: BaseException | None = None
     boxes: list[MadeBox] = field(default_factory=list)
 
     def rows(self, key: str) -> list[list[str]]:
-        """The words of the rows of the matrix whose sum is called `key`, without the row's number."""
+        """Return the cells of the matrix whose sum is called `key`, without row numbers."""
         lines = self.text.splitlines()
         end = next(number for number, line in enumerate(lines) if line.startswith(f"SUM {key} ")) - 1
         begin = max(
@@ -45,7 +45,7 @@ Run = Callable[..., Ended]
 @pytest.fixture
 def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.setattr(jobs.kernels, "load", load)
-    monkeypatch.setattr(engines, "SMALL", SIZE)  # or the streaming kernel would ask for 64 MiB
+    monkeypatch.setattr(engines, "SMALL", SIZE)  # otherwise the streaming kernel would need 64 MiB
     mine = threading.local()
     monkeypatch.setattr("jobs.bench.copy.run.open_box", lambda: mine.box)
     monkeypatch.setattr("jobs.bench.copy.outliers.gpu_links", links)
@@ -83,10 +83,10 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
                 )
                 for rank in world.ranks
             )
-            door = SimpleNamespace(colour=False, columns=None, words=("copy",))
-            asked = CopyOptions(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
+            cli_context = SimpleNamespace(colour=False, columns=None, words=("copy",))
+            options = CopyOptions(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
             ending: Any = SimpleNamespace()
-            run(world, ending, asked, door)
+            run(world, ending, options, cli_context)
 
         try:
             run_ranks(ranks, on_rank)

@@ -1,4 +1,4 @@
-"""benchmarks/nvbandwidth.py with stand-ins for both programs: what it reads, makes of it, and refuses."""
+"""benchmarks/nvbandwidth.py with stand-ins for both programs: its inputs, results and refusals."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def program(folder: Path, name: str, body: str) -> Path:
 def side_by_side(
     folder: Path, theirs: list[Any] = THEIRS, ours: list[Any] = OURS, *words: str
 ) -> subprocess.CompletedProcess[str]:
-    said = {"nvbandwidth": {"version": "v0.8", "testcases": theirs}}
+    output = {"nvbandwidth": {"version": "v0.8", "testcases": theirs}}
     kept = {"meshrun": "1.0", "hosts": [{"gpus": [{"name": "H200"}], "testcases": ours}]}
     log = f"open({str(folder / 'log')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
-    their = program(folder, "nvbandwidth", f"{log}\nprint('NOTE')\nprint(json.dumps({said!r}))")
+    their = program(folder, "nvbandwidth", f"{log}\nprint('NOTE')\nprint(json.dumps({output!r}))")
     wrote = "open(sys.argv[sys.argv.index('-J') + 1], 'w').write(json.dumps(kept))"
-    asked = "int(sys.argv[sys.argv.index('-s') + 1].rstrip('M')) << 20"
-    our = program(folder, "meshrun", f"{log}\nkept = {kept!r}\nkept['buffer_bytes'] = {asked}\n{wrote}")
+    options = "int(sys.argv[sys.argv.index('-s') + 1].rstrip('M')) << 20"
+    our = program(folder, "meshrun", f"{log}\nkept = {kept!r}\nkept['buffer_bytes'] = {options}\n{wrote}")
     command = [
         sys.executable,
         str(SCRIPT),
@@ -101,7 +101,7 @@ def test_the_same_is_asked_of_both_and_turns_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "said"),
+    ("theirs", "ours", "output"),
     [
         (
             [their_case("host_to_device_memcpy_ce", [["1"]], "Error")],
@@ -112,7 +112,7 @@ def test_the_same_is_asked_of_both_and_turns_are_taken(tmp_path: Path) -> None:
         (THEIRS[1:], OURS, "host_to_device_memcpy_ce: one program measured cells that the other did not"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, theirs: Any, ours: Any, said: str) -> None:
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, theirs: Any, ours: Any, output: str) -> None:
     ended = side_by_side(tmp_path, theirs, ours)
     assert ended.returncode == 1
-    assert said in ended.stderr
+    assert output in ended.stderr

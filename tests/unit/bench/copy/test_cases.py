@@ -1,4 +1,4 @@
-"""Titles, and how cases are asked for."""
+"""Titles, and the selection of cases."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_by_prefix_in_nvbandwidths_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "prefixes", "said"),
+    ("names", "prefixes", "text"),
     [
         (["device_to_device_memcpy_read"], [], "did you mean device_to_device_memcpy_read_"),
         (["35"], [], "numbered 0 to 34, not 35"),
@@ -78,8 +78,8 @@ def test_by_prefix_in_nvbandwidths_order() -> None:
         ([], ["device", "nothing"], "begins with 'nothing'"),
     ],
 )
-def test_unknown_cases_are_refused(names: list[str], prefixes: list[str], said: str) -> None:
-    with pytest.raises(UnknownCase, match=said):
+def test_unknown_cases_are_refused(names: list[str], prefixes: list[str], text: str) -> None:
+    with pytest.raises(UnknownCase, match=text):
         chosen(names, prefixes)
 
 

@@ -62,12 +62,12 @@ def test_the_list_opens_nothing(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (("-t", "device_local_cpoy"), "did you mean device_local_copy"),
         (("-t", "99"), "numbered 0 to 34, not 99"),
         (("-p", "nothing"), "begins with 'nothing'"),
-        (("-t", "0", "-p", "host"), "-t and -p exclude each other"),
+        (("-t", "0", "-p", "host"), "-t and -p cannot be combined"),
         (("-s", "0"), "a multiple of 16 bytes, at least 16"),
         (("-s", "100"), "a multiple of 16 bytes"),
         (("-s", "much"), "much"),
@@ -78,10 +78,10 @@ def test_the_list_opens_nothing(run: Run) -> None:
         (("host_to_device_memcpy_ce",), "unexpected extra argument"),
     ],
 )
-def test_mistakes_end_at_once_with_nccl_tests_status(words: tuple[str, ...], said: str) -> None:
+def test_mistakes_end_at_once_with_nccl_tests_status(words: tuple[str, ...], text: str) -> None:
     ended = CliRunner().invoke(bench, ["copy", *words])
     assert ended.exit_code == 6
-    assert said in ended.stderr
+    assert text in ended.stderr
     assert ended.stdout == ""
 
 

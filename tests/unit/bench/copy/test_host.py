@@ -13,7 +13,7 @@ from jobs.bench.copy import host
 from jobs.bench.copy.buffers import buffers_needed, fitting_size
 from jobs.bench.copy.cases import BY_NAME, CASES
 from jobs.bench.copy.measure import CaseResult, CopySettings
-from jobs.bench.copy.patterns import Place
+from jobs.bench.copy.patterns import MemoryPlace
 from jobs.measure import timers
 from meshrun import World
 from runner.errors import UserError
@@ -77,15 +77,20 @@ def test_a_copy_that_goes_wrong_is_named(on_ranks: Ranks, monkeypatch: pytest.Mo
 
 def test_what_cases_need() -> None:
     up, peer = BY_NAME["host_to_device_memcpy_ce"], BY_NAME["device_to_device_bidirectional_memcpy_read_ce"]
-    assert buffers_needed([up], 2) == {Place(kind, gpu): 1 for kind in ("host", "gpu") for gpu in range(2)}
-    assert buffers_needed([peer], 2) == {Place("gpu", 0): 2, Place("gpu", 1): 2}
-    # The one that hears from all others holds a buffer for each.
-    assert buffers_needed([BY_NAME["all_to_one_write_ce"]], 4)[Place("gpu", 3)] == 3
+    assert buffers_needed([up], 2) == {
+        MemoryPlace(kind, gpu): 1 for kind in ("host", "gpu") for gpu in range(2)
+    }
+    assert buffers_needed([peer], 2) == {MemoryPlace("gpu", 0): 2, MemoryPlace("gpu", 1): 2}
+    # The GPU that receives from all others holds a buffer for each.
+    assert buffers_needed([BY_NAME["all_to_one_write_ce"]], 4)[MemoryPlace("gpu", 3)] == 3
     # A measured buffer and two of the double size that interfere.
-    assert buffers_needed([BY_NAME["all_to_host_bidirectional_memcpy_ce"]], 4)[Place("host", 1)] == 1 + 2 * 2
+    assert (
+        buffers_needed([BY_NAME["all_to_host_bidirectional_memcpy_ce"]], 4)[MemoryPlace("host", 1)]
+        == 1 + 2 * 2
+    )
     # Memory is kept from case to case: 7 for all_to_one, 2 x 2 for interference.
     assert buffers_needed(CASES, 8) == {
-        Place(kind, gpu): count for kind, count in (("gpu", 11), ("host", 5)) for gpu in range(8)
+        MemoryPlace(kind, gpu): count for kind, count in (("gpu", 11), ("host", 5)) for gpu in range(8)
     }
 
 
@@ -93,7 +98,7 @@ def test_halved_until_it_fits() -> None:
     assert fitting_size(512, [(2, 1024.0), (1, 600.0)]) == 512
     assert fitting_size(512, [(2, 1023.0)]) == 256
     assert fitting_size(48, [(1, 47.0)]) == 16  # whole units of 16 bytes
-    with pytest.raises(UserError, match="no memory for buffers") as refused:
+    with pytest.raises(UserError, match="not enough memory for buffers") as refused:
         fitting_size(512, [(1, 15.0)])
     assert refused.value.everywhere
 

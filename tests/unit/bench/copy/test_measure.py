@@ -1,7 +1,7 @@
-"""Whole runs on a made host: the rates of its links, what is slow, wrong or out of reach, who moves it.
+"""Whole runs on a simulated host: link rates, slow, wrong and unreachable transfers, and the moving GPU.
 
-On the made host every flow has its rate whatever else goes on, and moves what the kernels and copy engines
-would; addresses of one process mean nothing in another.
+On the simulated host every transfer has a fixed rate, and moves the bytes that kernels and copy engines
+would; addresses of one process are invalid in another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobs.bench.copy.cases import CASES
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from runner.errors import RunError
 
-ROUND = 4 * 512 * 16  # bytes of a made GPU's whole grid
+ROUND = 4 * 512 * 16  # bytes of a simulated GPU's whole grid
 SIZE = 1 << 16
 EVERY = [case.name for case in CASES if case.engine != "chase"]
 MODES = [pytest.param({}, id="one process"), pytest.param({"ranks": 3}, id="a process a GPU")]
@@ -72,11 +72,11 @@ def test_every_case_reports_its_flow(bench_copy: Any, mode: dict[str, Any]) -> N
     assert ended.rows("host_to_device_bidirectional_memcpy_ce") == [up]
     assert ended.rows("device_to_host_bidirectional_memcpy_ce") == [down]
     assert ended.rows("device_local_copy") == [["1000.00"] * 3]
-    # Half of the bytes each way, one way after the other on the made GPU.
+    # Half of the bytes in each direction, one direction after the other on the simulated GPU.
     split = [f"{1 / (1 / (20 + n) + 1 / (40 + n)):.2f}" for n in range(3)]
     for case in ("host_to_device", "device_to_host", "all_to_host", "host_to_all"):
         assert ended.rows(f"{case}_bidirectional_memcpy_sm") == [split]
-    # The slowest of the flows ends last: as many times its rate as there are flows.
+    # The slowest transfer ends last: its rate times the number of transfers.
     slowest = {"all_to_one": (110, 101, 102), "one_to_all": (101, 110, 120)}
     for case, read, write in (
         ("all_to_one", "one_to_all", "all_to_one"),
@@ -207,7 +207,7 @@ def test_a_copy_by_the_small_kernel(bench_copy: Any) -> None:
     assert ended.rows("device_to_device_memcpy_read_sm") == [["N/A", "110.00"], ["101.00", "N/A"]]
 
 
-def test_a_chain_that_leads_astray_is_wrong(bench_copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_that_ends_elsewhere_is_wrong(bench_copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = MadeBox.copy
 
     def spoiled(self: MadeBox, target: Any, source: Any, nbytes: int, stream: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_chain_that_leads_astray_is_wrong(bench_copy: Any, monkeypatch: pytest
     monkeypatch.setattr(MadeBox, "copy", spoiled)
     ended = bench_copy(MadeHost(2), "device_to_device_latency_sm")
     assert isinstance(ended.failure, WrongResults)
-    assert "GPU 1 read by GPU 0: 4 of 4 multiprocessors ended elsewhere" in str(ended.failure)
+    assert "GPU 1 read by GPU 0: 4 of 4 multiprocessors ended at a wrong address" in str(ended.failure)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_pairs_without_peer_access_are_left_out(bench_copy: Any, mode: dict[str,
         ["50.00", "N/A", "50.00"],
         ["N/A", "50.00", "N/A"],
     ]
-    # GPU 1 hears from two, the others from one.
+    # GPU 1 receives from two, the others from one.
     assert ended.rows(names[1]) == [["50.00", "100.00", "50.00"]]
     assert ended.rows(names[2])[0][2] == "N/A"
     hidden = "visible" in mode
@@ -290,14 +290,14 @@ def test_every_host_has_its_own_matrix(bench_copy: Any) -> None:
     assert "# n2\nRunning device_local_copy." in ended.text
     assert "# n1\nRunning device_to_device" not in ended.text
     assert (
-        "# device_to_device_memcpy_write_ce: waived on n1, it takes two GPUs, and there is 1\n" in ended.text
+        "# device_to_device_memcpy_write_ce: waived on n1, it needs two GPUs, and there is 1\n" in ended.text
     )
 
 
 def test_one_gpu_waives_what_takes_two(bench_copy: Any) -> None:
     ended = bench_copy(MadeHost(1))
     assert ended.failure is None
-    waived = re.findall(r"# (\w+): waived, it takes two GPUs, and there is 1\n", ended.text)
+    waived = re.findall(r"# (\w+): waived, it needs two GPUs, and there is 1\n", ended.text)
     assert waived == [case.name for case in CASES if not list(case.cells(1))]
     assert len(waived) == 17
     assert ended.text.count("Running ") == 35 - 17
@@ -307,14 +307,14 @@ def test_one_gpu_waives_what_takes_two(bench_copy: Any) -> None:
 def test_nothing_that_could_be_measured(bench_copy: Any, gpus: int) -> None:
     ended = bench_copy(MadeHost(gpus, peers=lambda gpu, other: False), "device_to_device_memcpy_read_ce")
     assert isinstance(ended.failure, NeedsGpu)
-    assert ("it takes two GPUs" if gpus == 1 else "no peer access") in str(ended.failure)
+    assert ("it needs two GPUs" if gpus == 1 else "no peer access") in str(ended.failure)
 
 
 def test_buffers_are_made_smaller_where_memory_is_short(bench_copy: Any) -> None:
     ended = bench_copy(MadeHost(2, memory=4 << 20), "device_local_copy", size=4 << 20)
     assert ended.failure is None
     assert "# 1,048,576 bytes a buffer" in ended.text
-    assert "# Reduced from 4,194,304 bytes, which memory does not hold\n" in ended.text
+    assert "# Reduced from 4,194,304 bytes, which do not fit in memory\n" in ended.text
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -324,7 +324,8 @@ def test_nothing_stays_allocated_or_attached(bench_copy: Any, mode: dict[str, An
     assert [(box.blocks, box.pulled_away) for box in ended.boxes] == [({}, 0)] * len(ended.boxes)
 
 
-# In one process the clock starts, as nvbandwidth's, when the first flow has warmed up; a slower one has not.
+# In one process the clock starts, as nvbandwidth's, when the first transfer has warmed up; a slower one has
+# not.
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [({}, ["18.18", "15.38", "50.00"]), ({"ranks": 3}, ["40.00", "40.00", "100.00"])],
@@ -344,7 +345,7 @@ def test_all_together_take_as_long_as_the_last(
 def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
     bench_copy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    output: list[str] = []
     numbers: dict[Any, int] = {}
     box = {name: getattr(MadeBox, name) for name in ("copy", "mark", "wait", "synchronize")}
 
@@ -354,7 +355,7 @@ def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
     def noting(name: str, words: Any) -> Any:
         def noted(self: MadeBox, *arguments: Any) -> Any:
             done = box[name](self, *arguments)
-            said.append(words(*arguments, done))
+            output.append(words(*arguments, done))
             return done
 
         return noted
@@ -371,13 +372,13 @@ def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
 
         def launched(*arguments: Any, stream: Any) -> None:
             launch(*arguments, stream=stream)
-            said.append(f"{instance} stream {numbers.setdefault(stream, len(numbers))}")
+            output.append(f"{instance} stream {numbers.setdefault(stream, len(numbers))}")
 
         return launched
 
     monkeypatch.setattr(jobs.kernels, "load", gates)
     bench_copy(MadeHost(1), "host_to_device_bidirectional_memcpy_ce", copies=3, samples=1)
-    assert said == [
+    assert output == [
         *("gate stream 0", "copy stream 0", "done stream 0"),  # loads what is launched below
         *("gate stream 0", *["copy stream 0"] * 4),
         *("gate stream 1", *["copy stream 1"] * 4),

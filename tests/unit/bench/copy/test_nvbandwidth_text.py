@@ -1,4 +1,4 @@
-"""Matrices as text, to the character; what is odd in them; how near they come to the hardware's rate."""
+"""Matrices as text, to the character; outliers; shares of the hardware's rate."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 
 from jobs.bench.copy import nvbandwidth_text, outliers
 from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import CaseResult, Cell
-from jobs.bench.copy.outliers import Peak, Peaks
+from jobs.bench.copy.measure import CaseResult, MatrixCell
+from jobs.bench.copy.outliers import Peaks
+from runner.system.links import Reading
 
-NVLINK, PCIE, MEMORY = Peak(450.0, "18 NVLinks"), Peak(63.0, "x16"), Peak(2400.0, "half of it")
+NVLINK, PCIE, MEMORY = Reading(450.0, "18 NVLinks"), Reading(63.0, "x16"), Reading(2400.0, "half of it")
 LIMITS = [Peaks(NVLINK, PCIE, MEMORY)] * 3
 
 
@@ -19,10 +20,12 @@ def result(name: str, values: list[list[Any]], gpus: int, **more: Any) -> CaseRe
     """values: of each row, None where nothing was measured, or a tuple of each matrix's value."""
     case = BY_NAME[name]
     cells = []
-    for row, column, flows in case.cells(gpus):
+    for row, column, transfers in case.cells(gpus):
         value = values[row][column]
         tupled = value if isinstance(value, tuple) or value is None else (value,)
-        cells.append(Cell(row, column, flows, tupled, why=more.get("why", "") if value is None else ""))
+        cells.append(
+            MatrixCell(row, column, transfers, tupled, why=more.get("why", "") if value is None else "")
+        )
     return CaseResult(case, gpus, tuple(cells), more.get("wrong", ()), more.get("waived", ""))
 
 
@@ -135,9 +138,9 @@ def test_odd_is_a_tenth_below_the_median(values: list[Any], expected: list[int])
 
 def test_many_odd_ones_are_summed_up() -> None:
     values = [[None if r == c else 10.0 if 7 in (r, c) else 100.0 for c in range(8)] for r in range(8)]
-    said = outliers.messages(result("device_to_device_memcpy_read_ce", values, 8), 0)
-    assert len(said) == outliers.MOST_DESCRIBED + 2
-    assert said[-2:] == ["and 8 more of 56", "all 14 of these involve GPU 7"]
+    output = outliers.messages(result("device_to_device_memcpy_read_ce", values, 8), 0)
+    assert len(output) == outliers.MAX_DESCRIBED + 2
+    assert output[-2:] == ["and 8 more of 56", "all 14 of these involve GPU 7"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_peaks(name: str, rate: float | None) -> None:
 
 
 def test_a_pair_is_as_fast_as_its_slower_gpu() -> None:
-    limits = [LIMITS[0], Peaks(Peak(200.0, "8 NVLinks"), PCIE, MEMORY)]
+    limits = [LIMITS[0], Peaks(Reading(200.0, "8 NVLinks"), PCIE, MEMORY)]
     one = result("device_to_device_memcpy_read_ce", [[None, 150.0], [150.0, None]], 2)
     assert outliers.best_of_peak(one, 0, limits) == "the best, 150.00, is 75% of 200.00 GB/s (8 NVLinks)"
 
@@ -172,7 +175,7 @@ def test_a_peak_that_is_passed_is_not_the_way_taken() -> None:
 
 
 def test_a_peak_that_is_not_known_says_why() -> None:
-    limits = [Peaks(NVLINK, Peak(None, "NVML: lost"), MEMORY)]
+    limits = [Peaks(NVLINK, Reading(None, "NVML: lost"), MEMORY)]
     one = result("host_to_device_memcpy_ce", [[50.0]], 1)
     assert outliers.best_of_peak(one, 0, limits) == "peak unknown (NVML: lost)"
 

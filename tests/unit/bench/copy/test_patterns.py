@@ -1,4 +1,4 @@
-"""Which bytes go where, by whom, in every cell of every case: read out of nvbandwidth's source by hand.
+"""The transfers of every cell of every case, and the moving GPU; read from nvbandwidth's source by hand.
 
 Notation: h0>1@1 is host memory near GPU 0 to GPU 1, moved by GPU 1; *2 is twice the buffer's size.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.bench.copy.cases import BY_NAME, CASES, Case
-from jobs.bench.copy.patterns import Place, Transfer
+from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
 
 NAMES = [
     "host_to_device_memcpy_ce",
@@ -48,7 +48,7 @@ NAMES = [
     "device_local_copy",
 ]
 
-# Case -> (row, column) -> flows, for two GPUs.
+# Case -> (row, column) -> transfers, for two GPUs.
 TWO = {
     "host_to_device_memcpy_ce": {(0, 0): "h0>0@0", (0, 1): "h1>1@1"},
     "device_to_host_memcpy_ce": {(0, 0): "0>h0@0", (0, 1): "1>h1@1"},
@@ -140,17 +140,17 @@ SPLIT = {
 }
 
 
-def place(place: Place) -> str:
+def place(place: MemoryPlace) -> str:
     return f"{'h' if place.kind == 'host' else ''}{place.gpu}"
 
 
-def flow(flow: Transfer) -> str:
-    times = f"*{flow.factor}" if flow.factor != 1 else ""
-    return f"{place(flow.source)}>{place(flow.target)}@{flow.gpu}{times}"
+def transfer(transfer: CopyTransfer) -> str:
+    times = f"*{transfer.factor}" if transfer.factor != 1 else ""
+    return f"{place(transfer.source)}>{place(transfer.target)}@{transfer.gpu}{times}"
 
 
 def cells(case: Case, gpus: int) -> dict[tuple[int, int], str]:
-    return {(row, column): " ".join(map(flow, flows)) for row, column, flows in case.cells(gpus)}
+    return {(row, column): " ".join(map(transfer, transfers)) for row, column, transfers in case.cells(gpus)}
 
 
 def test_names_and_indices_are_nvbandwidths() -> None:

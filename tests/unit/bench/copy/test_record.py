@@ -1,4 +1,4 @@
-"""What is left behind: JSON, drawings."""
+"""The outputs: JSON and plots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from made_box import MadeHost
 
 from jobs.bench.copy import heatmap
 from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import CaseResult, Cell
+from jobs.bench.copy.measure import CaseResult, MatrixCell
 from runner.errors import UserError
 
 pytest.importorskip("matplotlib", reason="needs matplotlib")
@@ -75,7 +75,7 @@ def test_json_of_wrong_and_waived(bench_copy: Any, tmp_path: Path) -> None:
     wrong, waived = json.loads(path.read_text())["hosts"][0]["testcases"]
     assert wrong["status"] == "Error"
     assert "device_local_copy, cell (0, 0), sample 0" in wrong["mismatches"][0]
-    assert (waived["status"], waived["waived"]) == ("Waived", "it takes two GPUs, and there is 1")
+    assert (waived["status"], waived["waived"]) == ("Waived", "it needs two GPUs, and there is 1")
 
 
 def test_a_file_that_exists_is_kept(bench_copy: Any, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_plot_of_nothing_has_no_panels(tmp_path: Path) -> None:
 def test_hosts_are_named_where_there_are_several(tmp_path: Path) -> None:
     case = BY_NAME["device_local_copy"]
     (cell,) = case.cells(1)
-    one = CaseResult(case, 1, (Cell(0, 0, cell[2], (5.0,)),))
+    one = CaseResult(case, 1, (MatrixCell(0, 0, cell[2], (5.0,)),))
     heatmap.draw([("n1", one), ("n2", one)], str(tmp_path / "two.svg"))
     assert "n2 device_local_copy" in (tmp_path / "two.svg").read_text()
 

@@ -28,7 +28,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`meshrun bench memory` on words and a CPU, in an empty folder, its output piped."""
+    """Run `meshrun bench memory` on a CPU, in an empty folder, its output piped."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -74,7 +74,7 @@ def test_json_and_plot_hold_what_was_shown(run: Run, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("out.json*"))) == 2
 
 
-def test_a_lesson_about_gpus_says_so_on_a_cpu(run: Run, tmp_path: Path) -> None:
+def test_a_lesson_that_needs_gpus_fails_on_a_cpu(run: Run, tmp_path: Path) -> None:
     ended = run("streams", "--device", "cpu", "-J", "out.json")
     assert (ended.returncode, ended.stdout) == (3, "")
     assert ended.stderr.count("\n") == 1
@@ -124,11 +124,11 @@ def test_one_rank_lessons_refuse_several(on_ranks: Callable[..., list[Any]], nam
 def test_wrong_data_fail_after_all_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(check, "verify", lambda *arguments: check.Mismatch(3, 1, 0, 1, 0, 1))
+    monkeypatch.setattr(check, "verify", lambda *arguments: check.DataMismatch(3, 1, 0, 1, 0, 1))
     options = LessonOptions("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
-    door = SimpleNamespace(columns=0)
+    cli_context = SimpleNamespace(columns=0)
     with pytest.raises(WrongResults, match="3 of 64 copied bytes are wrong") as raised:
-        run_lesson(lone_world(CpuBackend()), None, options, door)
+        run_lesson(lone_world(CpuBackend()), None, options, cli_context)
     assert raised.value.exit_code == 7
     assert "second touch" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["wrong"]

@@ -16,7 +16,14 @@ from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.matmul import freivalds
 from jobs.bench.lessons.matmul import lesson as matmul
 from jobs.bench.lessons.matmul.explain import sentences
-from jobs.bench.lessons.matmul.methods import PRECISIONS, Matrices, Precision, Shape, TimedProduct, launch
+from jobs.bench.lessons.matmul.methods import (
+    PRECISIONS,
+    Matrices,
+    Precision,
+    ProductShape,
+    TimedProduct,
+    launch,
+)
 from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
 from runner.world.world import lone_world
@@ -29,7 +36,7 @@ def context(box: LessonBox | None = None, **options: Any) -> Context:
 
 
 def product(a: Any, b: Any, c: Any, m: Any, n: Any, k: Any, dtype: Any) -> None:
-    """By float32, rounded once, as all kernels do."""
+    """Multiply in float32 and round once, as all kernels do."""
     left, right = a.view(dtype).reshape(m, k), b.view(dtype).reshape(k, n)
     c.view(dtype).reshape(m, n)[...] = (left.astype(np.float32) @ right.astype(np.float32)).astype(dtype)
 
@@ -81,7 +88,7 @@ def test_every_kernel_is_measured_and_right(monkeypatch: pytest.MonkeyPatch) -> 
     assert lesson.tables[0].rows[3][4] == 100
     assert lesson.tables[0].rows[2][4] == pytest.approx(50, rel=0.05)
     assert lesson.tables[0].rows[3][3] == pytest.approx(2 * 33**3 / 5e-4 / 1e12, rel=0.05)
-    assert any("the best kernel here, register, reaches 50 %" in said for said in lesson.explanation)
+    assert any("the best kernel here, register, reaches 50 %" in output for output in lesson.explanation)
     assert "TFLOP/s" in show.text(lesson)
     assert made.used == 0
 
@@ -98,7 +105,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lesson.tables[0].rows
     lesson = matmul.measure(context(box(monkeypatch, free=10_000), side=36))
     assert lesson.tables[0].rows == ()
-    assert sum("is left out" in said for said in lesson.explanation) == 4
+    assert sum("is left out" in output for output in lesson.explanation) == 4
     assert show.text(lesson)
 
 
@@ -111,7 +118,7 @@ def test_on_a_cpu() -> None:
     assert all(value is not None for row in lesson.tables[0].rows for value in row)
 
 
-def opened(shape: Shape, precision: Precision, *, exact: bool) -> Matrices:
+def opened(shape: ProductShape, precision: Precision, *, exact: bool) -> Matrices:
     m, n, k = shape
     words = f"u{precision.dtype.itemsize}"
     matrices = Matrices(*(np.empty(count, words) for count in (m * k, k * n, m * n)), operations={})
@@ -119,7 +126,7 @@ def opened(shape: Shape, precision: Precision, *, exact: bool) -> Matrices:
     return matrices
 
 
-def multiplied(matrices: Matrices, shape: Shape, precision: Precision) -> Any:
+def multiplied(matrices: Matrices, shape: ProductShape, precision: Precision) -> Any:
     """The right product, as the precision's elements; changes to it are changes to `matrices.c`."""
     dtype = precision.dtype if precision.name == "float64" else np.float32
     m, n, k = shape
@@ -132,7 +139,7 @@ def multiplied(matrices: Matrices, shape: Shape, precision: Precision) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (65, 33, 1500), (40, 300, 129)])
-def test_integer_products_are_compared_exactly(name: str, shape: Shape) -> None:
+def test_integer_products_are_compared_exactly(name: str, shape: ProductShape) -> None:
     precision = PRECISIONS[name]
     matrices = opened(shape, precision, exact=True)
     c = multiplied(matrices, shape, precision)
@@ -221,7 +228,7 @@ def test_bfloat16_is_stored_as_ml_dtypes_rounds_it() -> None:
     ],
 )
 def test_four_elements_are_moved_at_a_time_where_that_is_possible(
-    shape: Shape, addresses: tuple[int, ...], instance: str, blocks: int
+    shape: ProductShape, addresses: tuple[int, ...], instance: str, blocks: int
 ) -> None:
     found = launch("register", PRECISIONS["float32"], shape, *addresses)
     assert (found.instance, found.blocks, found.threads) == (instance, blocks, 256)
@@ -238,7 +245,7 @@ def test_sentences() -> None:
     def timed(precision: str, method: str, seconds: float) -> TimedProduct:
         return TimedProduct(precision, method, (1000, 1000, 1000), seconds, None, 1.0)
 
-    said = " ".join(
+    output = " ".join(
         sentences(
             [
                 timed("float32", "naive", 1e-3),
@@ -248,9 +255,9 @@ def test_sentences() -> None:
             ]
         )
     )
-    assert "float32: the best kernel here, naive, reaches 400 % of cuBLAS' 0.5 TFLOP/s" in said
-    assert "against its own float32: tf32 4.0 times." in said
-    assert "float16" not in said
+    assert "float32: the best kernel here, naive, reaches 400 % of cuBLAS' 0.5 TFLOP/s" in output
+    assert "against its own float32: tf32 4.0 times." in output
+    assert "float16" not in output
     assert sentences([timed("float64", "blocks of 64", 2e-3), timed("float64", "BLAS", 1e-3)]) == [
         "float64: BLAS is 2.00 times as fast as in blocks of 64 x 64."
     ]

@@ -29,9 +29,9 @@ Damage = Callable[[int, int, int], None]  # of (target, source, nbytes)
 
 @dataclass
 class Machine:
-    """What the ranks' processes have in common: GPUs, and the memory that is exported.
+    """State that the ranks' processes share: GPUs and exported memory.
 
-    visible: which GPUs a rank's process sees, all where it is not said. apart: pairs without peer access.
+    visible: the GPUs that a rank's process sees, all by default. apart: pairs without peer access.
     unexported, unattached: ranks whose calls fail. damage: of a method's transfers, after they are done.
     """
 
@@ -49,7 +49,7 @@ class Machine:
 
 
 class FakeBox:
-    """One rank's: what is queued is done when it is waited for."""
+    """One rank's box: queued work is done when it is waited for."""
 
     def __init__(self, machine: Machine, rank: int) -> None:
         self.machine, self.rank = machine, rank
@@ -164,7 +164,7 @@ def uuid(number: int) -> str:
 
 @pytest.fixture
 def measured(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Lesson]]:
-    """The lesson of every rank; on GPUs where `machine` is given."""
+    """Return the lesson of every rank; on GPUs if `machine` is given."""
     mine = threading.local()
 
     def load(file: str, instance: str) -> Callable[..., None]:
@@ -241,7 +241,7 @@ def test_direct_transfers_are_queued_before_their_time_begins(measured: Any) -> 
     assert len(direct) == 3 * 2 * 2 * (1 + 4 * 16)
 
 
-def test_what_is_not_measured_is_said(measured: Any) -> None:
+def test_methods_not_measured_are_reported(measured: Any) -> None:
     machine = Machine(3, visible={1: [1]}, apart={(2, 0)}, unexported=set(), unattached=set())
     found = measured(3, machine)[0]
     missing = found.facts["not_measured"]
@@ -279,7 +279,7 @@ def test_ranks_on_two_hosts(measured: Any) -> None:
     assert {(s, t) for method, s, t in methods_measured(found) if method == "through host"} == set(
         permutations(range(3), 2)
     )
-    assert list(found.facts["not_measured"]) == ["on another host, whose memory is not reached directly"]
+    assert list(found.facts["not_measured"]) == ["on another host, whose memory cannot be accessed directly"]
 
 
 def short(target: int, source: int, nbytes: int) -> None:
@@ -366,8 +366,8 @@ def made(**changes: Any) -> PeerResults:
 
 
 def test_ratios_and_crossings() -> None:
-    said = p2p.present(made()).explanation
-    assert said == (
+    output = p2p.present(made()).explanation
+    assert output == (
         "Fastest: NCCL from 4 KiB on, copy engine from 1 MiB on.",
         "1 MiB from 0 to 1 by copy engine, 400 GB/s: 40 times the bandwidth through the host; 88.9% of its "
         "links' 450 GB/s (18 links).",
@@ -402,9 +402,9 @@ def test_links_that_are_not_known(nominal: Nominal, words: str) -> None:
 
 
 def test_ranks_that_share_a_gpu() -> None:
-    said = " ".join(p2p.present(made(devices=("GPU-a", "GPU-a"))).explanation)
-    assert "share a GPU, so that direct copies stay inside it: 0 to 1." in said
-    assert "450" not in said
+    output = " ".join(p2p.present(made(devices=("GPU-a", "GPU-a"))).explanation)
+    assert "share a GPU, so that direct copies stay inside it: 0 to 1." in output
+    assert "450" not in output
 
 
 def test_nothing_measured_directly() -> None:
@@ -413,9 +413,9 @@ def test_nothing_measured_directly() -> None:
     late = {key: value for key, value in whole.latency.items() if key[0] != "copy engine"}
     reason = {"no peer access": [("copy engine", (0, 1)), ("copy engine", (1, 0))]}
     shown = p2p.present(made(seconds=only, latency=late, missing=reason))
-    said = " ".join(shown.explanation)
-    assert "Fastest: NCCL from 4 KiB on." in said
-    assert "Not measured: copy engine (0 to 1, 1 to 0): no peer access." in said
+    output = " ".join(shown.explanation)
+    assert "Fastest: NCCL from 4 KiB on." in output
+    assert "Not measured: copy engine (0 to 1, 1 to 0): no peer access." in output
     assert shown.tables[0].rows[0][1] is None
 
 
@@ -426,6 +426,6 @@ def test_of_many_pairs_the_extremes_are_named() -> None:
     found = PeerResults(
         ("MPI",), pairs, (1000,), ("", "", ""), "MPI", (), seconds, latency, inside={1000: 1e-6}
     )
-    said = " ".join(p2p.present(found).explanation)
-    assert "by MPI, 0.25 GB/s: 25.0% of the bandwidth of a copy inside rank 0." in said
-    assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in said
+    output = " ".join(p2p.present(found).explanation)
+    assert "by MPI, 0.25 GB/s: 25.0% of the bandwidth of a copy inside rank 0." in output
+    assert "Over all pairs: MPI 0.125 GB/s (1 to 2) to 0.5 (1 to 0)." in output

@@ -16,7 +16,7 @@ from jobs.bench.lessons import show
 from jobs.bench.lessons.pool import lesson as pool
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc, rounded
 from jobs.bench.lessons.pool.lesson import digits, thinned
-from jobs.bench.lessons.pool.workload import Moment, Step, account, play, workload
+from jobs.bench.lessons.pool.workload import AllocationStep, Moment, account, play, workload
 from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import Gpu
@@ -25,7 +25,7 @@ from runner.world.world import lone_world
 
 
 class Arena:
-    """First fit into what it has, and more of it where nothing fits."""
+    """Allocate first fit, and grow if nothing fits."""
 
     label = "arena"
 
@@ -96,10 +96,11 @@ def test_sizes_are_log_uniform() -> None:
 
 
 def test_the_account_of_a_pool_with_a_hole() -> None:
-    """10, 30 and 10 live; the 30 go; 40 fit nowhere: 90 held for 60 in use."""
+    """10, 30 and 10 are allocated; the 30 are released; 40 do not fit: 90 held for 60 in use."""
     steps = [
-        Step(0, 10), Step(1, 30), Step(2, 10), Step(1, 30, True), Step(3, 40), Step(4, 30),
-        Step(0, 10, True), Step(2, 10, True), Step(3, 40, True), Step(4, 30, True),
+        AllocationStep(0, 10), AllocationStep(1, 30), AllocationStep(2, 10), AllocationStep(1, 30, True),
+        AllocationStep(3, 40), AllocationStep(4, 30), AllocationStep(0, 10, True),
+        AllocationStep(2, 10, True), AllocationStep(3, 40, True), AllocationStep(4, 30, True),
     ]  # fmt: skip
     arena = Arena()
     found = account(arena, steps, lambda: 7, settle=False)
@@ -119,7 +120,7 @@ def test_a_pool_that_holds_nothing_is_not_fragmented() -> None:
 
 
 class Twice(Arena):
-    """Gives the second allocation memory that the first one has."""
+    """Return the memory of the first allocation for the second one."""
 
     def allocate(self, nbytes: int) -> int:
         at = super().allocate(nbytes)
@@ -130,7 +131,12 @@ class Twice(Arena):
 
 
 def test_memory_that_is_given_out_twice_is_noticed() -> None:
-    steps = [Step(0, 16), Step(1, 8), Step(1, 8, True), Step(0, 16, True)]
+    steps = [
+        AllocationStep(0, 16),
+        AllocationStep(1, 8),
+        AllocationStep(1, 8, True),
+        AllocationStep(0, 16, True),
+    ]
     found = account(Twice(), steps, lambda: 0, settle=False)
     assert found.overlaps == ("arena: 8 bytes at 0xf overlap 16 in use at 0x0",)
 
@@ -153,18 +159,30 @@ def test_every_kind_of_overlap(place: str) -> None:
         def release(self, handle: int) -> None:
             pass
 
-    assert len(account(Placed(), [Step(0, 20), Step(1, size)], lambda: 0, settle=False).overlaps) == 1
+    assert (
+        len(
+            account(
+                Placed(), [AllocationStep(0, 20), AllocationStep(1, size)], lambda: 0, settle=False
+            ).overlaps
+        )
+        == 1
+    )
 
 
 def test_a_pool_that_refuses_gets_back_what_it_gave() -> None:
     arena = Arena(room=100)
     with pytest.raises(UserError, match="the arena gave no memory"):
-        play(arena, [Step(0, 60), Step(1, 60)], settle=False)
+        play(arena, [AllocationStep(0, 60), AllocationStep(1, 60)], settle=False)
     arena.close()
 
 
 def test_settling_is_after_every_step_or_at_the_end() -> None:
-    steps = [Step(0, 1), Step(1, 1), Step(0, 1, True), Step(1, 1, True)]
+    steps = [
+        AllocationStep(0, 1),
+        AllocationStep(1, 1),
+        AllocationStep(0, 1, True),
+        AllocationStep(1, 1, True),
+    ]
     for settle, count in ((False, 1), (True, 5)):
         arena = Arena()
         assert play(arena, steps, settle=settle) > 0
@@ -255,7 +273,7 @@ def test_a_pool_is_empty_before_the_first_pass_only() -> None:
             return super().allocate(nbytes)
 
     journal: list[str] = []
-    found = pool.pass_times(Counted(), [Step(0, 8), Step(0, 8, True)], 2)
+    found = pool.pass_times(Counted(), [AllocationStep(0, 8), AllocationStep(0, 8, True)], 2)
     assert journal == ["trim", "allocate", "allocate", "allocate"] * 2
     assert min(found.first, found.again, found.alone) > 0
 
@@ -281,7 +299,7 @@ def test_a_drawing_of_digits() -> None:
 
 
 class FakeBox:
-    """As much of a box as the lesson asks of one."""
+    """The part of a box that the lesson uses."""
 
     def __init__(self) -> None:
         self.gpus = [Gpu(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None, 90)]
@@ -300,7 +318,7 @@ class FakeBox:
 
 @pytest.fixture
 def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Arena]:
-    """In place of the GPU's pools."""
+    """Replace the GPU's pools."""
     made: list[Arena] = [Arena(), Arena()]
     made[1].label = "another"
 
@@ -331,7 +349,8 @@ def test_no_more_than_a_quarter_of_what_is_free(arenas: list[Arena], monkeypatch
     assert arenas[0].room == 1 << 17
     assert found.tables[0].rows[-1][0] == "64 KiB"
     assert (
-        "At most 64 KiB were held at a time, a quarter of free memory, instead of 1 GiB." in found.explanation
+        "At most 64 KiB were allocated at a time, a quarter of free memory, instead of 1 GiB."
+        in found.explanation
     )
 
 

@@ -1,4 +1,4 @@
-"""A lesson as text, JSON and a drawing; which line is the highest from where on."""
+"""A lesson as text, JSON and plot; crossings of lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from pathlib import Path
 import pytest
 
 from jobs.bench.lessons import show
-from jobs.bench.lessons.protocol import Chart, Context, Lesson, Line, Table, Timeline, crossings, rate
+from jobs.bench.lessons.protocol import (
+    Chart,
+    ChartLine,
+    Context,
+    Lesson,
+    LessonTable,
+    Timeline,
+    crossings,
+    rate,
+)
 from runner.device.cpu import CpuBackend
 from runner.world.world import lone_world
 
-TABLE = Table(("size", "pinned (GB/s)", "n"), (("1 KiB", 1.23456, 7), ("16 MiB", 12345.6, None)), "Rates:")
-CHART = Chart("size", "GB/s", (Line("a", ((1024, 1.0), (4096, None), (16384, 3.0))),), bytes=True)
+TABLE = LessonTable(
+    ("size", "pinned (GB/s)", "n"), (("1 KiB", 1.23456, 7), ("16 MiB", 12345.6, None)), "Rates:"
+)
+CHART = Chart("size", "GB/s", (ChartLine("a", ((1024, 1.0), (4096, None), (16384, 3.0))),), bytes=True)
 BARS = Timeline((("stream 0", "copy", 1.0, 2.0), ("stream 1", "kernel", 1.5, 3.0)), "what ran")
 
 
@@ -24,8 +35,8 @@ def lesson(**words: object) -> Lesson:
     return Lesson(**{**given, **words})
 
 
-def line(label: str, *heights: float | None) -> Line:
-    return Line(label, tuple((4**at, height) for at, height in enumerate(heights)))
+def line(label: str, *heights: float | None) -> ChartLine:
+    return ChartLine(label, tuple((4**at, height) for at, height in enumerate(heights)))
 
 
 def test_a_table_is_aligned_under_titles_and_units() -> None:
@@ -35,7 +46,7 @@ def test_a_table_is_aligned_under_titles_and_units() -> None:
         "1 KiB    1.235  7",
         "16 MiB   12346  -",
     ]
-    assert show.columns(Table(("a", "b"), ())) == ["a  b"]
+    assert show.columns(LessonTable(("a", "b"), ())) == ["a  b"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,7 @@ def test_the_record_is_json_whatever_was_measured() -> None:
     def refuse(word: str) -> None:
         raise AssertionError(word)
 
-    table = Table(("a",), ((math.nan,), (math.inf,)))
+    table = LessonTable(("a",), ((math.nan,), (math.inf,)))
     text = show.record(lesson(tables=(table,), facts={"x": {"y": (-math.inf, 1.0)}}), [])
     found = json.loads(text, parse_constant=refuse)
     assert found["tables"][0]["rows"] == [[None], [None]]
@@ -109,7 +120,7 @@ def test_every_chart_is_drawn(tmp_path: Path, charts: tuple[Chart | Timeline, ..
 def test_a_page_has_the_labels_and_every_table(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / "lesson.html"
-    second = Table(("method",), (("mapped & more",),), "Another:")
+    second = LessonTable(("method",), (("mapped & more",),), "Another:")
     show.draw(lesson(charts=(CHART, BARS), tables=(TABLE, second)), target)
     page = target.read_text()
     for word in ("A title", "stream 0", "stream 1", "kernel", "what ran", "16 KiB", "GB/s", "Another:"):
@@ -121,7 +132,7 @@ def test_a_page_has_the_labels_and_every_table(tmp_path: Path) -> None:
 def test_what_is_no_number_is_a_group_of_bars_with_its_name(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / "lesson.svg"
-    lines = (Line("copy", ((0, 2.0), (1, 3.0))), Line("tiled", ((0, None), (1, 1.0))))
+    lines = (ChartLine("copy", ((0, 2.0), (1, 3.0))), ChartLine("tiled", ((0, None), (1, 1.0))))
     show.draw(lesson(charts=(Chart("shape", "GB/s", lines, names=("64 x 64", "8 x 512")),)), target)
     page = target.read_text()
     for word in ("64 x 64", "8 x 512", "shape", "GB/s", "copy", "tiled"):
@@ -150,7 +161,7 @@ def test_lanes_are_drawn_from_a_common_zero() -> None:
         ([line("a", 1.0, None), line("b", None, 1.0)], []),
     ],
 )
-def test_crossings(lines: list[Line], expected: list[tuple[float, str]]) -> None:
+def test_crossings(lines: list[ChartLine], expected: list[tuple[float, str]]) -> None:
     assert crossings(lines) == expected
 
 

@@ -20,13 +20,13 @@ from jobs.bench.lessons.streams import lesson as streams
 from jobs.bench.lessons.streams.explain import sentences
 from jobs.bench.lessons.streams.pipeline import ChunkedMap
 from jobs.bench.lessons.streams.schedule import (
-    Span,
-    Variant,
+    StageSpan,
+    StreamVariant,
     composed,
     cut,
-    lanes,
     lower_bound,
     rounds_for,
+    stream_lines,
     without_waiting,
 )
 from jobs.measure.exit_codes import NeedsGpu
@@ -79,10 +79,10 @@ def test_the_least_time() -> None:
 
 def test_waiting_for_an_engine_is_not_without_waiting() -> None:
     spans = [
-        Span(0, 0, 0, 0.0, 1.0),
-        Span(1, 1, 0, 0.1, 2.0),
-        Span(0, 0, 1, 1.0, 1.5),
-        Span(1, 1, 1, 2.0, 3.0),
+        StageSpan(0, 0, 0, 0.0, 1.0),
+        StageSpan(1, 1, 0, 0.1, 2.0),
+        StageSpan(0, 0, 1, 1.0, 1.5),
+        StageSpan(1, 1, 1, 2.0, 3.0),
     ]
     assert [(one.chunk, one.stage, one.begin, one.end) for one in without_waiting(spans)] == [
         (0, 0, 0.0, 1.0),
@@ -94,13 +94,13 @@ def test_waiting_for_an_engine_is_not_without_waiting() -> None:
 
 def test_a_timeline_in_letters() -> None:
     spans = [
-        Span(0, 0, 0, 0, 2),
-        Span(0, 0, 1, 2, 4),
-        Span(0, 0, 2, 4, 6),
-        Span(1, 1, 0, 2, 4.2),
-        Span(1, 1, 1, 7, 8),
+        StageSpan(0, 0, 0, 0, 2),
+        StageSpan(0, 0, 1, 2, 4),
+        StageSpan(0, 0, 2, 4, 6),
+        StageSpan(1, 1, 0, 2, 4.2),
+        StageSpan(1, 1, 1, 7, 8),
     ]
-    assert lanes(spans, 8) == ["HHKKDD..", "..HH...K"]
+    assert stream_lines(spans, 8) == ["HHKKDD..", "..HH...K"]
 
 
 def affine(words: Any, count: Any, multiplier: Any, increment: Any, rounds: Any) -> None:
@@ -207,7 +207,7 @@ def test_a_slot_that_is_used_again_too_early_is_found(
 
 
 class Forgetful(LessonBox):
-    """Results of the fourth chunk stay where they are."""
+    """Results of the fourth chunk are not copied."""
 
     def copy(self, target: Any, source: Any, nbytes: int, stream: Any) -> None:
         last = source.kind == "device" and any(
@@ -233,8 +233,8 @@ def test_without_a_gpu(measured: Callable[..., Lesson]) -> None:
         measured(None)
 
 
-def variant(label: str, streams: int, seconds: float, bound: float | None) -> Variant:
-    return Variant(label, streams, seconds, bound, ())
+def variant(label: str, streams: int, seconds: float, bound: float | None) -> StreamVariant:
+    return StreamVariant(label, streams, seconds, bound, ())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The gate that work is queued behind: what is timed, what may not happen behind it, when it gives way."""
+"""The gate: what is timed, what may not happen behind it, when it opens by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lesson_box import TICK, Kernel, LessonBox
 
 from jobs import kernels
-from jobs.measure.gate import MOST, Gate
+from jobs.measure.gate import MAX_QUEUED, Gate
 from jobs.measure.timers import FEWEST_CALLS, SHORTEST_SAMPLE, gated_event_seconds
 from runner.errors import RunError
 
@@ -19,7 +19,7 @@ CALL = 10 * TICK  # seconds that the host takes for a call of the kernel below
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LessonBox, Any, Callable[[int], None]]]:
-    """A box, a stream of it, and what queues a kernel of so many seconds by a call of CALL."""
+    """Make a box, a stream, and a function that queues a kernel of this duration; its call takes CALL."""
 
     def make(seconds: float, box: type[LessonBox] = LessonBox) -> Any:
         opened = box({"short": Kernel(lambda: None, lambda: seconds)})
@@ -53,13 +53,15 @@ def test_calls_are_in_no_time(made: Any, seconds: float) -> None:
     assert not box.kept, "the gate keeps memory"
 
 
-@pytest.mark.parametrize(("seconds", "turns"), [(0.0, MOST), (1e-7, MOST), (3e-6, 67), (1.0, FEWEST_CALLS)])
+@pytest.mark.parametrize(
+    ("seconds", "turns"), [(0.0, MAX_QUEUED), (1e-7, MAX_QUEUED), (3e-6, 67), (1.0, FEWEST_CALLS)]
+)
 def test_as_much_is_queued_as_is_enough_and_fits(made: Any, seconds: float, turns: int) -> None:
     box, stream, issue = made(seconds)
     timed(box, stream, issue, samples=1)
-    # One that loads, one that says how long it takes; the median's first, and the one that counts.
+    # One to load, one to measure the duration; the first one of the median, and the one that counts.
     assert box.issued == [0, 0, *range(turns), *range(turns)]
-    assert turns * seconds >= SHORTEST_SAMPLE or turns == MOST
+    assert turns * seconds >= SHORTEST_SAMPLE or turns == MAX_QUEUED
 
 
 def test_the_gate_is_opened_and_given_back_where_queueing_fails(made: Any) -> None:
@@ -77,7 +79,7 @@ def test_the_gate_is_opened_and_given_back_where_queueing_fails(made: Any) -> No
 
 
 class Impatient(LessonBox):
-    """Its gates give way as soon as two operations wait behind them."""
+    """A box whose gates open by themselves as soon as two operations wait behind them."""
 
     def mark(self, stream: Any) -> Any:
         for work in stream.queue:

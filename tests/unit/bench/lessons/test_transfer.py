@@ -66,7 +66,7 @@ def test_every_method_and_direction_is_timed_and_right(measured: Callable[..., L
     text = show.text(lesson)
     fastest = [(direction, method) for direction, _, method, _ in lesson.tables[2].rows]
     assert fastest[:2] == [("to GPU", "mapped"), ("to GPU", "write-combined")]
-    assert "Fastest method from which size on:" in text
+    assert "Fastest method, by size:" in text
     assert json.loads(show.record(lesson, []))["device"]["name"] == "made up"
 
 
@@ -112,7 +112,7 @@ def test_a_copy_that_was_not_made_is_found(measured: Callable[..., Lesson], kind
 
 
 class Forgetful(LessonBox):
-    """Prefetches of one direction are not made, and the driver knows of none; or fail. From so many bytes."""
+    """Prefetches in one direction are not made, or fail, from a number of bytes on."""
 
     lost, least, fails = "device", 0, False
 
@@ -132,7 +132,8 @@ def test_a_prefetch_that_was_not_made_is_found(
     box.lost, box.least = lost, 1 << 15
     lesson = measured(box, check=check)
     assert lesson.mismatches == tuple(
-        f"prefetched, {direction}: {size} did not move, says the driver" for size in ("64 KiB", "256 KiB")
+        f"prefetched, {direction}: {size} did not move, according to the driver"
+        for size in ("64 KiB", "256 KiB")
     )
     table = lesson.tables[DIRECTIONS.index(direction)]
     column = table.titles.index("prefetched (GB/s)")
@@ -141,7 +142,7 @@ def test_a_prefetch_that_was_not_made_is_found(
     assert "not moved" in show.text(lesson)
 
 
-def test_what_fails_is_said_and_the_rest_measured(measured: Callable[..., Lesson]) -> None:
+def test_failures_are_reported_and_the_rest_is_measured(measured: Callable[..., Lesson]) -> None:
     box = Forgetful({"touch": Kernel(touch, touch_seconds)})
     box.lost, box.fails = "host", True
     lesson = measured(box)
@@ -161,12 +162,12 @@ def test_what_fails_is_said_and_the_rest_measured(measured: Callable[..., Lesson
 
 
 @pytest.mark.parametrize("kind", ["pinned", "combined", "mapped", "managed"])
-def test_memory_that_there_is_none_of_is_said(measured: Callable[..., Lesson], kind: str) -> None:
+def test_a_failed_allocation_is_reported(measured: Callable[..., Lesson], kind: str) -> None:
     class Without(LessonBox):
-        def allocate(self, asked: Any, nbytes: int, gpu: int) -> Any:
-            if asked == kind:
+        def allocate(self, options: Any, nbytes: int, gpu: int) -> Any:
+            if options == kind:
                 raise UserError(f"there is not enough {kind} memory for GPU 0", got="262,144 bytes")
-            return super().allocate(asked, nbytes, gpu)
+            return super().allocate(options, nbytes, gpu)
 
     lesson = measured(Without({"touch": Kernel(touch, touch_seconds)}))
     lost = [method for method in METHODS if METHODS[method] == kind]
@@ -179,7 +180,7 @@ def test_memory_that_there_is_none_of_is_said(measured: Callable[..., Lesson], k
     assert show.text(lesson)
 
 
-def test_other_errors_are_nobodys_to_hide(measured: Callable[..., Lesson]) -> None:
+def test_other_errors_are_not_hidden(measured: Callable[..., Lesson]) -> None:
     class Broken(LessonBox):
         def prefetch(self, memory: Any, stream: Any, *, host: bool = False) -> None:
             raise RuntimeError("an illegal address")
@@ -237,12 +238,12 @@ def test_a_sample_is_long_enough_and_leaves_out_what_makes_ready(monkeypatch: py
 
 
 def test_pageable_memory_is_called_slower_only_where_it_was() -> None:
-    def said(pageable: float) -> list[str]:
+    def output(pageable: float) -> list[str]:
         return slower("to GPU", [1 << 30], "pinned", [0.02], "pageable", [pageable])
 
-    assert said(0.08) == ["1 GiB to GPU: pageable takes 4 times as long as pinned."]
-    assert "no longer than" in said(0.0205)[0]
-    assert "no longer than" in said(0.01)[0]
+    assert output(0.08) == ["1 GiB to GPU: pageable takes 4 times as long as pinned."]
+    assert "no longer than" in output(0.0205)[0]
+    assert "no longer than" in output(0.01)[0]
 
 
 def test_methods_are_compared_at_the_largest_size_that_both_have() -> None:
@@ -264,9 +265,9 @@ def test_methods_are_compared_at_the_largest_size_that_both_have() -> None:
 def test_what_pinned_memory_costs(pinned: float, slow: float, expected: str) -> None:
     seconds = {"to GPU": {"pageable": [slow], "pinned": [0.02]}}
     allocated = {"pinned": (1 << 30, pinned), "pageable": (1 << 30, 0.1)}
-    said = " ".join(break_even([1 << 30], seconds, allocated))
-    assert expected in said
-    assert bool(said) == bool(expected)
+    output = " ".join(break_even([1 << 30], seconds, allocated))
+    assert expected in output
+    assert bool(output) == bool(expected)
 
 
 def on_cpu(**words: Any) -> Lesson:
@@ -320,7 +321,7 @@ def test_more_than_there_is_is_refused() -> None:
         ([1.0, 4.0, 16.0], 4.0, ["Fresh pages cost nothing"]),
     ],
 )
-def test_what_is_said_of_host_copies(copy: list[float], first: float, expected: list[str]) -> None:
+def test_sentences_about_host_copies(copy: list[float], first: float, expected: list[str]) -> None:
     seconds = {"copy": copy, "first touch": [1, 1, first], "second touch": [1, 1, 4.0]}
     text = " ".join(cpu.explanation([1 << 10, 1 << 12, 1 << 14], seconds))
     assert all(part in text for part in expected), text

@@ -57,7 +57,7 @@ def box(monkeypatch: pytest.MonkeyPatch, tiled: Any = transposed, **others: Any)
         arrays = [made.kept[address] for address in (source, target)]
 
         def act() -> None:
-            """By arithmetic, as cuBLAS: of a NaN it makes another, of a subnormal number zero may come."""
+            """By arithmetic, as cuBLAS: a NaN may change its bits, a subnormal number become zero."""
             matrix, out = arrays[0].view(dtype).reshape(rows, columns), arrays[1].view(dtype)
             normal = np.isfinite(matrix) & (abs(matrix) >= np.finfo(dtype).tiny)
             out.reshape(columns, rows)[...] = np.where(
@@ -112,7 +112,7 @@ def test_a_matrix_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch)
     made = box(monkeypatch, free=1 << 20)
     lesson = transpose.measure(context(made, shapes=("16x16", "512x512"), dtypes=("float64",)))
     assert [row[0] for row in lesson.tables[0].rows] == ["16 x 16"]
-    assert any(said.startswith("float64, 512 x 512 is left out") for said in lesson.explanation)
+    assert any(output.startswith("float64, 512 x 512 is left out") for output in lesson.explanation)
     assert made.used == 0
 
 
@@ -147,7 +147,7 @@ def test_elements_of_different_places_are_different(itemsize: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_elements_are_normal_numbers(dtype: str) -> None:
-    """Arithmetic may give a NaN other bits, and flush subnormal numbers to zero."""
+    """Arithmetic may change the bits of a NaN, and flush subnormal numbers to zero."""
     bits = np.empty(1 << 20, f"u{np.dtype(dtype).itemsize}")
     pseudorandom.fill(np, bits)
     numbers = bits.view(dtype)
@@ -168,7 +168,7 @@ def test_a_shifted_matrix_is_found(itemsize: int, shift: int) -> None:
     assert count > 0.99 * source.size
 
 
-def test_rows_of_65536_two_byte_elements_are_told_apart() -> None:
+def test_rows_of_65536_two_byte_elements_differ() -> None:
     source = np.empty(8 * 65536, np.uint16)
     pseudorandom.fill(np, source)
     rows = source.reshape(8, 65536)
@@ -234,15 +234,15 @@ def test_sentences() -> None:
     large = timed((4096, 4096), copy=1.0, naive=4.0, tiled=2.0, vectorised=1.25)
     odd = timed((4097, 4097), copy=1.0, naive=4.0, tiled=2.0, vectorised=2.0)
     small = timed((16, 16), copy=1.0, naive=4.0, tiled=2.0, vectorised=1.25)
-    said = " ".join(sentences([large, small], 1 << 20))
-    assert "Largest matrix (float32, 4096 x 4096): vectorised is best, at 80 % of a copy's" in said
-    assert "Tiled is 2.00 times as fast as naive (median)." in said
-    assert "Vectorised is 1.60 times as fast as tiled (median)." in said
-    assert "Measured in the L2 cache of 1 MiB, which matrix and result fit: float32, 16 x 16." in said
+    output = " ".join(sentences([large, small], 1 << 20))
+    assert "Largest matrix (float32, 4096 x 4096): vectorised is best, at 80 % of a copy's" in output
+    assert "Tiled is 2.00 times as fast as naive (median)." in output
+    assert "Vectorised is 1.60 times as fast as tiled (median)." in output
+    assert "Matrix and result fit in the L2 cache of 1 MiB: float32, 16 x 16." in output
     assert "Vectorised" not in " ".join(sentences([odd], 0))
     assert sentences([], 0) == []
     slower = timed((4096, 4096), copy=1.0, naive=1.0, tiled=2.0, vectorised=4.0)
-    said = " ".join(sentences([slower], 0))
-    assert "naive is best" in said
-    assert "Tiled is 0.50 times as fast as naive" in said
-    assert "cache" not in said
+    output = " ".join(sentences([slower], 0))
+    assert "naive is best" in output
+    assert "Tiled is 0.50 times as fast as naive" in output
+    assert "cache" not in output
