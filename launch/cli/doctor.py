@@ -33,9 +33,9 @@ def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debu
     from launch.mpi import library as mpi_library
     from runner.run.doctor import main
     from runner.storage.paths import named
-    from runner.system.launcher import announced
+    from runner.system.launcher import detect_launcher
 
     # A single process loads no MPI; another finds out what its ranks would load.
-    library = mpi_library.loaded() if announced() is None else None
+    library = mpi_library.loaded() if detect_launcher() is None else None
     json = None if file is None else named("--json", file)
     return main(cli_context.started, device, json, debug, str(library or ""))

@@ -66,10 +66,10 @@ def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: b
     process reads the ranks' output, a rank that outlives rank 0 prints an error of its own.
     """
     from runner.errors import tell
-    from runner.system.launcher import announced
+    from runner.system.launcher import detect_launcher
     from runner.world.run_status import RunLines, run_at
 
-    launched = announced()
+    launched = detect_launcher()
     rank = launched.rank if launched else 0
     run = run_at(words[1]) if words[0] == "--run-dir" and len(words) > 1 else None
     if rank and (run is None or isinstance(run, RunLines)):

@@ -27,7 +27,7 @@ from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError
-    from runner.system.launcher import Announced
+    from runner.system.launcher import DetectedLauncher
 
 HELP = ("--help", "-h")
 
@@ -78,9 +78,9 @@ def command(
     mpirun -n 32 meshrun run laplacian in.npy out.npy  a cluster; likewise srun
     meshrun run laplacian --help                       what a job does and takes
     """
-    from runner.system.launcher import announced, check_expected
+    from runner.system.launcher import check_expected, detect_launcher
 
-    launched, words = announced(), ctx.meta[ARGUMENTS]
+    launched, words = detect_launcher(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
         if ranks > 1 and (alone := without_ranks(words)):
             raise click.UsageError(f"`meshrun {alone}` starts no ranks; remove -n")
@@ -103,7 +103,7 @@ def command(
     )
 
 
-def _is_rank(launched: Announced | None) -> bool:
+def _is_rank(launched: DetectedLauncher | None) -> bool:
     # An interactive shell under srun is a step of one task, and may start ranks.
     return launched is not None and not (launched.size == 1 and "SLURM_STEP_ID" in os.environ)
 
@@ -186,9 +186,9 @@ def _full(failure: OSError) -> str:
 
 def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:
     """Report an error, and give the answer of a command that has one; the exit status."""
-    from runner.system.launcher import announced
+    from runner.system.launcher import detect_launcher
 
-    status, launched = report_error(sentence, status, words, debug), announced()
+    status, launched = report_error(sentence, status, words, debug), detect_launcher()
     if words[0] == "--run-dir" or (launched is not None and launched.rank):
         return status  # the process that started the ranks answers, or rank 0
     return conclude(command_in(words), status, sentence)

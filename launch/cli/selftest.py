@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Test whether this installation works."""
     from runner.run.selftest import main as test
-    from runner.system.launcher import announced
+    from runner.system.launcher import detect_launcher
 
-    alone = cli_context.run is None and announced() is None
+    alone = cli_context.run is None and detect_launcher() is None
     if mutate and not alone:
         raise click.UsageError("--mutate simulates its ranks: it runs in one process")
     if mutate and device == "cuda":

@@ -27,7 +27,7 @@ from runner.errors import (
     traceback_of,
 )
 from runner.storage.transaction import OutputTransaction
-from runner.system.launcher import announced
+from runner.system.launcher import detect_launcher
 from runner.world.run_status import RunLines, RunStatus
 from runner.world.world import World
 
@@ -125,7 +125,7 @@ class FailureHandler:
             if place is not None and place.suppress_failures():
                 self._claimed = place
         self.clean_up()
-        launched = announced()
+        launched = detect_launcher()
         rank = self.world.rank if self.world else launched.rank if launched else 0
         if self.status is None and rank == 0:  # otherwise the process that started the ranks reports it
             hint = self.transaction.recovery_hint

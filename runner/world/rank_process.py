@@ -51,12 +51,12 @@ def run_as_rank(
         interrupt_message=interrupt_message,
     )
     on_termination(handler.terminate)
-    announced = launcher.announced()
-    if before_exit is not None and (announced is None or announced.rank == 0):
+    detected = launcher.detect_launcher()
+    if before_exit is not None and (detected is None or detected.rank == 0):
         handler.before_exit = partial(before_exit, handler)
-    if announced is not None:
+    if detected is not None:
         end_with_parent()
-        if announced.size != 1:
+        if detected.size != 1:
             preload.start(device)
     world = join_world(handler, device, oversubscribe, started, check)
     if isinstance(world, int):
@@ -87,8 +87,8 @@ def join_world(
 ) -> World | int:
     """Open the world, register this rank, start the heartbeat; an exit status if there is no world."""
     check = check or preflight(started, oversubscribe=oversubscribe)
-    announced = launcher.announced()
-    rank = announced.rank if announced else 0
+    detected = launcher.detect_launcher()
+    rank = detected.rank if detected else 0
     try:
         launcher.working_directory()
         world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check)

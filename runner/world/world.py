@@ -195,7 +195,7 @@ def identify_host() -> tuple[str, str]:
 
 def find_ranks(expected: int | None) -> Control:
     """The ranks that the launcher started: MPI's, or just this one when nothing launched it."""
-    told = launcher.announced()
+    told = launcher.detect_launcher()
     if told is None or told.size == 1:
         tasks = launcher.allocated_tasks() if told is None else 1
         if tasks > 1 and expected != 1:
@@ -222,7 +222,7 @@ def find_ranks(expected: int | None) -> Control:
     return comm
 
 
-def check_singleton(told: launcher.Announced, size: int) -> None:
+def check_singleton(told: launcher.DetectedLauncher, size: int) -> None:
     """Refuse N separate runs of one rank each, which is what a mismatched MPI and launcher make."""
     if told.size is not None and told.size != size:
         if told.rank != 0:  # one of the N processes speaks, and the launcher ends all when one ends

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.bench.copy.measure import CaseResult, Cell
-from runner.device.raw.memory import Gpu
+from runner.device.raw.memory import GpuProperties
 from runner.system.links import gpu_links
 
 SLOW, LATE = 0.9, 1.1  # times the median of all cells of a matrix: below for rates, above for latencies
@@ -91,7 +91,7 @@ def cell_name(cell: Cell, result: CaseResult, number: int) -> str:
     return str(cell.transfers[number])
 
 
-def peaks_of(gpu: Gpu) -> Peaks:
+def peaks_of(gpu: GpuProperties) -> Peaks:
     """The nominal rates that NVML and CUDA report of a GPU of this host."""
     links = gpu_links(gpu.uuid)
     pcie = Peak(links.pcie.rate, links.pcie.source)

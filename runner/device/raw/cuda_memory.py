@@ -14,7 +14,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from runner.device.cuda import count, describe
-from runner.device.raw.memory import Gpu, Kind, Mark, Memory, Stream
+from runner.device.raw.memory import GpuProperties, Kind, Mark, Memory, Stream
 from runner.errors import RunError, UserError
 from runner.region import Array
 from runner.system import sysfs
@@ -179,9 +179,9 @@ class CudaBox:
             self.release(memory)
 
 
-def _gpu(index: int) -> Gpu:
+def _gpu(index: int) -> GpuProperties:
     device, properties = describe(index), runtime.getDeviceProperties(index)
-    return Gpu(
+    return GpuProperties(
         index=index,
         name=device.name,
         uuid=device.uuid,
@@ -205,7 +205,7 @@ def _prefetch_to_host(memory: Memory, stream: Stream) -> None:
 
 
 @contextmanager
-def _near(gpu: Gpu) -> Iterator[None]:
+def _near(gpu: GpuProperties) -> Iterator[None]:
     """On the cores near the GPU: memory is taken from the node of the core that asks for it."""
     before = os.sched_getaffinity(0)
     cores = Path("/sys/bus/pci/devices") / gpu.bus_id.lower() / "local_cpulist"

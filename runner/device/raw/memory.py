@@ -24,7 +24,7 @@ Mark = Any  # a point in a stream
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuProperties:
     """One GPU. index: CUDA's in this process. processors: streaming multiprocessors. cache: bytes of L2.
 
     memory: bytes. bandwidth: bytes per second that its memory could move, read plus written, from its clock
@@ -61,7 +61,7 @@ class Box(Protocol):
     """GPUs and the host beside them. Not for several threads."""
 
     @property
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[GpuProperties]:
         """Those that this process sees, in CUDA's order: `gpus[i].index` is i."""
 
     def on(self, gpu: int) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from runner.world.preflight.problem import (
     group_by_value,
     rank_numbers,
 )
-from runner.world.preflight.survey import Gpu, Interface, Survey
+from runner.world.preflight.survey import GpuFacts, Interface, Survey
 from runner.world.watchdog.report import ranges
 
 WIDTH = 110
@@ -64,7 +64,7 @@ def _alike(surveys: Sequence[Survey]) -> list[str]:
     return lines + _line("settings", ", ".join(settings) or NONE)
 
 
-def _driver(gpu: Gpu) -> str:
+def _driver(gpu: GpuFacts) -> str:
     return (gpu.driver or UNKNOWN) + (f" (runs CUDA up to {gpu.cuda_driver})" if gpu.cuda_driver else "")
 
 
@@ -114,11 +114,11 @@ def _cells(survey: Survey) -> tuple[str, ...]:
     )
 
 
-def _nvlinks(gpu: Gpu) -> str:
+def _nvlinks(gpu: GpuFacts) -> str:
     return UNKNOWN if gpu.nvlinks is None else f"{gpu.nvlinks_up}/{gpu.nvlinks}" if gpu.nvlinks else NONE
 
 
-def _pcie(gpu: Gpu) -> str:
+def _pcie(gpu: GpuFacts) -> str:
     """Generation and lanes now, and at best where that is more."""
     if gpu.pcie_generation is None or gpu.pcie_width is None:
         return UNKNOWN

@@ -13,10 +13,10 @@ from pathlib import Path
 from runner.device.api import Device
 from runner.errors import UserError
 from runner.system import launcher, sysfs
-from runner.system.gpu import Gpu, read_gpu
-from runner.system.network import Interface, Port, configured, interfaces, ports
+from runner.system.gpu import GpuFacts, read_gpu
+from runner.system.network import Interface, Port, interfaces, kernel_interfaces, ports
 
-__all__ = ["Gpu", "Interface", "Port", "Survey", "survey"]
+__all__ = ["GpuFacts", "Interface", "Port", "Survey", "survey"]
 
 PREFIXES = ("NCCL_", "UCX_", "FI_")
 # The others of CUDA_* say where things are; these say how they run.
@@ -46,7 +46,7 @@ class Survey:
     host_id: str
     local_rank: int
     pid: int
-    gpu: Gpu | None = None
+    gpu: GpuFacts | None = None
     visible: str | None = None
     nccl: tuple[str, str] | None = None
     mpi: str = ""
@@ -106,7 +106,7 @@ def survey(
         cpus=cpus,
         one_core=on_one_core(cpus, online, root),
         numa=numa_nodes(cpus, root),
-        interfaces=interfaces(configured(proc), root, speeds=local_rank == 0),
+        interfaces=interfaces(kernel_interfaces(proc), root, speeds=local_rank == 0),
         ports=ports(root) if local_rank == 0 else (),
         memlock=_memlock(proc),
         shm_total=total,

@@ -10,12 +10,12 @@ from runner.comm.threads import SimulatedComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.system.launcher import BY_HAND
 from runner.world.preflight.inspection import cores_near_gpu, preflight
-from runner.world.preflight.survey import Gpu, Survey
+from runner.world.preflight.survey import GpuFacts, Survey
 from runner.world.world import Rank
 
 
 def survey(cpus: range, near: range | None) -> Survey:
-    gpu = None if near is None else Gpu("H200", "GPU-1", "0:1", 0, cpus=tuple(near))
+    gpu = None if near is None else GpuFacts("H200", "GPU-1", "0:1", 0, cpus=tuple(near))
     return Survey(0, "n1", "n1/1", 0, 4711, gpu=gpu, cpus=tuple(cpus))
 
 

@@ -19,7 +19,7 @@ from jobs.bench.lessons.pool.lesson import digits, thinned
 from jobs.bench.lessons.pool.workload import Moment, Step, account, play, workload
 from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
-from runner.device.raw.memory import Gpu
+from runner.device.raw.memory import GpuProperties
 from runner.errors import UserError
 from runner.world.world import lone_world
 
@@ -284,7 +284,7 @@ class FakeBox:
     """As much of a box as the lesson asks of one."""
 
     def __init__(self) -> None:
-        self.gpus = [Gpu(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None, 90)]
+        self.gpus = [GpuProperties(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None, 90)]
         self.entered = False
 
     @contextmanager
