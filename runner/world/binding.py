@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from runner.comm.api import Arrays, Control
 from runner.comm.collectives.api import Collectives
-from runner.comm.threads import SimulatedComm
+from runner.comm.threads import ThreadComm
 from runner.device.api import Backend
 from runner.errors import UserError, first_line
 
@@ -107,10 +107,10 @@ def open_collectives(
 
         stream = backend.null_stream if null_stream else backend.stream
         return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers)
-    if isinstance(group, SimulatedComm):
-        from runner.comm.collectives.threads import SimulatedCollectives
+    if isinstance(group, ThreadComm):
+        from runner.comm.collectives.threads import ThreadCollectives
 
-        return SimulatedCollectives(group)
+        return ThreadCollectives(group)
     from runner.comm.collectives.mpi import MpiCollectives
 
     return MpiCollectives(group)

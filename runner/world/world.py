@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from runner.comm.api import Arrays, Control, Operation
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives.api import Collectives
-from runner.comm.threads import SimulatedComm
+from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line
 from runner.region import Array
@@ -177,7 +177,7 @@ def open_world(
 
 def lone_world(backend: Backend) -> World:
     """A world of this process alone, whatever launched it."""
-    control = SimulatedComm()
+    control = ThreadComm()
     host, host_id = identify_host()
     here = Rank(0, host, host_id, 0, os.getpid(), backend.device)
     return World(control, control, backend, (here,), os.urandom(6).hex())
@@ -206,7 +206,7 @@ def find_ranks(expected: int | None) -> Control:
                 hint="srun --mpi=pmix meshrun ..., or meshrun -n 1 ... for one rank",
             )
         launcher.check_expected(expected, 1, told)
-        return SimulatedComm()
+        return ThreadComm()
     from runner.comm.mpi import MpiComm
 
     try:

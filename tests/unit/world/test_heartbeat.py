@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError
 from runner.world import heartbeat
@@ -448,7 +448,7 @@ class Ranks:
         """The warnings of every rank."""
         return run_ranks(len(self.ranks), lambda comm: self._open(comm, seconds))
 
-    def _open(self, comm: SimulatedComm, seconds: float) -> list[str]:
+    def _open(self, comm: ThreadComm, seconds: float) -> list[str]:
         def on_loss(failure: RunError) -> None:
             self.end(comm.rank)  # at once: it would kill pytest
             self.told[comm.rank] = str(failure)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.system.launcher import BY_HAND, Started
@@ -56,10 +56,10 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     return found
 
 
-def each(size: int, function: Callable[[SimulatedComm], Any]) -> list[Any]:
+def each(size: int, function: Callable[[ThreadComm], Any]) -> list[Any]:
     """What it returns or raises on every rank, all of which come to its end."""
 
-    def attempt(control: SimulatedComm) -> Any:
+    def attempt(control: ThreadComm) -> Any:
         try:
             outcome = function(control)
         except UserError as failure:
@@ -167,7 +167,7 @@ def test_one_rank_that_cannot_look_fails_every_rank(monkeypatch: pytest.MonkeyPa
 def test_a_rank_alone_is_not_inspected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "survey", lambda *_, **__: pytest.fail("it was"))
     check = inspection.preflight(Started(ranks=8, hosts=3))
-    assert check(SimulatedComm(), ranks()[:1], CPU) == []
+    assert check(ThreadComm(), ranks()[:1], CPU) == []
 
 
 def test_only_rank_0_judges(facts: Callable[[Change], None], monkeypatch: pytest.MonkeyPatch) -> None:

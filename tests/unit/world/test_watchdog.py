@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import RunError
 from runner.world.watchdog import channel, watchdog
 from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
@@ -446,7 +446,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     return happened
 
 
-def make(comm: SimulatedComm, ends: Ends, seconds: float = 0.5, abort: object = None) -> Watchdog:
+def make(comm: ThreadComm, ends: Ends, seconds: float = 0.5, abort: object = None) -> Watchdog:
     dog = Watchdog(
         comm,
         names(comm.size),
@@ -469,7 +469,7 @@ def until(condition: object) -> None:
 
 
 def test_a_stuck_rank_ends_all_and_the_launcher_hears_it_first(ends: Ends) -> None:
-    def rank_main(comm: SimulatedComm) -> list[str]:
+    def rank_main(comm: ThreadComm) -> list[str]:
         dog = make(comm, ends)
         dog.begin(SUM, "initialising data")
         dog.enter(1)
@@ -490,7 +490,7 @@ def test_a_stuck_rank_ends_all_and_the_launcher_hears_it_first(ends: Ends) -> No
 
 
 def test_progress_keeps_everyone_alive_and_stop_ends_the_threads(ends: Ends) -> None:
-    def rank_main(comm: SimulatedComm) -> bool:
+    def rank_main(comm: ThreadComm) -> bool:
         dog = make(comm, ends)
         for size in range(3):
             dog.begin(f"{SUM} {size}")
@@ -512,7 +512,7 @@ def test_progress_keeps_everyone_alive_and_stop_ends_the_threads(ends: Ends) -> 
 def test_a_hanging_abort_does_not_stop_the_end(ends: Ends) -> None:
     for_ever = threading.Event()
 
-    def rank_main(comm: SimulatedComm) -> None:
+    def rank_main(comm: ThreadComm) -> None:
         dog = make(comm, ends, abort=for_ever.wait)
         dog.begin(SUM)
         until(lambda: not dog._thread.is_alive())
@@ -526,7 +526,7 @@ def test_a_silent_rank_0_is_not_waited_for(ends: Ends, monkeypatch: pytest.Monke
     monkeypatch.setattr(watchdog, "ORDER_TIMEOUT", 0.3)
     monkeypatch.setattr(Watchdog, "_report_and_end", lambda self: self._stopped.wait())
 
-    def rank_main(comm: SimulatedComm) -> None:
+    def rank_main(comm: ThreadComm) -> None:
         dog = make(comm, ends)
         dog.begin(SUM)
         dog.enter(3)
@@ -557,7 +557,7 @@ def test_a_rank_0_that_wakes_up_after_the_others_have_told_adds_nothing(
             frozen.wait()
         return poll(self, seconds)
 
-    def rank_main(comm: SimulatedComm) -> None:
+    def rank_main(comm: ThreadComm) -> None:
         dog = make(comm, ends)
         monkeypatch.setattr(Hub, "poll", poll_later)
         comm.barrier()
@@ -580,7 +580,7 @@ def test_a_rank_that_cannot_connect_is_told_and_reported(ends: Ends, monkeypatch
     monkeypatch.setattr(watchdog, "connect", unless_1)
     monkeypatch.setattr(watchdog, "ORDER_TIMEOUT", 60.0)
 
-    def rank_main(comm: SimulatedComm) -> list[str]:
+    def rank_main(comm: ThreadComm) -> list[str]:
         dog = make(comm, ends)
         dog.begin(SUM)
         dog.enter(1)
@@ -604,7 +604,7 @@ def test_rank_0_that_cannot_listen_is_an_error_everywhere(
 
     monkeypatch.setattr(Hub, "listen", refuse)
 
-    def rank_main(comm: SimulatedComm) -> str:
+    def rank_main(comm: ThreadComm) -> str:
         with pytest.raises(RunError, match="cannot listen") as caught:
             make(comm, ends)
         assert caught.value.everywhere
@@ -617,7 +617,7 @@ def test_rank_0_that_cannot_listen_is_an_error_everywhere(
 
 def test_a_rank_alone_opens_no_port(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Hub, "listen")
-    dog = make(SimulatedComm(), ends)
+    dog = make(ThreadComm(), ends)
     dog.begin(SUM)
     dog.enter(5)
     until(lambda: not dog._thread.is_alive())
