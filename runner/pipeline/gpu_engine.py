@@ -53,7 +53,7 @@ class DeviceEngine:
 
     def __init__(self, endpoints: Endpoints, direct: Direct | None = None) -> None:
         self._endpoints, self._backend, self._direct = endpoints, endpoints.world.backend, direct
-        self._lanes = self._backend.lanes()
+        self._copies = self._backend.copy_streams()
         self._blocks, self._results = endpoints.largest
         self._padded: Array = None
 
@@ -92,11 +92,11 @@ class DeviceEngine:
             raise
         except BaseException:  # only an error on a real chunk ends the run
             self._backend.synchronize()
-        self._lanes.passed(slot.marks[-1][-1])
+        self._copies.passed(slot.marks[-1][-1])
         self.release(slot)
 
     def join(self) -> None:
-        self._lanes.join()
+        self._copies.join()
 
     def begin(self, slot: DeviceSlot, number: int) -> list[Step]:
         slot.number, slot.window = number, self._endpoints.window(number)
@@ -108,14 +108,14 @@ class DeviceEngine:
         return self._endpoints.reads(slot.window, staged)
 
     def compute(self, slot: DeviceSlot, idle: Callable[[], None]) -> None:
-        endpoints, task, window, lanes = self._endpoints, self._endpoints.task, slot.window, self._lanes
-        with lanes.named(f"chunk {slot.number}"):
+        endpoints, task, window, copies = self._endpoints, self._endpoints.task, slot.window, self._copies
+        with copies.named(f"chunk {slot.number}"):
             staged = shaped(slot.device, window.staged, task.dtype)
             if not slot.loaded:
-                sent = lanes.send(slot.source[: staged.nbytes], slot.device)
+                sent = copies.send(slot.source[: staged.nbytes], slot.device)
                 slot.marks.append(("to device", staged.nbytes, *sent))
-                lanes.wait(sent[1])
-            begin = lanes.mark()
+                copies.wait(sent[1])
+            begin = copies.mark()
             block = staged
             if not window.direct:
                 block = shaped(self._padded, window.shape, task.dtype)
@@ -123,19 +123,19 @@ class DeviceEngine:
             rows = window.region.shape[0]
             out = result_buffer(task, window.region.shape, self._backend)
             slot.result = self._kept(call_rows(endpoints.world, task, window.region, block, (0, rows), out))
-            end = lanes.mark()
+            end = copies.mark()
             nbytes = slot.result.nbytes
             slot.marks.append(("kernel", block.nbytes + nbytes, begin, end))
             region = task.output_region(window.region)
             slot.stored = self._direct.writes(region, slot.result) if self._direct else None
             if slot.stored is None:
-                fetched = lanes.fetch(slot.result, slot.target[:nbytes], end)
+                fetched = copies.fetch(slot.result, slot.target[:nbytes], end)
                 slot.marks.append(("from device", nbytes, *fetched))
 
     def finish(self, slot: DeviceSlot) -> list[Step]:
         for stage, moved, begin, end in slot.marks:
-            last = self._lanes.passed(end)
-            self._endpoints.spans.add(stage, slot.number, self._lanes.passed(begin), last, moved)
+            last = self._copies.passed(end)
+            self._endpoints.spans.add(stage, slot.number, self._copies.passed(begin), last, moved)
         if slot.stored is not None:
             return slot.stored
         region = self._endpoints.task.output_region(slot.window.region)

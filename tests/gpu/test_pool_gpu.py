@@ -78,7 +78,7 @@ def test_the_account_of_a_workload(pool: Pool) -> None:
 
 
 def test_too_much_is_refused_and_the_pool_goes_on(pool: Pool) -> None:
-    with pytest.raises(UserError, match=r"gave no memory .*: got .*, expected ") as caught:
+    with pytest.raises(UserError, match=r"failed to allocate memory .*: got .*, expected ") as caught:
         pool.allocate(1 << 45)
     assert pool.label in str(caught.value)
     handle = pool.allocate(1 << 20)

@@ -41,7 +41,7 @@ class Arena:
                 break
             at = begin + size
         if at + nbytes > self.room:
-            raise UserError("the arena gave no memory")
+            raise UserError("the arena failed to allocate memory")
         self.live[at] = nbytes
         self.end = max(self.end, at + nbytes)
         self.unsettled += 1
@@ -158,7 +158,7 @@ def test_every_kind_of_overlap(place: str) -> None:
 
 def test_a_pool_that_refuses_gets_back_what_it_gave() -> None:
     arena = Arena(room=100)
-    with pytest.raises(UserError, match="the arena gave no memory"):
+    with pytest.raises(UserError, match="the arena failed to allocate memory"):
         play(arena, [Step(0, 60), Step(1, 60)], settle=False)
     arena.close()
 
