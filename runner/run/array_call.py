@@ -15,7 +15,7 @@ from runner.run.execute import call
 from runner.run.options import Options, RunContext
 from runner.storage.formats import MemorySource
 from runner.storage.transaction import OutputTransaction
-from runner.world.world import World, lone_world
+from runner.world.world import World, single_rank_world
 
 
 def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
@@ -24,8 +24,8 @@ def apply(job: Job, array: Any, parameters: dict[str, Any]) -> Any:
         from runner.device.cuda import borrowed
 
         with borrowed(array) as backend:
-            return _apply(lone_world(backend), job, array, parameters)
-    return _apply(lone_world(CpuBackend()), job, np.asarray(array), parameters)
+            return _apply(single_rank_world(backend), job, array, parameters)
+    return _apply(single_rank_world(CpuBackend()), job, np.asarray(array), parameters)
 
 
 def _apply(world: World, job: Job, array: Any, parameters: dict[str, Any]) -> Any:

@@ -182,7 +182,7 @@ def test_the_wrong_mpi_is_refused_by_name(slurm: Slurm, way: str) -> None:
 def test_ranks_that_do_not_find_each_other_refuse_to_run(slurm: Slurm) -> None:
     done = run(slurm, "-j", "2x1", "--no-gpus", "--srun-args", "--mpi=none", "--", *WAIT)
     assert done.returncode == 2, done.stderr + done.stdout
-    assert "srun started 2 processes, but MPI joins them into worlds of 1" in done.stdout
+    assert "srun started 2 processes, but MPI connects only 1 of them" in done.stdout
     assert "srun --mpi=pmix (Open MPI) or --mpi=pmi2" in done.stdout
     assert not seen(slurm)
 

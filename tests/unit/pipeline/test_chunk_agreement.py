@@ -33,7 +33,7 @@ from runner.region import Region
 from runner.storage.formats import open_source
 from runner.storage.journal import differences
 from runner.system.host_memory import host_memory
-from runner.world.world import World, lone_world, open_world
+from runner.world.world import World, open_world, single_rank_world
 
 GIB = 1 << 30
 LITTLE = 100 * 6 * 8  # bytes of the array of `task`
@@ -50,7 +50,7 @@ def task(shape: tuple[int, ...] = (100, 6), *, job: Any = same, ranks: int = 1, 
 
 
 def lone(backend: Any = None) -> World:
-    return lone_world(backend or CpuBackend())
+    return single_rank_world(backend or CpuBackend())
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_nobody_is_in_an_iteration() -> None:
 
 def test_no_rank_knows() -> None:
     headline, nothing, silent = format_report(names(2), {0: None}, {1: "its process ended"}, 3).splitlines()
-    assert headline == "stuck: no rank can say where it is, 3 s after the last progress"
+    assert headline == "stuck: no rank reports its position, 3 s after the last progress"
     assert nothing == "  measuring nothing: rank 0, host c0, GPU 0"
     assert silent == "  no answer: rank 1, host c0, GPU 1 (its process ended)"
 
@@ -180,7 +180,7 @@ def test_ranges(ranks: list[int], text: str) -> None:
         ),
         (before("at the barrier"), f"stuck: {SUM}: no progress for 2 s; [rank 1] had not entered it, at the"),
         (done(), f"stuck: {SUM}: no progress for 2 s; [rank 1] had finished it; rank 0 does not answer"),
-        (None, "stuck: [rank 1] was asked for its position by rank 0, which no longer answers"),
+        (None, "stuck: rank 0 requested the position of [rank 1] and no longer answers"),
     ],
 )
 def test_the_line_of_a_rank_that_rank_0_does_not_answer(state: Position | None, text: str) -> None:
@@ -371,7 +371,7 @@ def test_who_leaves_and_who_is_lost(hub: Hub) -> None:
     while hub.connections:
         assert time.monotonic() < deadline
         assert list(hub.poll(0.1)) == []
-    assert hub.disconnected == {1: "it had nothing more to measure", 2: "its process ended"}
+    assert hub.disconnected == {1: "it had no measurements left", 2: "its process ended"}
     polite.close()
 
 
@@ -382,7 +382,7 @@ def test_connect_says_why_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
         port = server.getsockname()[1]
         # Somebody listens there and says nothing.
         found = connect([LOOPBACK], port, "secret", 1)
-        assert found == f"{LOOPBACK} port {port}: what listens there is not rank 0"
+        assert found == f"{LOOPBACK} port {port}: another program listens there, not rank 0"
     assert connect([LOOPBACK], port, "secret", 1) == f"{LOOPBACK} port {port}: Connection refused"
 
 

@@ -185,7 +185,7 @@ def test_n_separate_worlds_of_one(monkeypatch: pytest.MonkeyPatch, rank: int) ->
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     with pytest.raises(
-        UserError, match=r"started 4 processes.*worlds of 1.*got 1 rank\(s\), expected 4"
+        UserError, match=r"started 4 processes.*connects only 1 of them.*got 1 rank\(s\), expected 4"
     ) as caught:
         find_ranks(None)
     assert caught.value.everywhere == (rank != 0), "only the launcher's rank 0 speaks"
@@ -464,7 +464,7 @@ def test_without_cupy(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0")
     assert binding.visible_gpus("auto") == 0
-    assert "a GPU is here, but CuPy is not" in capsys.readouterr().err
+    assert "there is a GPU, but CuPy cannot be imported" in capsys.readouterr().err
 
 
 # Steps that one rank does for all

@@ -21,7 +21,7 @@ from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import GpuProperties
 from runner.errors import UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 
 class Arena:
@@ -223,7 +223,7 @@ def test_host_pools_keep_what_is_written(make: Callable[[], Any]) -> None:
 
 
 def context(box: Any = None, maxbytes: int = 1 << 18, **options: Any) -> Context:
-    return Context(lone_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, options=options)
+    return Context(single_rank_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, options=options)
 
 
 def test_the_lesson_on_a_host() -> None:
@@ -339,5 +339,5 @@ def test_a_pool_that_gives_memory_out_twice_fails_the_lesson(monkeypatch: pytest
     monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
     assert pool.measure(context(FakeBox(), maxbytes=1 << 14)).mismatches
     monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
-    unchecked = Context(lone_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
+    unchecked = Context(single_rank_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
     assert pool.measure(unchecked).mismatches == ()
