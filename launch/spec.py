@@ -15,7 +15,7 @@ SHAPE = re.compile(r"(?:(\d+)x)?(\d+)")
 
 
 @dataclass(frozen=True)
-class Host:
+class HostSlots:
     """A host by its name for ssh, and the ranks that it gets; 0: as many as the specification says."""
 
     name: str
@@ -53,12 +53,12 @@ def parse_shape(text: str) -> tuple[int | None, int]:
     return (int(match[1]) if match[1] else None), int(match[2])
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_hosts(text: str) -> list[HostSlots]:
     """The hosts of "a:8,b:8" or "a,b"; ValueError for an invalid name, or one given twice."""
     return distinct([parse_host(word, "--hosts") for word in text.split(",")])
 
 
-def read_hostfile(path: Path) -> list[Host]:
+def read_hostfile(path: Path) -> list[HostSlots]:
     """The hosts of a file, a line each: "a slots=8" (Open MPI), "a:8" (MPICH), or "a"; # begins a comment.
 
     ValueError with the line's number for anything else; OSError where there is no such file.
@@ -79,20 +79,20 @@ def read_hostfile(path: Path) -> list[Host]:
             if key not in ("slots", "max_slots", "max-slots") or not value.isdecimal():
                 raise ValueError(f"{where}: expected HOST slots=N or HOST:N, not {line.strip()!r}")
             if key == "slots":
-                host = Host(host.name, positive(value, where))
+                host = HostSlots(host.name, positive(value, where))
         found.append(host)
     if not found:
         raise ValueError(f"{path} names no host")
     return distinct(found)
 
 
-def parse_host(word: str, where: str) -> Host:
+def parse_host(word: str, where: str) -> HostSlots:
     name, colon, slots = word.rpartition(":")
     if not colon or word.endswith("]"):
         name, slots = word, ""
     if not NAME.fullmatch(name) or (colon and slots and not slots.isdecimal()):
         raise ValueError(f"{where}: {word!r} is no host")
-    return Host(name, positive(slots, where) if slots else 0)
+    return HostSlots(name, positive(slots, where) if slots else 0)
 
 
 def positive(number: str, where: str) -> int:
@@ -101,7 +101,7 @@ def positive(number: str, where: str) -> int:
     return int(number)
 
 
-def distinct(hosts: Sequence[Host]) -> list[Host]:
+def distinct(hosts: Sequence[HostSlots]) -> list[HostSlots]:
     names = [host.name for host in hosts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -112,7 +112,7 @@ def distinct(hosts: Sequence[Host]) -> list[Host]:
 def make_spec(
     words: Sequence[str],
     wanted: tuple[int | None, int] | None = None,
-    known: Sequence[Host] = (),
+    known: Sequence[HostSlots] = (),
     *,
     settings: Mapping[str, str] | None = None,
     network: str | None = None,
@@ -136,7 +136,7 @@ def make_spec(
     return LaunchSpec(tuple(words), hosts, per_host, names, settings or {}, network, host_timeout)
 
 
-def _common_slots(known: Sequence[Host]) -> int:
+def _common_slots(known: Sequence[HostSlots]) -> int:
     slots = {host.slots for host in known}
     if len(slots) > 1 or 0 in slots or not slots:
         raise ValueError("say how many ranks: -j HOSTSxGPUS, or the same slots for every host")

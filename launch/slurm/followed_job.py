@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launch.slurm import queries
-from launch.slurm.queries import GONE, State
+from launch.slurm.queries import GONE, JobState
 from launch.supervise.judge import MEMORY
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
@@ -54,7 +54,7 @@ class FollowedJob:
 
     run: RunDirectory
     status_lines: StatusLines
-    state: State
+    state: JobState
     shown: bool
     requeue: bool = False
     nodes: str = ""  # all nodes that it had: Slurm forgets failed ones
@@ -67,7 +67,7 @@ class FollowedJob:
     _found: bool = False
     _read: int = 0
 
-    def update(self, state: State) -> bool:
+    def update(self, state: JobState) -> bool:
         """Store a new state from Slurm; whether it differs."""
         news = (state.state, state.reason) != (self.state.state, self.state.reason)
         self.state = state

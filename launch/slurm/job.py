@@ -14,7 +14,7 @@ from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import JobRequest
 from launch.slurm.followed_job import FollowedJob, RestartableStatusLines, task_end
-from launch.slurm.queries import GONE, State, last_line, program
+from launch.slurm.queries import GONE, JobState, last_line, program
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
@@ -39,7 +39,7 @@ class SubmittedJob:
     folder: Path
     interrupted: signal.Signals | None = None
     runs: dict[str, FollowedJob] = field(default_factory=dict)
-    waiting: State | None = None  # tasks of an array that have not started
+    waiting: JobState | None = None  # tasks of an array that have not started
     _cancelled: float = float("inf")
     _again: bool = False
     _asked: float = 0.0
@@ -101,14 +101,14 @@ class SubmittedJob:
         known = {state.id for state in found}
         forgotten = [one.state for name, one in self.runs.items() if name not in known and not one.state.over]
         found += [replace(state, state=GONE) for state in forgotten]
-        self.waiting = None if found else State(self.id, GONE)
+        self.waiting = None if found else JobState(self.id, GONE)
         for state in found:
             if state.id.endswith("]"):
                 self.waiting = state
             else:
                 self._take(state)
 
-    def _take(self, state: State) -> None:
+    def _take(self, state: JobState) -> None:
         from runner.errors import tell
 
         first = state.id not in self.runs
@@ -122,13 +122,13 @@ class SubmittedJob:
         if (first or news) and (state.state == "RUNNING" or (state.state == "PENDING" and because)):
             tell(f"job {state.id}: {state.state}{on}{because}")
 
-    def _followed(self, state: State) -> FollowedJob:
+    def _followed(self, state: JobState) -> FollowedJob:
         from runner.world.run_status import RunDirectory
 
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
         lines = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
-        before = State(state.id, "", output=state.output)
+        before = JobState(state.id, "", output=state.output)
         return FollowedJob(run, lines, before, shown=not self.array, requeue=self.requeue)
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:

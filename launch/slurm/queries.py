@@ -20,7 +20,7 @@ OUTPUT = re.compile(r"^\s*StdOut=(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """A job, or one task of an array. id: "17", "17_3"; "17_[4-9]" for tasks not yet started."""
 
     id: str
@@ -39,12 +39,12 @@ class State:
         return self.state == "COMPLETED" and self.exit_code == "0:0"
 
 
-def states(text: str) -> list[State]:
+def states(text: str) -> list[JobState]:
     """The jobs of `scontrol show job`."""
     return [_state(record) for record in re.split(r"\n\s*\n", text) if "JobState=" in record]
 
 
-def _state(record: str) -> State:
+def _state(record: str) -> JobState:
     values = {name: "" if value == "(null)" else value for name, value in FIELD.findall(record)}
     index, output = values.get("ArrayTaskId"), OUTPUT.search(record)
     name = values["JobId"]
@@ -55,10 +55,10 @@ def _state(record: str) -> State:
         values.get("ExitCode", "0:0"),
         values.get("NodeList", ""),
     )
-    return State(name, values["JobState"], reason, code, nodes, output[1] if output else "")
+    return JobState(name, values["JobState"], reason, code, nodes, output[1] if output else "")
 
 
-def query_job(number: str) -> list[State] | str:
+def query_job(number: str) -> list[JobState] | str:
     """The states of a job, one for each task of an array, none once Slurm forgets it; or an error."""
     done = query([program("scontrol"), "show", "job", number])
     if done.returncode and "Invalid job id" in done.stdout + done.stderr:

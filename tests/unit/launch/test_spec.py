@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.spec import Host, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
+from launch.spec import HostSlots, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
 
 WORDS = ("bench", "all_reduce")
 
@@ -27,13 +27,13 @@ def test_no_shapes(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a:8,b:8", [Host("a", 8), Host("b", 8)]),
-        ("a,b", [Host("a"), Host("b")]),
-        ("me@10.0.0.7:2", [Host("me@10.0.0.7", 2)]),
-        ("[fd00::7]:4,[fd00::8]", [Host("[fd00::7]", 4), Host("[fd00::8]")]),
+        ("a:8,b:8", [HostSlots("a", 8), HostSlots("b", 8)]),
+        ("a,b", [HostSlots("a"), HostSlots("b")]),
+        ("me@10.0.0.7:2", [HostSlots("me@10.0.0.7", 2)]),
+        ("[fd00::7]:4,[fd00::8]", [HostSlots("[fd00::7]", 4), HostSlots("[fd00::8]")]),
     ],
 )
-def test_hosts(text: str, expected: list[Host]) -> None:
+def test_hosts(text: str, expected: list[HostSlots]) -> None:
     assert parse_hosts(text) == expected
 
 
@@ -56,7 +56,7 @@ def test_no_hosts(text: str, reason: str) -> None:
 def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# rack 7\nn1 slots=8 max_slots=8\n\nn2:4   # half of it\nn3\n")
-    assert read_hostfile(file) == [Host("n1", 8), Host("n2", 4), Host("n3")]
+    assert read_hostfile(file) == [HostSlots("n1", 8), HostSlots("n2", 4), HostSlots("n3")]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_the_first_of_the_known_hosts() -> None:
-    known = [Host("a", 8), Host("b", 4), Host("c", 8)]
+    known = [HostSlots("a", 8), HostSlots("b", 4), HostSlots("c", 8)]
     assert make_spec(WORDS, (2, 4), known) == LaunchSpec(WORDS, 2, 4, ("a", "b"))
     assert make_spec(WORDS, (None, 4), known) == LaunchSpec(WORDS, 3, 4, ("a", "b", "c"))
     assert make_spec(WORDS, (2, 8)) == LaunchSpec(WORDS, 2, 8)
@@ -115,7 +115,7 @@ def test_nothing_is_known() -> None:
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_a_plan_has_what_was_asked_for_or_is_refused(hosts: int, per_host: int, there: int) -> None:
-    known = [Host(f"n{i}", 4) for i in range(there)]
+    known = [HostSlots(f"n{i}", 4) for i in range(there)]
     if hosts <= there and per_host <= 4:
         spec = make_spec(WORDS, (hosts, per_host), known)
         assert spec.ranks == hosts * per_host

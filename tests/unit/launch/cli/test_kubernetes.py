@@ -32,7 +32,7 @@ def run_command(*words: str) -> Any:
         (["--time-limit", "soon"], "expected seconds"),
         (["--time-limit", "0"], "expected seconds"),
         (["--shm", "much"], "expected a size such as 16Gi"),
-        (["--memory", "16Gi"], "--shm 16Gi uses up --memory 16Gi"),
+        (["--memory", "16Gi"], "--shm 16Gi leaves nothing of --memory 16Gi"),
         (["-x", "A B=1"], "expected NAME=VALUE"),
     ],
 )

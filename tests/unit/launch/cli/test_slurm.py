@@ -91,4 +91,4 @@ def test_options_of_a_new_job_inside_another() -> None:
     done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
     assert done.stdout.startswith("srun --overlap --mpi=pmix --cpus-per-task=4 --nodes=2 --ntasks=16")
     done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
-    assert "--array needs a new job, and this is inside job 17" in str(done.exception)
+    assert "--array needs a new job, but this is inside job 17" in str(done.exception)
