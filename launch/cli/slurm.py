@@ -58,7 +58,7 @@ def indices(text: str) -> str:
               help=f"Cores for each rank.  [default: {CPUS_PER_RANK}; inside a job, its share]")  # fmt: skip
 @click.option("--gpus/--no-gpus", default=True, show_default=True, help="Request one GPU for each rank.")
 @click.option("--bind-gpus", type=click.Choice(["node", "task"]), default="node", show_default=True,
-              help="node: ranks see all GPUs of their host and use one; task: they see only one.")  # fmt: skip
+              help="node: a rank sees all GPUs of its host and uses one; task: it sees one.")  # fmt: skip
 @click.option("--mpi", "mpi", metavar="NAME", default="auto", show_default=True,
               help="srun's --mpi: pmix, pmi2, ...; auto: the one for this machine's MPI.")  # fmt: skip
 @click.option(

@@ -42,7 +42,7 @@ def test_what_is_no_option_s_value(words: list[str], said: str) -> None:
 
 
 def test_a_manifest_that_would_be_refused_is_no_manifest() -> None:
-    with pytest.raises(UserError, match=r"would be refused: metadata\.name: got 'Wires'") as refused:
+    with pytest.raises(UserError, match=r"is invalid: metadata\.name: got 'Wires'") as refused:
         run_command("-j", "2x8", "--image", "image", "--name", "Wires", "--print")
     assert refused.value.exit_code == 2
 

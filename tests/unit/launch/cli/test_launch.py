@@ -331,8 +331,8 @@ def test_more_ranks_than_cores_are_told_in_one_line(
 ) -> None:
     assert main(["-n", "40", "selftest"]) == 0
     assert capsys.readouterr().err == (
-        "meshrun: warning: 40 ranks share 2 cores: starting and running takes longer, "
-        "and timings mean little\n"
+        "meshrun: warning: 40 ranks share 2 cores: starting and running take longer, "
+        "and timings are not meaningful\n"
     )
     assert conducted
 
@@ -343,7 +343,7 @@ def test_an_absurd_number_of_ranks_is_refused_before_anything_starts(
 ) -> None:
     assert main([*words, "selftest"]) == 2
     assert capsys.readouterr().err == (
-        "meshrun: 1,000,000 ranks do not fit into the memory of this machine: got 1,024 MiB, expected 16 MiB "
-        "for each rank, before it does anything. Try: -n 2, a rank for every core, or one for every GPU\n"
+        "meshrun: 1,000,000 ranks do not fit into the memory of this machine: got 1,024 MiB, expected "
+        "at least 16 MiB for each rank. Try: -n 2, one rank per core, or one per GPU\n"
     )
     assert not conducted

@@ -214,7 +214,7 @@ WORKER = "spec.mpiReplicaSpecs.Worker"
         (
             "metadata.name",
             "a" * 55,
-            f"metadata.name: a pod would be called {'a' * 55}-worker-1, 64 characters",
+            f"metadata.name: a pod would be named {'a' * 55}-worker-1, with 64 characters",
         ),
         # Values that are the user's.
         ("metadata.labels", {manifest.QUEUE: "a b"}, "metadata.labels[kueue.x-k8s.io/queue-name]: got 'a b'"),
