@@ -40,12 +40,12 @@ def test_hosts(text: str, expected: list[HostSlots]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a,,b", "'' is no host"),
-        ("a:x", "'a:x' is no host"),
-        ("a;reboot", "'a;reboot' is no host"),
-        ("-oProxyCommand", "is no host"),
+        ("a,,b", "'' is not a host"),
+        ("a:x", "'a:x' is not a host"),
+        ("a;reboot", "'a;reboot' is not a host"),
+        ("-oProxyCommand", "is not a host"),
         ("a:0", "a host with 0 slots"),
-        ("a,b,a:2", "host a is named twice"),
+        ("a,b,a:2", "host a is listed twice"),
     ],
 )
 def test_no_hosts(text: str, reason: str) -> None:
@@ -66,9 +66,9 @@ def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
         ("n1 slots=eight\n", "line 1: expected HOST slots=N"),
         ("n1\nn2 cpus=4\n", "line 2: expected"),
         ("n1 slots=0\n", "line 1: a host with 0 slots"),
-        ("n1:8:8\n", "line 1: 'n1:8:8' is no host"),
-        ("# nothing\n", "names no host"),
-        ("n1\nn1\n", "host n1 is named twice"),
+        ("n1:8:8\n", "line 1: 'n1:8:8' is not a host"),
+        ("# nothing\n", "contains no hosts"),
+        ("n1\nn1\n", "host n1 is listed twice"),
     ],
 )
 def test_hostfiles_that_are_none(tmp_path: Path, text: str, reason: str) -> None:
@@ -81,7 +81,7 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, reason: str) -> None
 def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_bytes(b"\x7fELF\xff\xfe")
-    with pytest.raises(ValueError, match=f"{file} is no text"):
+    with pytest.raises(ValueError, match=f"{file} is not a text file"):
         read_hostfile(file)
 
 
@@ -97,10 +97,10 @@ def test_the_first_of_the_known_hosts() -> None:
 @pytest.mark.parametrize(
     ("wanted", "text", "reason"),
     [
-        ((3, 1), "a,b", "3 hosts are asked for, and 2 named"),
-        ((2, 8), "a:8,b:4", "host b has 4 slots, and 8 ranks are asked for"),
-        (None, "a:8,b:4", "say how many ranks"),
-        (None, "a,b", "say how many ranks"),
+        ((3, 1), "a,b", "3 hosts requested, but only 2 listed"),
+        ((2, 8), "a:8,b:4", "host b has 4 slots, but 8 ranks are requested"),
+        (None, "a:8,b:4", "the number of ranks is missing"),
+        (None, "a,b", "the number of ranks is missing"),
     ],
 )
 def test_what_does_not_fit(wanted: tuple[int, int] | None, text: str, reason: str) -> None:
@@ -109,7 +109,7 @@ def test_what_does_not_fit(wanted: tuple[int, int] | None, text: str, reason: st
 
 
 def test_nothing_is_known() -> None:
-    with pytest.raises(ValueError, match="say how many ranks"):
+    with pytest.raises(ValueError, match="the number of ranks is missing"):
         make_spec(WORDS)
 
 
@@ -121,5 +121,5 @@ def test_a_plan_has_what_was_asked_for_or_is_refused(hosts: int, per_host: int, 
         assert spec.ranks == hosts * per_host
         assert spec.names == tuple(host.name for host in known[:hosts])
     else:
-        with pytest.raises(ValueError, match="asked for"):
+        with pytest.raises(ValueError, match="requested"):
             make_spec(WORDS, (hosts, per_host), known)

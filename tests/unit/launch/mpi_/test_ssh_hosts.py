@@ -240,8 +240,8 @@ def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
 def test_without_ssh_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert refused("n1") == (
-        "no ssh on PATH, which is needed to reach other hosts. Try: apt-get install openssh-client, or the "
-        "site's batch system"
+        "no ssh on PATH, which is needed to reach other hosts. Try: apt-get install openssh-client, or use "
+        "the site's batch system"
     )
 
 

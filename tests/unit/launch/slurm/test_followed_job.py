@@ -55,11 +55,11 @@ def test_a_record_and_a_good_end(tmp_path: Path) -> None:
             FAILED,
             "job 17 ended as FAILED (NonZeroExitCode): got exit status 137, a completion record",
         ),
-        ("srun: error: c2: task 3: Killed\n", FAILED, "[rank 3, host c2] ended before its time: Killed: got"),
+        ("srun: error: c2: task 3: Killed\n", FAILED, "[rank 3, host c2] ended too early: Killed: got"),
         (
             "srun: error: c2: tasks 2-3: Exited with exit code 143\nsrun: error: c1: tasks 0-1: Bus error\n",
             FAILED,
-            "[rank 0, host c1] ended before its time: Bus error",
+            "[rank 0, host c1] ended too early: Bus error",
         ),
         (
             "srun: error: task 0 launch failed: Unspecified error\nsrun: error: c2: tasks 2-3: Killed\n",
@@ -115,8 +115,7 @@ def test_nodes_that_slurm_has_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     end = JobState("17", "NODE_FAIL", "NodeDown", nodes="c2")
     told = followed(tmp_path, RUNNING, end).failure()
     assert (
-        told
-        == "job 17 ended as NODE_FAIL (NodeDown): c1 failed. Try: the run again; --requeue has Slurm do it"
+        told == "job 17 ended as NODE_FAIL (NodeDown): c1 failed. Try: run again; --requeue has Slurm do it"
     )
     assert asked == ["c[1-2]"], "all that the job had"
 
