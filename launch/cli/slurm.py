@@ -64,7 +64,9 @@ def indices(text: str) -> str:
 @click.option(
     "--container", metavar="IMAGE", help="Container image with meshrun; needs Pyxis on the cluster."
 )
-@click.option("--container-mounts", metavar="A:B,...", help="Folders to mount besides the working directory.")
+@click.option(
+    "--container-mounts", metavar="A:B,...", help="Folders to mount in addition to the working directory."
+)
 @click.option("--srun-args", metavar="WORDS", default="", help="More options for srun, as one argument.")
 @click.option("--output", metavar="FILE", help="Output file of the job.  [default: meshrun-%j.out]")
 @cluster_options

@@ -134,9 +134,9 @@ def vendor_of(version: str) -> Vendor | None:
 
 
 def _locate() -> tuple[Path | None, bool]:
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    if os.access(beside, os.X_OK):
-        return beside, sys.prefix != sys.base_prefix
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    if os.access(own, os.X_OK):
+        return own, sys.prefix != sys.base_prefix
     found = shutil.which("mpiexec") or shutil.which("mpirun")
     return (Path(found) if found else None), False
 

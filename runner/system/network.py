@@ -21,7 +21,7 @@ UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP: enabled; IFF_RUNNING: the link is up, or 
 
 @dataclass(frozen=True)
 class Interface:
-    """address: IPv4, else a global IPv6 address, else "". mbit: Mb/s; None where not told, or not asked."""
+    """address: IPv4, else a global IPv6 address, else "". mbit: Mb/s; None if unknown or not queried."""
 
     name: str
     address: str

@@ -200,7 +200,7 @@ def find_ranks(expected: int | None) -> Control:
         tasks = launcher.allocated_tasks() if launched is None else 1
         if tasks > 1 and expected != 1:
             raise UserError(
-                "this process runs alone inside a Slurm allocation",
+                "this process is a single rank inside a Slurm allocation",
                 got="1 rank",
                 expected=f"{tasks} (SLURM_NTASKS)",
                 hint="srun --mpi=pmix meshrun ..., or meshrun -n 1 ... for one rank",

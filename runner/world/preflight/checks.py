@@ -169,14 +169,14 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
 
 
 def _binding(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    alone = [survey for survey in surveys if survey.one_core]
-    if alone:
+    one_core = [survey for survey in surveys if survey.one_core]
+    if one_core:
         yield Problem(
             "ranks are bound to a single core, which their MPI, NCCL and CuPy threads share",
-            got=describe_ranks(alone),
+            got=describe_ranks(one_core),
             expected="several cores near the rank's GPU",
             hint="mpirun --bind-to none, srun --cpus-per-task=N or --cpu-bind=none",
-            ranks=rank_numbers(alone),
+            ranks=rank_numbers(one_core),
             warning=True,
         )
     far = [survey for survey in surveys if _far(survey)]

@@ -265,13 +265,13 @@ echo "$host" >>"$LOG"
 
 
 def launched(
-    folder: Path, late: int, patience: int, text: str, *words: str
+    folder: Path, late: int, timeout: int, text: str, *words: str
 ) -> subprocess.CompletedProcess[str]:
     (folder / "hostfile").write_text("n1 slots=8\nn2:8\n")
     (folder / "ssh").write_text(SSH)
     (folder / "ssh").chmod(stat.S_IRWXU)
     return subprocess.run(
-        ["/bin/sh", "-c", text, "await_hosts", str(folder / "hostfile"), str(patience), *words],
+        ["/bin/sh", "-c", text, "await_hosts", str(folder / "hostfile"), str(timeout), *words],
         env={
             "PATH": f"{folder}:{os.defpath}",
             "LOG": str(folder / "log"),
